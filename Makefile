@@ -1,0 +1,57 @@
+# PYTHON makes the virtual environment. VENV=none uses PYTHON as it is and installs nothing.
+PYTHON ?= python3
+VENV ?= .venv
+
+ifeq ($(VENV),none)
+  PY := $(PYTHON)
+  READY :=
+  export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+  PY := $(VENV)/bin/python
+  READY := $(VENV)/.installed
+endif
+
+.PHONY: help demo test test-all test-gpu bench fix lint types check clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+demo: $(READY)  ## set up, then run the main example
+	$(PY) examples/llada_gsm8k.py
+
+test: $(READY)  ## set up, then run the tests (CPU, no network)
+	$(PY) -m pytest
+
+test-all: $(READY)  ## the slow tests too
+	$(PY) -m pytest -m "not gpu"
+
+test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
+	$(PY) -m pytest -m gpu -rs
+
+bench: $(READY)  ## speed and memory beside a plain reference loop
+	$(PY) -m benchmarks
+
+fix: $(READY)  ## mend what the linter can, and format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+lint: $(READY)  ## check style and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)  ## check types
+	$(PY) -m mypy
+
+check: lint types test  ## everything a change must pass
+
+clean:  ## remove the virtual environment and the tools' caches
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  f"Python 3.11 or later is required, got {v[0]}.{v[1]}. Name another one: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,test]"
+	@touch $@

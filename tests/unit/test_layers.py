@@ -1,0 +1,128 @@
+"""Who may import whom: samplers <- dllm_decode <- eval <- examples, benchmarks, tests."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("samplers", "dllm_decode", "eval")
+ROOFS = {"examples", "benchmarks", "tests"}
+SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
+CONTRACT = {"samplers.base", "samplers.statistics", "samplers.noise", "samplers.expression"}
+MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
+MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training",)
+
+
+class Import(NamedTuple):
+    importer: str
+    line: int
+    imported: str
+
+
+def is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def absolute_base(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parents = package.split(".")
+    kept = parents[: len(parents) - node.level + 1]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def imported_names(node: ast.AST, package: str) -> list[str]:
+    """Absolute dotted names; `from a import b` gives `a.b`, since `b` may be a module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{absolute_base(node, package)}.{alias.name}" for alias in node.names]
+    return []
+
+
+def imports_of(path: Path, root: Path) -> Iterator[Import]:
+    parts = path.relative_to(root).with_suffix("").parts
+    package = ".".join(parts[:-1])
+    importer = package if parts[-1] == "__init__" else ".".join(parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for imported in imported_names(node, package):
+            yield Import(importer, node.lineno, imported)
+
+
+def broken_rule(use: Import) -> str | None:
+    """Returns the rule that an import breaks, if any."""
+    layer, top = use.importer.split(".")[0], use.imported.split(".")[0]
+    if layer == "samplers" and top not in SAMPLERS_MAY_IMPORT:
+        return "samplers import torch, jaxtyping and the standard library only"
+    if top in ROOFS or (top in LAYERS and LAYERS.index(top) > LAYERS.index(layer)):
+        return "nothing imports a layer above its own"
+    if top == "transformers" and not is_within(use.importer, MAY_IMPORT_TRANSFORMERS):
+        return "only dllm_decode.models and dllm_decode.training import transformers"
+    of_engine = layer == "dllm_decode" and not is_within(use.importer, MAY_IMPORT_ANY_SAMPLER)
+    if of_engine and top == "samplers" and not is_within(use.imported, tuple(CONTRACT)):
+        return "the engine knows the samplers' contract, no concrete sampler"
+    return None
+
+
+def violations(root: Path) -> list[str]:
+    return [
+        f"{use.importer}, line {use.line}, imports {use.imported}: {rule}."
+        for layer in LAYERS
+        for path in sorted((root / layer).rglob("*.py"))
+        for use in imports_of(path, root)
+        if (rule := broken_rule(use))
+    ]
+
+
+def test_every_import_respects_the_layers() -> None:
+    assert violations(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("samplers/a.py", "import numpy as np"),
+        ("samplers/a.py", "from dllm_decode.canvas import Canvas"),
+        ("samplers/a.py", "def late():\n    import transformers"),
+        ("dllm_decode/a.py", "from samplers import LocalLeap"),
+        ("dllm_decode/a.py", "import samplers"),
+        ("dllm_decode/verify/a.py", "from samplers.local_leap import LocalLeap"),
+        ("dllm_decode/a.py", "from transformers import AutoTokenizer"),
+        ("dllm_decode/modelsize.py", "import transformers"),
+        ("dllm_decode/__init__.py", "from eval.runner import run"),
+        ("dllm_decode/a.py", "from tests.reference import decode"),
+        ("dllm_decode/verify/a.py", "from ...samplers import wino"),
+        ("eval/a.py", "import examples.my_sampler"),
+        ("eval/tasks/a.py", "import transformers.models"),
+    ],
+)
+def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -> None:
+    plant(tmp_path, path, source)
+    assert len(violations(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("samplers/__init__.py", "from .wino import Wino"),
+        ("samplers/a.py", "import math\nimport torch.nn as nn\nfrom jaxtyping import Int"),
+        ("dllm_decode/a.py", "from samplers.base import View\nfrom samplers import statistics"),
+        ("dllm_decode/verify/a.py", "from ..canvas import Canvas\nfrom .base import Verifier"),
+        ("dllm_decode/models/load.py", "from transformers import AutoTokenizer"),
+        ("dllm_decode/training/a.py", "import transformers\nfrom samplers import Learn2PD"),
+        ("eval/a.py", "from dllm_decode import decode\nfrom samplers import LocalLeap"),
+    ],
+)
+def test_an_allowed_import_is_not_reported(tmp_path: Path, path: str, source: str) -> None:
+    plant(tmp_path, path, source)
+    assert violations(tmp_path) == []
+
+
+def plant(root: Path, path: str, source: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source, encoding="utf-8")
