@@ -1,0 +1,238 @@
+"""The canvas: tokens of a batch of rows, prompts to the left, answers to the right."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive answer positions that are decoded together.
+
+    Attributes:
+        start: First answer position.
+        end: First answer position behind the block.
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Immutable tokens of a batch: left-padded prompts, then the answer region.
+
+    Columns are absolute; positions count from the first column of the answer region. All rows
+    share that column. A block-causal model wants blocks to start at multiples of its block length;
+    there each row's region begins with the tail of its prompt that does not fill a block.
+
+    Attributes:
+        tokens: All columns.
+        fixed: Answer positions that hold a token from the start and are never written.
+        pads: Columns of left padding.
+        lead: Prompt tokens at the start of the answer region.
+        ends: Answer positions that belong to the row; later ones only fill up the batch.
+        running: Rows that are still decoded.
+        rows: The row's index in the batch it was made for; stays with it when rows are taken.
+        gen_length: Answer length in tokens, without `lead`.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer; the first fills what lies behind it.
+        padded: Whether any row of the original batch has padding.
+    """
+
+    tokens: Int[Tensor, "B L"]
+    fixed: Bool[Tensor, "B R"]
+    pads: Int[Tensor, " B"]
+    lead: Int[Tensor, " B"]
+    ends: Int[Tensor, " B"]
+    running: Bool[Tensor, " B"]
+    rows: Int[Tensor, " B"]
+    gen_length: int
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    padded: bool
+
+    @staticmethod
+    def blank(
+        prompts: Sequence[Sequence[int]],
+        gen_length: int,
+        *,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        templates: Sequence[Sequence[int]] = (),
+        align: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> "Canvas":
+        """Lays out prompts and masked answers.
+
+        Args:
+            prompts: Token ids, one sequence per row; lengths may differ.
+            gen_length: Answer length in tokens.
+            mask_id: The [MASK] token.
+            eos_ids: Tokens that end an answer.
+            templates: Per row the answer with its open positions at `mask_id`; shorter ones are
+                continued with masks. Empty: everything is open.
+            align: Block length of a block-causal model, else 1.
+            device: Where the tensors live.
+
+        Raises:
+            ValueError: If there is no prompt, a prompt is empty or contains `mask_id`, `gen_length`
+                is not positive, or the templates do not fit.
+        """
+        _check(prompts, gen_length, mask_id, templates)
+        templates = templates or [[]] * len(prompts)
+        leads = [len(prompt) % align for prompt in prompts]
+        ends = [-(-(lead + gen_length) // align) * align for lead in leads]
+        start = max(len(prompt) - lead for prompt, lead in zip(prompts, leads, strict=True))
+        length = start + max(ends)
+        tokens = torch.full((len(prompts), length), mask_id, dtype=torch.long)
+        pads = [start + lead - len(prompt) for prompt, lead in zip(prompts, leads, strict=True)]
+        for row, (prompt, template) in enumerate(zip(prompts, templates, strict=True)):
+            written = [*prompt, *template]
+            tokens[row, : pads[row]] = eos_ids[0]
+            tokens[row, pads[row] : pads[row] + len(written)] = torch.tensor(written)
+        tokens = tokens.to(device)
+        return Canvas(
+            tokens=tokens,
+            fixed=tokens[:, start:] != mask_id,
+            pads=torch.tensor(pads, device=device),
+            lead=torch.tensor(leads, device=device),
+            ends=torch.tensor(ends, device=device),
+            running=torch.ones(len(prompts), dtype=torch.bool, device=device),
+            rows=torch.arange(len(prompts), device=device),
+            gen_length=gen_length,
+            mask_id=mask_id,
+            eos_ids=eos_ids,
+            padded=max(pads) > 0,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """Number of columns, L."""
+        return self.tokens.shape[1]
+
+    @property
+    def region_length(self) -> int:
+        """Number of answer positions, of all rows alike."""
+        return self.fixed.shape[1]
+
+    @property
+    def start(self) -> int:
+        """Column of answer position 0."""
+        return self.length - self.region_length
+
+    @property
+    def region(self) -> Int[Tensor, "B R"]:
+        """Tokens at the answer positions."""
+        return self.tokens[:, self.start :]
+
+    @property
+    def masked(self) -> Bool[Tensor, "B R"]:
+        """Answer positions of the row that are still [MASK]."""
+        positions = torch.arange(self.region_length, device=self.tokens.device)
+        return (self.region == self.mask_id) & (positions < self.ends[:, None])
+
+    @property
+    def committed(self) -> Int[Tensor, " B"]:
+        """Answer tokens decided so far, at most `gen_length`."""
+        return (self.ends - self.lead - self.masked.sum(-1)).clamp(max=self.gen_length)
+
+    def blocks(self, block_length: int) -> Iterator[Block]:
+        """Splits the answer region from left to right; the last block may be short."""
+        for start in range(0, self.region_length, block_length):
+            yield Block(start, min(start + block_length, self.region_length))
+
+    def columns(self, block: Block) -> slice:
+        """Returns the columns of a block."""
+        return slice(self.start + block.start, self.start + block.end)
+
+    def num_open(self, block: Block) -> Int[Tensor, " B"]:
+        """Counts the masks that running rows have left in a block."""
+        return self.masked[:, block.start : block.end].sum(-1) * self.running
+
+    def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
+        """Returns some rows."""
+        return replace(
+            self,
+            tokens=self.tokens[rows],
+            fixed=self.fixed[rows],
+            pads=self.pads[rows],
+            lead=self.lead[rows],
+            ends=self.ends[rows],
+            running=self.running[rows],
+            rows=self.rows[rows],
+        )
+
+    def put(self, part: "Canvas") -> "Canvas":
+        """Returns this canvas, the whole batch, with the rows of a part brought up to date."""
+        tokens, running = self.tokens.clone(), self.running.clone()
+        tokens[part.rows], running[part.rows] = part.tokens, part.running
+        return replace(self, tokens=tokens, running=running)
+
+    def write(
+        self, start: int, where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
+    ) -> "Canvas":
+        """Returns the canvas with tokens written in the window that begins at position `start`."""
+        window = slice(self.start + start, self.start + start + where.shape[1])
+        written = self.tokens.clone()
+        written[:, window] = torch.where(where, tokens, written[:, window])
+        return replace(self, tokens=written)
+
+    def stop_at_eos(self) -> "Canvas":
+        """Stops rows whose answer has ended and fills what lies behind the end.
+
+        An answer has ended when an EOS stands in it with no mask before. An EOS of the prompt does
+        not count.
+        """
+        eos = torch.tensor(self.eos_ids, device=self.tokens.device)
+        positions = torch.arange(self.region_length, device=self.tokens.device)
+        masked = self.masked
+        ended = torch.isin(self.region, eos) & (positions >= self.lead[:, None])
+        ended &= (masked.cumsum(-1) == 0) & (positions < self.ends[:, None])
+        stopped = ended.any(-1) & self.running
+        filled = self.write(0, masked & stopped[:, None], torch.full_like(self.region, eos[0]))
+        return replace(filled, running=self.running & ~stopped)
+
+    def answers(self) -> Int[Tensor, "B G"]:
+        """Returns each row's answer, `gen_length` tokens."""
+        positions = torch.arange(self.gen_length, device=self.tokens.device)
+        return self.region.gather(1, positions + self.lead[:, None])
+
+
+def _check(
+    prompts: Sequence[Sequence[int]],
+    gen_length: int,
+    mask_id: int,
+    templates: Sequence[Sequence[int]],
+) -> None:
+    if gen_length < 1:
+        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
+    if not prompts:
+        raise ValueError("decode needs at least one prompt, got none.")
+    for row, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ValueError(
+                f"A prompt has at least one token, got an empty one in row {row}; "
+                "start it with the tokenizer's beginning-of-text token."
+            )
+        if mask_id in prompt:
+            raise ValueError(
+                f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
+                "to fill in between fixed tokens, pass them in `templates`."
+            )
+    if templates and len(templates) != len(prompts):
+        raise ValueError(
+            f"templates holds one answer per prompt, {len(prompts)}, got {len(templates)}."
+        )
+    for row, template in enumerate(templates):
+        if len(template) > gen_length:
+            raise ValueError(
+                f"A template has at most gen_length={gen_length} tokens, "
+                f"got {len(template)} in row {row}."
+            )

@@ -1,0 +1,200 @@
+"""The one loop."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.session import Session
+from dllm_decode.trace import Observer, StepEvent
+from dllm_decode.verify import NoVerifier, Verifier
+from samplers.base import Sampler, State, take_state
+
+
+@dataclass(frozen=True)
+class DecodeOutput:
+    """Answers and their cost.
+
+    Attributes:
+        tokens: The answers, `gen_length` tokens a row. What was still masked when a row stopped is
+            EOS.
+        nfe: Forwards each row took part in.
+        query_positions: Columns computed for each row, summed over its forwards.
+        forwards: Calls of the model for the whole batch.
+        wall_s: Seconds from the first forward to the last answer.
+        eos_ids: Tokens that end an answer.
+    """
+
+    tokens: Int[Tensor, "B G"]
+    nfe: Int[Tensor, " B"]
+    query_positions: Int[Tensor, " B"]
+    forwards: int
+    wall_s: float
+    eos_ids: tuple[int, ...]
+
+    def lengths(self) -> Int[Tensor, " B"]:
+        """Counts each answer's tokens up to and including its first EOS, all if it has none."""
+        eos = torch.isin(self.tokens, torch.tensor(self.eos_ids))
+        before = (eos.cumsum(-1) == 0).sum(-1)
+        return torch.minimum(before + 1, torch.tensor(self.tokens.shape[1]))
+
+    def answers(self) -> list[list[int]]:
+        """Returns each row's token ids before its first EOS."""
+        ends = set(self.eos_ids)
+        answers = self.tokens.tolist()
+        return [
+            answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
+            for answer in answers
+        ]
+
+    def tokens_per_forward(self) -> float:
+        """Returns the ratio of all answers' lengths to all rows' forwards."""
+        return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
+
+
+@torch.inference_mode()
+def decode(
+    model: MaskPredictor,
+    prompts: Sequence[Sequence[int]],
+    sampler: Sampler,
+    *,
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    gen_length: int = 256,
+    block_length: int = 32,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_at_eos: bool = True,
+    templates: Sequence[Sequence[int]] = (),
+    observers: Sequence[Observer] = (),
+) -> DecodeOutput:
+    """Fills the answers to a batch of prompts by iterative unmasking.
+
+    The answer is decoded block by block, left to right. In each round the model is run once,
+    `sampler` proposes which positions to commit, and `verifier` decides what is kept.
+
+    Args:
+        model: The mask predictor, see `MaskPredictor`.
+        prompts: Token ids, one sequence per row; lengths may differ.
+        sampler: Which positions to commit, and with which token.
+        cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
+        verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
+        gen_length: Answer length in tokens, including padding after EOS.
+        block_length: Tokens per block. Equal to `gen_length`: no block order at all. A block-causal
+            model wants its own block length or a multiple.
+        temperature: Gumbel-max temperature of the proposals; 0 is greedy.
+        seed: Seed of the noise; a row's noise depends on nothing else of the batch but its place.
+        stop_at_eos: Stop a row once EOS is committed with no mask before it.
+        templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
+            the open positions. Given tokens are never changed.
+        observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
+
+    Raises:
+        ValueError: If sampler, cache, verifier, model and lengths do not fit together.
+        RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
+            stated bound.
+    """
+    _check(model, block_length, gen_length, temperature)
+    started = time.perf_counter()
+    canvas = Canvas.blank(
+        prompts,
+        gen_length,
+        mask_id=model.mask_id,
+        eos_ids=model.eos_ids,
+        templates=templates,
+        align=model.causal_block_length or 1,
+        device=model.device,
+    )
+    session = Session(model, canvas, cache, temperature=temperature, seed=seed)
+    if stop_at_eos:
+        canvas = canvas.stop_at_eos()
+    for block in canvas.blocks(block_length):
+        canvas = _finish_block(
+            session, sampler, verifier, canvas, block, stop_at_eos=stop_at_eos, observers=observers
+        )
+    return DecodeOutput(
+        tokens=canvas.answers().cpu(),
+        nfe=session.nfe.cpu(),
+        query_positions=session.query_positions.cpu(),
+        forwards=session.forwards,
+        wall_s=time.perf_counter() - started,
+        eos_ids=model.eos_ids,
+    )
+
+
+def _finish_block(
+    session: Session,
+    sampler: Sampler,
+    verifier: Verifier,
+    canvas: Canvas,
+    block: Block,
+    *,
+    stop_at_eos: bool,
+    observers: Sequence[Observer],
+) -> Canvas:
+    """Decodes one block; rows that have finished it are no longer computed."""
+    session.open()
+    part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
+    limits = [sampler.max_steps(masks) for masks in part.num_open(block).tolist()]
+    carry: State = None
+    rounds = 0
+    while len(part):
+        before = part
+        part, carry = verifier.advance(session, sampler, part, block, carry)
+        part = part.stop_at_eos() if stop_at_eos else part
+        rounds += 1
+        _tell(observers, session, before, part, block)
+        masks = part.num_open(block).tolist()
+        if any(left and rounds >= limit for left, limit in zip(masks, limits, strict=True)):
+            raise RuntimeError(
+                f"{sampler!r} promises to finish a block within {max(limits)} steps, "
+                f"but masks are left after {rounds}; its `max_steps` or its rule is wrong."
+            )
+        if not all(masks):
+            canvas = canvas.put(part)
+            kept = [row for row, left in enumerate(masks) if left]
+            rows = torch.tensor(kept, dtype=torch.long, device=part.tokens.device)
+            part, carry = part.take(rows), take_state(carry, rows)
+            limits = [limits[row] for row in kept]
+    return canvas
+
+
+def _tell(
+    observers: Sequence[Observer], session: Session, before: Canvas, after: Canvas, block: Block
+) -> None:
+    if not observers:
+        return
+    assert session.view is not None
+    event = StepEvent(
+        before=before,
+        after=after,
+        block=block,
+        view=session.view,
+        forwards=session.forwards,
+        query_positions=session.query_positions[before.rows],
+    )
+    for observer in observers:
+        observer(event)
+
+
+def _check(model: MaskPredictor, block_length: int, gen_length: int, temperature: float) -> None:
+    if gen_length < 1:
+        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
+    inner = model.causal_block_length
+    if not 1 <= block_length <= max(gen_length, inner):
+        raise ValueError(
+            f"block_length is between 1 and gen_length={gen_length} tokens, got {block_length}."
+        )
+    if inner and block_length % inner:
+        raise ValueError(
+            f"{model.name} attends in blocks of {inner} tokens, so block_length is a multiple "
+            f"of {inner}, got {block_length}."
+        )
+    if not temperature >= 0.0:
+        raise ValueError(f"temperature is at least 0, got {temperature}.")

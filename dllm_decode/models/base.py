@@ -1,0 +1,88 @@
+"""What the engine asks of a model: one call, explicit about every column."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of every layer, one slot a canvas column.
+
+    Keys are stored after rotation: columns never move, so a stored key stays right. A slot holds
+    what the last forward that computed its column wrote there; forwards write in place.
+
+    Attributes:
+        keys: Zeros until written, axis 0 is the layer.
+        values: As `keys`.
+    """
+
+    keys: Float[Tensor, "N R H K D"]
+    values: Float[Tensor, "N R H K D"]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by both buffers."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One forward over Q columns of B rows.
+
+    Attributes:
+        tokens: Ids of the computed columns.
+        positions: Rotary positions of the computed columns, in tokens; pads may carry any value >= 0.
+        wanted: Indices into the Q computed columns whose logits are returned.
+        attend: True where a query may see a key. K is Q without a memory, else the memory's slots.
+            One query row stands for all. `None`: everything sees everything.
+        memory: Store that is read and overwritten; `None` computes all keys afresh.
+        slots: Where the fresh keys and values go in the memory; required with a memory.
+        rows: Which memory rows the B rows of this call are; `None`: all of them, in order.
+    """
+
+    tokens: Int[Tensor, "B Q"]
+    positions: Int[Tensor, "B Q"]
+    wanted: Int[Tensor, "B W"]
+    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None = None
+    memory: Memory | None = None
+    slots: Int[Tensor, "B Q"] | None = None
+    rows: Int[Tensor, " B"] | None = None
+
+
+@runtime_checkable
+class MaskPredictor(Protocol):
+    """A masked-diffusion language model: token ids in, logits of the wanted columns out.
+
+    Attributes:
+        name: Shown in records and messages.
+        vocab_size: Number of logits, V.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer; the first fills what lies behind it.
+        banned_ids: Ids besides `mask_id` that must never be emitted (vocabulary padding).
+        logit_shift: 0 when the logits at a column predict that column, 1 when they predict the next.
+        causal_block_length: Tokens per block of a block-causal model, 0 for a bidirectional one.
+        device: Where tensors are expected.
+    """
+
+    name: str
+    vocab_size: int
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    banned_ids: tuple[int, ...]
+    logit_shift: int
+    causal_block_length: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def predict(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
+        """Runs one forward without gradients; the returned tensor is the caller's to change."""
+        ...
+
+    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+        """Allocates a zeroed store; ValueError for a model that has no keys and values."""
+        ...

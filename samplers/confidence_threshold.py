@@ -1,0 +1,36 @@
+"""Confidence-threshold unmasking (Fast-dLLM)."""
+
+from dataclasses import dataclass
+
+from samplers.base import Decision, Sampler, State, View
+from samplers.statistics import highest_one
+
+
+@dataclass(frozen=True)
+class ConfidenceThreshold(Sampler):
+    """Commits every eligible position whose confidence reaches a threshold.
+
+    A row in which no position does commits its single most confident one, so each step makes
+    progress. `threshold=1.0` is in effect one token a step; `threshold=0.0` is a whole block.
+
+    Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, confidence-aware
+    parallel decoding. The comparison is `>=`, as in the authors' code; the paper's text says "exceeds".
+
+    Differs: Confidence is a float32 softmax (float64 for float64 logits), the authors' float64.
+
+    Attributes:
+        threshold: Least probability, in [0, 1], of the proposed token.
+
+    Raises:
+        ValueError: If the threshold is not a probability.
+    """
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        confident = view.eligible & (view.confidence >= self.threshold)
+        return Decision(commit=confident | highest_one(view.confidence, view.eligible)), state

@@ -1,0 +1,108 @@
+"""Fixed number of tokens a step (LLaDA, Dream)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler, State, View
+from samplers.statistics import highest
+
+Order = Literal["confidence", "random", "margin", "entropy"]
+Schedule = Literal["even", "dream"]
+
+# Dream's default `eps`: the noise level at which its time grid ends.
+_DREAM_EPS = 1e-3
+
+
+@dataclass(frozen=True)
+class FixedSchedule(Sampler):
+    """Commits a number of tokens per step that is fixed when a block opens.
+
+    With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
+    floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
+    More steps than masks is one token a step. The positions committed are the first in `order`:
+    highest confidence, highest margin (most likely less second most likely), lowest entropy, or
+    random.
+
+    Dream's schedule has the time grid t_k = 1 - k (1 - eps) / S, eps = 0.001. Step k commits
+    floor(m (1 - t_{k+1} / t_k)) of the m positions masked by then, the last step all.
+
+    Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992,
+    low-confidence and random remasking of the authors' generate.py; Ye et al. 2025, "Dream 7B",
+    https://arxiv.org/abs/2508.15487, `maskgit_plus`, `topk_margin` and `entropy` of the authors'
+    generation code.
+
+    Differs: Steps whose quota is zero are skipped, not run: they cost a forward and change nothing.
+    Confidence is a float32 softmax, the authors' bfloat16, which ties near 1. Dream's quota counts
+    each row's own masks, not the mean over the batch. Margin and entropy describe the distribution
+    at temperature 1, Dream's the tempered and truncated one. Dream's `origin`, whose steps draw how
+    many positions to commit, is not offered.
+
+    Attributes:
+        steps_per_block: Steps in which a whole block is committed, at least 1. LLaDA's `steps` is
+            the total: `steps / (gen_length / block_length)`.
+        order: Which positions come first.
+        schedule: How many positions a step commits.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    steps_per_block: int = 32
+    order: Order = "confidence"
+    schedule: Schedule = "even"
+
+    def __post_init__(self) -> None:
+        if self.steps_per_block < 1:
+            raise ValueError(f"steps_per_block is at least 1, got {self.steps_per_block}.")
+        if self.order not in get_args(Order):
+            raise ValueError(f"order is one of {', '.join(get_args(Order))}, got {self.order!r}.")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(
+                f"schedule is one of {', '.join(get_args(Schedule))}, got {self.schedule!r}."
+            )
+
+    def init(self, view: View) -> State:
+        masks = view.eligible.sum(-1)
+        return masks, torch.zeros_like(masks)
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, tuple)
+        masks, steps = state
+        assert isinstance(masks, Tensor)
+        assert isinstance(steps, Tensor)
+        if self.schedule == "even":
+            quota = masks // self.steps_per_block + (steps < masks % self.steps_per_block)
+        else:
+            quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
+        # A verifier may have committed more than the plan: never fall to zero while masks remain.
+        commit = highest(self._scores(view), view.eligible, quota.clamp(min=1))
+        return Decision(commit=commit), (masks, steps + 1)
+
+    def _scores(self, view: View) -> Float[Tensor, "B W"]:
+        match self.order:
+            case "confidence":
+                return view.confidence
+            case "margin":
+                return view.margin
+            case "entropy":
+                return -view.entropy
+            case "random":
+                return view.uniform()
+
+    def _dream_quota(
+        self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]
+    ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+        """Returns the first quota above zero from here on, and the step it belongs to."""
+        grid = torch.linspace(
+            1.0, _DREAM_EPS, self.steps_per_block + 1, dtype=torch.float64, device=masks.device
+        )
+        share = 1.0 - grid[1:] / grid[:-1]
+        share[-1] = 1.0
+        quotas = (masks[:, None] * share).floor().long()
+        ahead = torch.arange(self.steps_per_block, device=masks.device) >= steps[:, None]
+        step = ((quotas > 0) & ahead).long().argmax(-1)
+        return quotas.gather(-1, step[:, None]).squeeze(-1), step

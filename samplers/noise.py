@@ -1,0 +1,47 @@
+"""Counter-based noise: a pure function of its keys, the same on every device.
+
+Noise is keyed, not streamed, so what a row draws depends neither on its batch-mates nor on how
+many draws were made before.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+# The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
+_INCREMENT = -7046029254386353131
+_MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
+_SHIFTS = (30, 27)
+
+
+def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """Scrambles 64-bit integers so that neighbours become unrelated (SplitMix64's finaliser)."""
+    value = value + _INCREMENT
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
+        value = (value ^ _logical_shift(value, shift)) * multiplier
+    return value ^ _logical_shift(value, 31)
+
+
+def row_keys(
+    seed: int, request: Int[Tensor, " B"], committed: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Derives a row's noise key from the seed, the row's request number and its progress."""
+    start = torch.full_like(request, seed)
+    return mix(mix(mix(start) ^ request) ^ committed)
+
+
+def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Turns keys into float64 numbers strictly inside (0, 1)."""
+    # 52 bits and a half: 53 would round the largest value up to 1, whose Gumbel is infinite.
+    return (_logical_shift(mix(keys), 12).double() + 0.5) * 2.0**-52
+
+
+def gumbel(keys: Int[Tensor, " N"], vocab_size: int) -> Float[Tensor, "N V"]:
+    """Draws one standard Gumbel variable per key and vocabulary entry, in float64."""
+    ids = torch.arange(1, vocab_size + 1, device=keys.device)
+    return -torch.log(-torch.log(uniform(keys[:, None] + mix(ids))))
+
+
+def _logical_shift(value: Int[Tensor, "*shape"], bits: int) -> Int[Tensor, "*shape"]:
+    """Shifts right and fills with zeros; torch's own shift repeats the sign bit."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)

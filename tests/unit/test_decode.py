@@ -1,0 +1,204 @@
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from toys import HashModel
+
+import reference
+from dllm_decode import StepEvent, Trace, decode
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+
+
+def commits_of(trace: Trace, row: int) -> list[list[int]]:
+    steps = trace.steps[row].tolist()
+    return [
+        [position for position, at in enumerate(steps) if at == step]
+        for step in range(trace.rounds[row])
+    ]
+
+
+@pytest.mark.parametrize("logit_shift", [0, 1])
+@pytest.mark.parametrize("steps_per_block", [1, 3, 6])
+@pytest.mark.parametrize("block_length", [6, 5, 12])
+def test_the_fixed_schedule_agrees_with_the_plain_loop(
+    logit_shift: int, steps_per_block: int, block_length: int
+) -> None:
+    model, trace = HashModel(logit_shift=logit_shift), Trace()
+    sampler = FixedSchedule(steps_per_block)
+    out = decode(
+        model, PROMPTS, sampler, gen_length=12, block_length=block_length, stop_at_eos=False,
+        observers=[trace],
+    )  # fmt: skip
+    for row, prompt in enumerate(PROMPTS):
+        expected = reference.fixed_schedule(
+            model.logits_of, prompt, gen_length=12, block_length=block_length,
+            steps_per_block=steps_per_block, mask_id=model.mask_id,
+        )  # fmt: skip
+        assert out.tokens[row].tolist() == expected.tokens
+        assert commits_of(trace, row) == expected.commits
+        assert out.nfe[row] == len(expected.commits)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.7, 1.0])
+def test_the_threshold_agrees_with_the_plain_loop(threshold: float) -> None:
+    model, trace = HashModel(peak=30.0), Trace()
+    out = decode(
+        model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
+        stop_at_eos=False, observers=[trace],
+    )  # fmt: skip
+    sizes = set()
+    for row, prompt in enumerate(PROMPTS):
+        expected = reference.threshold(
+            model.logits_of, prompt, gen_length=12, block_length=4, threshold=threshold,
+            mask_id=model.mask_id,
+        )  # fmt: skip
+        assert out.tokens[row].tolist() == expected.tokens
+        assert commits_of(trace, row) == expected.commits
+        sizes |= {len(step) for step in expected.commits}
+    if threshold in (0.5, 0.7):
+        assert len(sizes) > 1, "no step committed several tokens: the test shows nothing"
+
+
+def test_a_row_that_ended_is_no_longer_computed_and_its_tail_is_eos() -> None:
+    model = HashModel(eos_ids=tuple(range(0, 22, 4)))
+    out = decode(model, PROMPTS, FixedSchedule(4), gen_length=16, block_length=4)
+    full = decode(model, PROMPTS, FixedSchedule(4), gen_length=16, block_length=4, stop_at_eos=False)
+    assert (out.nfe < full.nfe).any()
+    assert torch.equal(out.lengths(), full.lengths())
+    assert out.answers() == full.answers()
+    undecided = out.tokens != full.tokens
+    assert undecided.any()
+    assert set(out.tokens[undecided].tolist()) == {model.eos_ids[0]}
+    columns = torch.tensor([16 + max(map(len, PROMPTS))] * 3)
+    assert torch.equal(out.query_positions, out.nfe * columns)
+
+
+def test_lengths_count_up_to_and_including_the_first_eos() -> None:
+    model = HashModel()
+    out = decode(model, [[1]] * 3, FixedSchedule(4), gen_length=4, block_length=4)
+    tokens = torch.tensor([[22, 1, 1, 1], [1, 1, 22, 22], [1, 2, 3, 4]])
+    out = replace(out, tokens=tokens, nfe=torch.tensor([2, 2, 4]))
+    assert out.lengths().tolist() == [1, 3, 4]
+    assert out.answers() == [[], [1, 1], [1, 2, 3, 4]]
+    assert out.tokens_per_forward() == 1.0
+
+
+def test_given_tokens_are_never_changed_and_never_counted_as_steps() -> None:
+    model, trace = HashModel(), Trace()
+    template = [model.mask_id, 5, model.mask_id, 6, model.mask_id]
+    out = decode(
+        model, [[1, 2]], FixedSchedule(8), gen_length=6, block_length=6, templates=[template],
+        stop_at_eos=False, observers=[trace],
+    )  # fmt: skip
+    assert out.tokens[0, 1] == 5
+    assert out.tokens[0, 3] == 6
+    assert out.nfe.tolist() == [4]
+    assert trace.steps[0][[1, 3]].tolist() == [-1, -1]
+    assert trace.confidences[0].isnan().tolist() == [False, True, False, True, False, False]
+
+
+def test_a_full_template_costs_nothing() -> None:
+    out = decode(HashModel(), [[1]], FixedSchedule(2), gen_length=2, block_length=2, templates=[[3, 4]])
+    assert out.tokens.tolist() == [[3, 4]]
+    assert out.forwards == 0
+    assert out.tokens_per_forward() == 2.0
+
+
+@dataclass(frozen=True)
+class Idle(Sampler):
+    """Never commits: a sampler that breaks its contract."""
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        return Decision(commit=torch.zeros_like(view.eligible)), state
+
+
+@dataclass(frozen=True)
+class Overreaching(Sampler):
+    """Commits everything in sight, [MASK] wherever it can."""
+
+    token: int
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        everywhere = torch.ones_like(view.eligible)
+        return Decision(commit=everywhere, tokens=torch.full_like(view.tokens, self.token)), state
+
+
+@dataclass(frozen=True)
+class Undoing(Sampler):
+    """Re-masks whatever it committed."""
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        return Decision(commit=torch.zeros_like(view.eligible), remask=~view.masked), state
+
+
+def test_the_engine_forces_progress_where_a_sampler_makes_none() -> None:
+    model = HashModel()
+    idle = decode(model, PROMPTS, Idle(), gen_length=8, block_length=4, stop_at_eos=False)
+    single = decode(model, PROMPTS, FixedSchedule(4), gen_length=8, block_length=4, stop_at_eos=False)
+    assert torch.equal(idle.tokens, single.tokens)
+
+
+def test_a_sampler_can_neither_overwrite_nor_write_the_mask() -> None:
+    model = HashModel()
+    options = {"gen_length": 4, "block_length": 4, "stop_at_eos": False}
+    out = decode(model, [[1]], Overreaching(7), templates=[[model.mask_id, 3]], **options)  # type: ignore[arg-type]
+    assert out.tokens.tolist() == [[7, 3, 7, 7]]
+    masks = decode(model, [[1]], Overreaching(model.mask_id), **options)  # type: ignore[arg-type]
+    single = decode(model, [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
+    assert torch.equal(masks.tokens, single.tokens)
+
+
+def test_a_sampler_that_never_ends_is_stopped_by_its_own_bound() -> None:
+    with pytest.raises(RuntimeError, match="promises to finish a block within 4 steps"):
+        decode(HashModel(), [[1]], Undoing(), gen_length=4, block_length=4, stop_at_eos=False)
+
+
+def test_temperature_zero_ignores_the_seed_and_a_high_one_does_not() -> None:
+    def tokens(temperature: float, seed: int) -> list[list[int]]:
+        out = decode(
+            HashModel(), PROMPTS, FixedSchedule(4), gen_length=8, block_length=4,
+            temperature=temperature, seed=seed,
+        )  # fmt: skip
+        return out.tokens.tolist()  # type: ignore[no-any-return]
+
+    assert tokens(0.0, 0) == tokens(0.0, 1)
+    assert tokens(2.0, 0) == tokens(2.0, 0)
+    assert tokens(2.0, 0) != tokens(2.0, 1)
+
+
+def test_the_bill_is_what_the_observers_counted() -> None:
+    events: list[StepEvent] = []
+    out = decode(
+        HashModel(peak=20.0), PROMPTS, ConfidenceThreshold(0.4), gen_length=12, block_length=6,
+        observers=[events.append],
+    )  # fmt: skip
+    nfe, positions = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    for event in events:
+        nfe[event.before.rows] += 1
+        positions[event.before.rows] = event.query_positions
+    assert len({len(event.before) for event in events}) > 1, "all rows finished together"
+    assert out.forwards == len(events) == events[-1].forwards
+    assert torch.equal(out.nfe, nfe)
+    assert torch.equal(out.query_positions, positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gen_length": 0}, "gen_length is at least 1 token, got 0"),
+        ({"gen_length": 8, "block_length": 9}, "between 1 and gen_length=8 tokens, got 9"),
+        ({"gen_length": 8, "block_length": 0}, "between 1 and gen_length=8 tokens, got 0"),
+        ({"temperature": -1.0}, "temperature is at least 0, got -1.0"),
+        ({"temperature": float("nan")}, "temperature is at least 0, got nan"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(options: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        decode(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
+
+
+def test_a_block_causal_model_refuses_blocks_that_cut_its_own() -> None:
+    with pytest.raises(ValueError, match="attends in blocks of 4 tokens"):
+        decode(HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6)
