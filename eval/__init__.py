@@ -1,0 +1,1 @@
+"""Tasks, metrics and reports that measure how well and how fast a decoder fills answers."""

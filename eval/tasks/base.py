@@ -1,0 +1,161 @@
+"""What a task is: examples with an id, a prompt and a reference answer, and a scorer of text."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+Turn = dict[str, str]
+"""One chat turn, `{"role": "user" | "assistant", "content": text}`."""
+
+NUM_BUCKETS = 20
+VAL_BUCKET = 0
+TEST_BUCKET = 1
+DEFAULT_NUM_EXAMPLES = 200
+MAX_MISSES = 1_000
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with its reference answer.
+
+    Attributes:
+        id: Names the example within its task and split; a function of the content alone.
+        prompt: The question as plain text, or chat turns ending with a user turn.
+        target: A reference answer. The task's own scorer gives it 1.
+        meta: What the scorer needs besides the text, and where the example comes from.
+    """
+
+    id: str
+    prompt: str | list[Turn]
+    target: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def turns(self) -> list[Turn]:
+        """Returns the prompt as chat turns; plain text becomes one user turn."""
+        if isinstance(self.prompt, str):
+            return [{"role": "user", "content": self.prompt}]
+        return self.prompt
+
+
+class Task(ABC):
+    """A source of examples with a scorer. Concrete tasks are frozen dataclasses of settings."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short name, such as `lists/shuffle`."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Raised whenever prompts, targets or scores change for the same settings."""
+
+    @property
+    @abstractmethod
+    def primary(self) -> str:
+        """Name of the score that is reported first."""
+
+    @property
+    @abstractmethod
+    def gen_length(self) -> int:
+        """Default answer length in tokens, room for EOS included."""
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names that `examples` accepts."""
+        return ("train", "val", "test")
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end an answer; `score` cuts the text at the first of them."""
+        return ()
+
+    @abstractmethod
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> Sequence[Example]:
+        """Returns the examples of a split, the same in every process.
+
+        Args:
+            split: One of `splits`.
+            num_examples: How many; None is the task's own number.
+            seed: Selects among the examples of the split.
+
+        Raises:
+            ValueError: If the split does not exist or `num_examples` is not positive.
+        """
+
+    @abstractmethod
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Returns the scores of an answer, each in [0, 1], or None where one is undefined."""
+
+    def require(self, split: str, num_examples: int | None) -> None:
+        """Checks the arguments of `examples`.
+
+        Raises:
+            ValueError: If the split does not exist or `num_examples` is not positive.
+        """
+        if split not in self.splits:
+            raise ValueError(f"split is one of {', '.join(self.splits)}, got {split!r}.")
+        if num_examples is not None and num_examples < 1:
+            raise ValueError(f"num_examples is at least 1, got {num_examples}.")
+
+
+class GeneratedTask(Task):
+    """A task whose examples are drawn by rule, without data files."""
+
+    @abstractmethod
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws one example of a split; repeated draws may repeat a prompt.
+
+        Args:
+            rng: Source of the randomness; the example is a function of its state.
+            split: One of `splits`.
+        """
+
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> Sequence[Example]:
+        """Draws examples with distinct prompts.
+
+        Fewer than `num_examples` are returned if the split has no more distinct prompts.
+        None is 200.
+        """
+        self.require(split, num_examples)
+        wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples
+        rng = random.Random(f"{self!r};{split};{seed}")
+        found: dict[str, Example] = {}
+        misses = 0
+        while len(found) < wanted and misses < MAX_MISSES:
+            example = self.sample(rng, split)
+            misses = misses + 1 if example.id in found else 0
+            found.setdefault(example.id, example)
+        return list(found.values())
+
+
+BUCKETS: Mapping[str, frozenset[int]] = {
+    "train": frozenset(range(NUM_BUCKETS)) - {VAL_BUCKET, TEST_BUCKET},
+    "val": frozenset({VAL_BUCKET}),
+    "test": frozenset({TEST_BUCKET}),
+}
+"""Splits are disjoint by construction: `train` has 18 of the 20 buckets of the key's hash."""
+
+
+def bucket_of(key: str) -> int:
+    """Returns a bucket in [0, 20) of a key, independent of process and PYTHONHASHSEED."""
+    digest = blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % NUM_BUCKETS
+
+
+def content_id(text: str) -> str:
+    """Returns a short id of a text, independent of process and PYTHONHASHSEED."""
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def cut_at(text: str, stop: Sequence[str]) -> str:
+    """Returns the text before the first of the stop strings."""
+    ends = [end for word in stop if (end := text.find(word)) >= 0]
+    return text[: min(ends)] if ends else text

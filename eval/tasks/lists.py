@@ -1,0 +1,273 @@
+"""List operations with one word an item, whose exact answer distribution is known."""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from math import factorial
+
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.word_problem_templates import (
+    HELD_OUT_NAMES,
+    HELD_OUT_OBJECTS,
+    NAMES,
+    OBJECTS,
+)
+
+Items = tuple[str, ...]
+ITEMS = tuple(sorted((*HELD_OUT_NAMES, *HELD_OUT_OBJECTS, *NAMES[:10], *OBJECTS[:10])))
+"""The words that lists are made of: people and objects no training problem mentions, and others."""
+
+TRAIN_LENGTHS = (3, 8)
+LONG_LENGTHS = (9, 10)
+NUM_SYMBOLS = 3
+MAX_SUM = 200
+MAX_ENUMERATED = 50_000
+MAX_TRIES = 10_000
+STYLES = ("brackets", "compact", "json")
+FIXED_LENGTH = ("pair_sum", "city")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a list prompt asks for.
+
+    Attributes:
+        keyword: The operation.
+        items: The given list.
+        number: A 1-based position, a repeat count or a sum; None where there is none.
+        word: The new item; None where there is none.
+    """
+
+    keyword: str
+    items: Items
+    number: int | None = None
+    word: str | None = None
+
+    def arguments(self) -> list[str]:
+        """Returns number and word, those there are, as words."""
+        return [str(part) for part in (self.number, self.word) if part is not None]
+
+
+@dataclass(frozen=True)
+class ListTask(GeneratedTask):
+    """One operation on a list of words: `insert_at 2 kites : [ leo olga ]` -> `[ leo kites olga ]`.
+
+    Operations with one right answer: `copy`, `reverse`, `sort` (alphabetical), `replace_at i w`,
+    `insert_at i w` (the new item stands at position i), `remove_at i`; positions count from 1.
+    With several, the reference uniform over them: `replace_any w`, `remove_any`, `insert_any w`,
+    `shuffle` (every order, the given one included), `agree n` (one of three symbols n times),
+    `pair_sum N` (two numbers of at least 1), `city` (one of two two-word names).
+
+    Splits: `train`, `val` and `test` are disjoint in the prompt; `test_length` has lists of 9 and
+    10 items, or n copies for `agree`.
+
+    Attributes:
+        keyword: The operation.
+        n: Length of the given list, copies for `agree`; None draws it from 3 to 8. None for
+            `pair_sum` and `city`, which have one length only.
+        style: How lists are written, in prompt and answer: `brackets` is `[ a b ]`, `compact` items
+            only, `json` is `[ " a " , " b " ]`.
+    """
+
+    keyword: str = "shuffle"
+    n: int | None = None
+    style: str = "brackets"
+
+    def __post_init__(self) -> None:
+        if self.keyword not in OUTPUTS:
+            raise ValueError(f"keyword is one of {', '.join(OUTPUTS)}, got {self.keyword!r}.")
+        if self.style not in STYLES:
+            raise ValueError(f"style is one of {', '.join(STYLES)}, got {self.style!r}.")
+        if self.n is not None and self.keyword in FIXED_LENGTH:
+            raise ValueError(f"{self.keyword!r} has one length only, got n={self.n}; leave n out.")
+        if self.n is not None and not 2 <= self.n <= LONG_LENGTHS[1]:
+            raise ValueError(f"n is a length from 2 to {LONG_LENGTHS[1]}, got {self.n}.")
+
+    @property
+    def name(self) -> str:
+        return f"lists/{self.keyword}"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def gen_length(self) -> int:
+        return 48 if self.style == "json" else 16
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        lengths_vary = self.n is None and self.keyword not in FIXED_LENGTH
+        return ("train", "val", "test", *(["test_length"] if lengths_vary else []))
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws one prompt of a split and one of its right answers, uniformly.
+
+        Raises:
+            ValueError: If the task has no such split.
+            RuntimeError: If no prompt of the split is found.
+        """
+        self.require(split, None)
+        buckets = BUCKETS.get(split)
+        for _ in range(MAX_TRIES):
+            request = self._draw_request(rng, split)
+            prompt = self._prompt(request)
+            if buckets is None or bucket_of(prompt) in buckets:
+                meta = {"request": request, "split": split}
+                answer = draw_output(request, rng)
+                return Example(content_id(prompt), prompt, render(answer, self.style), meta)
+        raise RuntimeError(f"{self!r} has no prompt in split {split!r}; choose a greater n.")
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer.
+
+        `answer` (primary, lenient): the items after the last `[` and up to the next `]`, quotes
+        and commas aside, are a right answer. `answer_strict`: the text is, word for word, a right
+        answer in the style of the prompt.
+        """
+        request: Request = example.meta["request"]
+        items = parse(text)
+        right = is_valid(request, items)
+        strict = right and text.split() == render(items, self.style).split()
+        return {"answer": float(right), "answer_strict": float(strict)}
+
+    def valid_outputs(self, example: Example) -> tuple[Items, ...]:
+        """Returns every right answer, without repeats, in a fixed order.
+
+        Raises:
+            ValueError: If there are more than 50,000.
+        """
+        return valid_outputs(example.meta["request"])
+
+    def joint_size(self, example: Example) -> int:
+        """Returns the number of right answers."""
+        return joint_size(example.meta["request"])
+
+    def _prompt(self, request: Request) -> str:
+        words = [self.keyword, *request.arguments(), ":"]
+        return " ".join(words + ([render(request.items, self.style)] if request.items else []))
+
+    def _draw_request(self, rng: random.Random, split: str) -> Request:
+        lengths = LONG_LENGTHS if split == "test_length" else TRAIN_LENGTHS
+        n = rng.randint(*lengths) if self.n is None else self.n
+        num_items = {"agree": NUM_SYMBOLS, "pair_sum": 0, "city": 4}.get(self.keyword, n)
+        *items, word = rng.sample(ITEMS, num_items + 1)
+        numbers: dict[str, Callable[[], int]] = {
+            "replace_at": lambda: rng.randint(1, n),
+            "insert_at": lambda: rng.randint(1, n + 1),
+            "remove_at": lambda: rng.randint(1, n),
+            "agree": lambda: n,
+            "pair_sum": lambda: rng.randint(3, MAX_SUM),
+        }
+        return Request(
+            keyword=self.keyword,
+            items=tuple(items),
+            number=numbers[self.keyword]() if self.keyword in numbers else None,
+            word=word if self.keyword.startswith(("replace_", "insert_")) else None,
+        )
+
+
+def placed(items: Items, start: int, end: int, word: str | None) -> Items:
+    """Returns the items with those in [start, end) replaced by the word, if there is one."""
+    return (*items[:start], *((word,) if word is not None else ()), *items[end:])
+
+
+def position(request: Request) -> int:
+    """Returns the 0-based position that the request names."""
+    assert request.number is not None
+    return request.number - 1
+
+
+def replace_any(request: Request) -> Iterator[Items]:
+    """Puts the word in the place of each item in turn; without a word, removes the item."""
+    items, word = request.items, request.word
+    return (placed(items, i, i + 1, word) for i in range(len(items)))
+
+
+def insert_any(request: Request) -> Iterator[Items]:
+    """Puts the word before each item and at the end."""
+    items, word = request.items, request.word
+    return (placed(items, i, i, word) for i in range(len(items) + 1))
+
+
+def one_at(request: Request, width: int) -> Iterator[Items]:
+    """Puts the word, if there is one, in the place of `width` items at the named position."""
+    at = position(request)
+    return iter([placed(request.items, at, at + width, request.word)])
+
+
+def pair_sum(request: Request) -> Iterator[Items]:
+    """Lists the ordered pairs of numbers of at least 1 with the given sum."""
+    assert request.number is not None
+    total = request.number
+    return ((str(first), str(total - first)) for first in range(1, total))
+
+
+OUTPUTS: Mapping[str, Callable[[Request], Iterator[Items]]] = {
+    "copy": lambda request: iter([request.items]),
+    "reverse": lambda request: iter([request.items[::-1]]),
+    "sort": lambda request: iter([tuple(sorted(request.items))]),
+    "replace_at": lambda request: one_at(request, 1),
+    "insert_at": lambda request: one_at(request, 0),
+    "remove_at": lambda request: one_at(request, 1),
+    "replace_any": replace_any,
+    "remove_any": replace_any,
+    "insert_any": insert_any,
+    "shuffle": lambda request: permutations(request.items),
+    "agree": lambda request: ((item,) * (position(request) + 1) for item in request.items),
+    "pair_sum": pair_sum,
+    "city": lambda request: iter([request.items[:2], request.items[2:]]),
+}
+"""The right answers to a request, each once."""
+
+
+def joint_size(request: Request) -> int:
+    """Returns the number of right answers to a request."""
+    if request.keyword == "shuffle":
+        return factorial(len(request.items))
+    return sum(1 for _ in OUTPUTS[request.keyword](request))
+
+
+def valid_outputs(request: Request) -> tuple[Items, ...]:
+    """Returns every right answer to a request; at most 50,000."""
+    size = joint_size(request)
+    if size > MAX_ENUMERATED:
+        raise ValueError(
+            f"valid_outputs lists at most {MAX_ENUMERATED} answers, got {size}; use a shorter list."
+        )
+    return tuple(OUTPUTS[request.keyword](request))
+
+
+def is_valid(request: Request, items: Items) -> bool:
+    """Says whether the items are a right answer to a request."""
+    if request.keyword == "shuffle":
+        return sorted(items) == sorted(request.items)
+    return any(items == answer for answer in OUTPUTS[request.keyword](request))
+
+
+def draw_output(request: Request, rng: random.Random) -> Items:
+    """Draws a right answer, uniformly."""
+    if request.keyword == "shuffle":
+        return tuple(rng.sample(request.items, len(request.items)))
+    return rng.choice(tuple(OUTPUTS[request.keyword](request)))
+
+
+def render(items: Items, style: str) -> str:
+    """Writes a list as words."""
+    if style == "compact":
+        return " ".join(items)
+    if style == "json":
+        items = (" , ".join(f'" {item} "' for item in items),)
+    return " ".join(["[", *items, "]"])
+
+
+def parse(text: str) -> Items:
+    """Reads the items after the last `[` and up to the next `]`, or all words if there is none."""
+    inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
+    return tuple(re.sub(r"[\",']", " ", inner).split())

@@ -1,0 +1,205 @@
+"""Latin squares and four-by-four sudokus, one word a cell."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.lists import ITEMS
+
+Grid = tuple[tuple[int, ...], ...]
+
+ROW_END = "|"
+BLANK = "_"
+MAX_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class LatinSquare(GeneratedTask):
+    """A square with each symbol once in every row and column: `latin 3 : [ leo keys olga ]`.
+
+    The answer is `leo keys olga | keys olga leo | olga leo keys`, drawn uniformly from all squares:
+    12 of order 3, 576 of order 4. Splits are disjoint in the symbols and their order.
+
+    Attributes:
+        order: Side of the square, 3 or 4.
+    """
+
+    order: int = 4
+
+    def __post_init__(self) -> None:
+        if self.order not in (3, 4):
+            raise ValueError(f"order is 3 or 4, got {self.order}.")
+
+    @property
+    def name(self) -> str:
+        return f"puzzles/latin{self.order}"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def gen_length(self) -> int:
+        return 24
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws symbols of a split and a square over them, uniformly."""
+        self.require(split, None)
+        for _ in range(MAX_TRIES):
+            symbols = tuple(rng.sample(ITEMS, self.order))
+            prompt = f"latin {self.order} : [ {' '.join(symbols)} ]"
+            if bucket_of(prompt) in BUCKETS[split]:
+                grid = rng.choice(latin_squares(self.order))
+                rows = [" ".join(symbols[cell] for cell in row) for row in grid]
+                meta = {"symbols": symbols, "split": split}
+                return Example(content_id(prompt), prompt, f" {ROW_END} ".join(rows), meta)
+        raise RuntimeError(f"{self!r} found no symbols of split {split!r}.")
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer.
+
+        `answer` (primary): the rows, separated by `|` or line breaks, are a Latin square over the
+        symbols of the prompt.
+        """
+        symbols: tuple[str, ...] = example.meta["symbols"]
+        rows = parse_rows(text)
+        square = len(rows) == len(symbols) and all(len(row) == len(symbols) for row in rows)
+        lines = [*rows, *zip(*rows, strict=True)] if square else []
+        wanted = sorted(symbols)
+        return {"answer": float(square and all(sorted(line) == wanted for line in lines))}
+
+
+@dataclass(frozen=True)
+class Sudoku4(GeneratedTask):
+    """A four-by-four sudoku with exactly one solution: `sudoku4 : 1 _ 3 4 | 3 4 _ 2 | ...`.
+
+    The answer is the full grid in the same form. Splits are disjoint in the puzzle.
+
+    Attributes:
+        min_blanks: Least number of blank cells.
+        max_blanks: Greatest number of blank cells, at most 12: fewer than four givens never
+            determine a grid.
+    """
+
+    min_blanks: int = 4
+    max_blanks: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_blanks <= self.max_blanks <= 12:
+            raise ValueError(
+                "blanks satisfy 1 <= min_blanks <= max_blanks <= 12, got "
+                f"{self.min_blanks} and {self.max_blanks}."
+            )
+
+    @property
+    def name(self) -> str:
+        return "puzzles/sudoku4"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def gen_length(self) -> int:
+        return 24
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws a puzzle of a split; puzzles with several solutions are drawn again."""
+        self.require(split, None)
+        for _ in range(MAX_TRIES):
+            solution = rng.choice(sudoku_grids())
+            num_blanks = rng.randint(self.min_blanks, self.max_blanks)
+            blanks = frozenset(rng.sample(range(16), num_blanks))
+            prompt = f"sudoku4 : {written(solution, blanks)}"
+            if bucket_of(prompt) in BUCKETS[split] and num_solutions(solution, blanks) == 1:
+                meta = {"solution": solution, "blanks": blanks, "split": split}
+                return Example(content_id(prompt), prompt, written(solution, frozenset()), meta)
+        raise RuntimeError(f"{self!r} found no puzzle of split {split!r}; use fewer blanks.")
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer.
+
+        `answer` (primary): the grid is the solution. `cells`: share of the blank cells that are
+        right, 0 if the text is no four-by-four grid.
+        """
+        solution: Grid = example.meta["solution"]
+        blanks: frozenset[int] = example.meta["blanks"]
+        rows = parse_rows(text)
+        if [len(row) for row in rows] != [4, 4, 4, 4]:
+            return {"answer": 0.0, "cells": 0.0}
+        right = sum(rows[i // 4][i % 4] == str(solution[i // 4][i % 4]) for i in blanks)
+        solved = rows == [tuple(str(cell) for cell in row) for row in solution]
+        return {"answer": float(solved), "cells": right / len(blanks)}
+
+
+@cache
+def latin_squares(order: int) -> tuple[Grid, ...]:
+    """Returns every Latin square over 0, ..., order - 1, in lexicographic order."""
+    rows = tuple(permutations(range(order)))
+
+    def completions(grid: Grid) -> Iterator[Grid]:
+        if len(grid) == order:
+            yield grid
+            return
+        for row in rows:
+            if all(a != b for above in grid for a, b in zip(above, row, strict=True)):
+                yield from completions((*grid, row))
+
+    return tuple(completions(()))
+
+
+@cache
+def sudoku_grids() -> tuple[Grid, ...]:
+    """Returns all 288 solved four-by-four sudokus over 1, ..., 4."""
+    squares = (tuple(tuple(cell + 1 for cell in row) for row in s) for s in latin_squares(4))
+    return tuple(grid for grid in squares if all(len(set(box)) == 4 for box in boxes(grid)))
+
+
+def boxes(grid: Grid) -> Iterator[tuple[int, ...]]:
+    """Yields the four two-by-two boxes of a grid."""
+    for top in (0, 2):
+        for left in (0, 2):
+            yield (*grid[top][left : left + 2], *grid[top + 1][left : left + 2])
+
+
+@cache
+def packed_grids() -> tuple[int, ...]:
+    """Returns the solved grids as whole numbers, so that comparing two is one operation."""
+    return tuple(packed(grid) for grid in sudoku_grids())
+
+
+def packed(grid: Grid) -> int:
+    """Returns a grid as a whole number, two bits a cell, the first cell lowest."""
+    cells = [cell for row in grid for cell in row]
+    return sum((cell - 1) << (2 * i) for i, cell in enumerate(cells))
+
+
+def num_solutions(grid: Grid, blanks: frozenset[int]) -> int:
+    """Returns how many solved grids agree with a grid outside the blanks (0 to 15, row by row)."""
+    given = sum(0b11 << (2 * i) for i in range(16) if i not in blanks)
+    wanted = packed(grid) & given
+    return sum(1 for other in packed_grids() if other & given == wanted)
+
+
+def written(grid: Grid, blanks: frozenset[int]) -> str:
+    """Writes a grid as words; blank cells as `_`."""
+    cells = [BLANK if i in blanks else str(grid[i // 4][i % 4]) for i in range(16)]
+    return f" {ROW_END} ".join(" ".join(cells[i : i + 4]) for i in range(0, 16, 4))
+
+
+def parse_rows(text: str) -> list[tuple[str, ...]]:
+    """Reads rows separated by `|` or line breaks; empty rows are dropped."""
+    rows = (tuple(row.split()) for row in re.split(r"[|\n]", text))
+    return [row for row in rows if row]

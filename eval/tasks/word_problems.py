@@ -1,0 +1,255 @@
+"""Word problems in the manner of GSM8K, drawn from templates in a world of small whole numbers."""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from eval.tasks.base import (
+    BUCKETS,
+    Example,
+    GeneratedTask,
+    bucket_of,
+    content_id,
+)
+from eval.tasks.number_world import Plan, draw, is_rich_enough, plan_of
+from eval.tasks.word_problem_templates import (
+    HELD_OUT_NAMES,
+    HELD_OUT_OBJECTS,
+    NAMES,
+    OBJECTS,
+    TEMPLATE_IDS,
+    TEMPLATES,
+    Template,
+)
+
+SPLITS = ("train", "val", "test", "test_template", "test_entity", "test_large")
+MAX_TRIES = 200_000
+
+STRICT_ANSWER = re.compile(r"#### (\d+)(?!\S)")
+NUMBER = re.compile(r"(?<!\S)\d+(?!\S)")
+EQUATION = re.compile(r"(?<!\S)(\d+) ([-+*/]) (\d+) = (\d+)(?!\S)")
+SOLUTION = re.compile(r"(?:[a-z][a-z ]* \d+ [-+*/] \d+ = \d+ \. )+#### \d+")
+
+
+@dataclass(frozen=True)
+class WordProblems(GeneratedTask):
+    """Word problems of two to six steps whose every number is one word.
+
+    The answer is one sentence for each step and then the result:
+    `anna now has 12 + 5 = 17 . after giving some away anna has 17 - 3 = 14 . #### 14`.
+    Every operand, intermediate and result is a whole number in [1, max_value]; one factor of each
+    product, and each divisor, is at most `max_factor`; divisions are exact.
+
+    A template's own ranges are clipped to the world and tightened by interval arithmetic over its
+    steps. A template is left out of a world in which fewer than 500 number tuples are found
+    (`excluded`). Number tuples are not uniform: a slot is uniform over what the earlier ones allow.
+
+    Splits: `train`, `val` and `test` are disjoint in (template, numbers), whatever the names.
+    `test_template` has the held-out templates, `test_entity` people and objects that no training
+    problem mentions, `test_large` solutions with a number above two thirds of the greatest that the
+    template allows; the numbers of the last two are numbers of `test`.
+
+    Attributes:
+        max_value: Greatest number of the world, at least 20.
+        max_factor: Greatest value of a product's smaller factor, and of a divisor, at least 2.
+        templates: Ids of the templates to use; empty is every one the world allows.
+    """
+
+    max_value: int = 200
+    max_factor: int = 12
+    templates: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_value < 20:
+            raise ValueError(f"max_value is at least 20, got {self.max_value}.")
+        if self.max_factor < 2:
+            raise ValueError(f"max_factor is at least 2, got {self.max_factor}.")
+        unknown = sorted(set(self.templates) - set(TEMPLATE_IDS))
+        if unknown:
+            raise ValueError(
+                f"templates are ids such as {TEMPLATE_IDS[0]!r}, got {', '.join(unknown)}; "
+                f"the ids are {', '.join(TEMPLATE_IDS)}."
+            )
+
+    @property
+    def name(self) -> str:
+        return "word_problems"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def gen_length(self) -> int:
+        return 64
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Ids of the chosen templates that this world is too narrow for."""
+        kept = {recipe.template.id for recipe in self._recipes}
+        return tuple(template.id for template in self._chosen if template.id not in kept)
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws one problem; templates are equally likely.
+
+        Raises:
+            ValueError: If no template of the split is left in this world.
+        """
+        recipes = self._recipes_of(split)
+        uniform = rng.random
+        recipe = recipes[int(uniform() * len(recipes))]
+        accepts = ACCEPTS[split]
+        for _ in range(MAX_TRIES):
+            values = draw(recipe.plan, uniform)
+            if values is not None and accepts(recipe, values):
+                return recipe.example(values, rng, split)
+        raise RuntimeError(
+            f"Template {recipe.template.id!r} has no problem for split {split!r} in {self!r}; "
+            "raise max_value or leave the template out."
+        )
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer.
+
+        `answer` (primary): the first `#### n` is right. `answer_flexible`: the last number is
+        right. `steps_valid`: share of the equations that are true. `consistent`: every operand
+        stands in the question, is an earlier result, or is a constant the question implies.
+        `format`: the text is steps and then `#### n`, nothing else. Without an equation
+        `steps_valid` and `consistent` are 0.
+        """
+        strict = STRICT_ANSWER.search(text)
+        numbers = NUMBER.findall(text)
+        equations = EQUATION.findall(text)
+        true = sum(is_true(*equation) for equation in equations)
+        return {
+            "answer": float(strict is not None and int(strict[1]) == example.meta["answer"]),
+            "answer_flexible": float(bool(numbers) and int(numbers[-1]) == example.meta["answer"]),
+            "steps_valid": true / len(equations) if equations else 0.0,
+            "consistent": float(is_consistent(example, equations)),
+            "format": float(SOLUTION.fullmatch(text.strip()) is not None),
+        }
+
+    @cached_property
+    def _chosen(self) -> tuple[Template, ...]:
+        wanted = self.templates or TEMPLATE_IDS
+        return tuple(template for template in TEMPLATES if template.id in wanted)
+
+    @cached_property
+    def _recipes(self) -> tuple["Recipe", ...]:
+        found = (recipe_of(template, self.max_value, self.max_factor) for template in self._chosen)
+        return tuple(recipe for recipe in found if recipe is not None)
+
+    @cached_property
+    def _recipes_by_role(self) -> dict[bool, tuple["Recipe", ...]]:
+        return {
+            held_out: tuple(r for r in self._recipes if r.template.held_out == held_out)
+            for held_out in (False, True)
+        }
+
+    def _recipes_of(self, split: str) -> tuple["Recipe", ...]:
+        if split not in ACCEPTS:
+            raise ValueError(f"split is one of {', '.join(SPLITS)}, got {split!r}.")
+        recipes = self._recipes_by_role[split == "test_template"]
+        if not recipes:
+            raise ValueError(
+                f"Split {split!r} needs a template with at least 500 problems, got none from "
+                f"{self!r}; raise max_value or name other templates."
+            )
+        return recipes
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A template together with the plan that draws its numbers in one world."""
+
+    template: Template
+    plan: Plan
+
+    def key(self, values: list[int]) -> str:
+        """Returns what the split is decided on: the template and its numbers, no names."""
+        numbers = zip(self.template.slots, values, strict=False)
+        return f"{self.template.id};{','.join([f'{slot}={value}' for slot, value in numbers])}"
+
+    def example(self, values: list[int], rng: random.Random, split: str) -> Example:
+        """Returns the problem with the given numbers and people and objects drawn by `rng`."""
+        names, objects = (
+            (HELD_OUT_NAMES, HELD_OUT_OBJECTS) if split == "test_entity" else (NAMES, OBJECTS)
+        )
+        slots: dict[str, int | str] = dict(zip(self.plan.names, values, strict=True))
+        slots["A"], slots["B"], slots["C"] = distinct(names, 3, rng)
+        slots["x"], slots["y"] = distinct(objects, 2, rng)
+        prompt = self.template.question.format_map(slots)
+        meta = {
+            "template": self.template.id,
+            "split": split,
+            "num_steps": len(self.template.steps),
+            "numbers": dict(zip(self.template.slots, values, strict=False)),
+            "constants": self.template.constants,
+            "answer": values[-1],
+        }
+        return Example(content_id(prompt), prompt, self.template.answer.format_map(slots), meta)
+
+
+@cache
+def recipe_of(template: Template, max_value: int, max_factor: int) -> Recipe | None:
+    """Returns the template's recipe in a world, or None if the world is too narrow for it."""
+    plan = plan_of(template, max_value, max_factor)
+    if plan is None or not is_rich_enough(plan):
+        return None
+    return Recipe(template, plan)
+
+
+def accept_bucket(split: str) -> Callable[[Recipe, list[int]], bool]:
+    """Returns the rule that a problem's numbers hash into the split."""
+    buckets = BUCKETS[split]
+    return lambda recipe, values: bucket_of(recipe.key(values)) in buckets
+
+
+def accept_large(recipe: Recipe, values: list[int]) -> bool:
+    """Says whether a problem is of `test` and has a number in its template's top third."""
+    return 3 * max(values) > 2 * recipe.plan.greatest and ACCEPTS["test"](recipe, values)
+
+
+ACCEPTS: Mapping[str, Callable[[Recipe, list[int]], bool]] = {
+    **{split: accept_bucket(split) for split in ("train", "val", "test")},
+    "test_template": lambda recipe, values: True,
+    "test_entity": accept_bucket("test"),
+    "test_large": accept_large,
+}
+
+
+def distinct(pool: tuple[str, ...], count: int, rng: random.Random) -> list[str]:
+    """Draws different words; several times faster than `rng.sample` for two or three."""
+    found: list[str] = []
+    while len(found) < count:
+        word = pool[int(rng.random() * len(pool))]
+        if word not in found:
+            found.append(word)
+    return found
+
+
+def is_true(left: str, operator: str, right: str, result: str) -> bool:
+    """Says whether an equation between whole numbers holds; division must be exact."""
+    a, b, c = int(left), int(right), int(result)
+    return {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b > 0 and a == b * c}[operator]
+
+
+def is_consistent(example: Example, equations: list[tuple[str, str, str, str]]) -> bool:
+    """Says whether every operand is given, implied, or an earlier result."""
+    known = {str(number) for number in example.meta["constants"]}
+    known |= set(NUMBER.findall(str(example.prompt)))
+    for left, _, right, result in equations:
+        if left not in known or right not in known:
+            return False
+        known.add(result)
+    return bool(equations)

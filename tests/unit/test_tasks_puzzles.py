@@ -1,0 +1,112 @@
+"""Latin squares and small sudokus."""
+
+import random
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from eval.tasks.puzzles import (
+    LatinSquare,
+    Sudoku4,
+    latin_squares,
+    num_solutions,
+    sudoku_grids,
+)
+
+PUZZLES = [LatinSquare(3), LatinSquare(4), Sudoku4(), Sudoku4(9, 12)]
+
+
+def test_there_are_as_many_grids_as_known() -> None:
+    assert len(set(latin_squares(3))) == 12
+    assert len(set(latin_squares(4))) == 576
+    assert len(set(sudoku_grids())) == 288
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_every_cell_of_a_latin_square_is_uniform(order: int) -> None:
+    """So one step with exact marginals is right with chance (squares) / order^(order^2)."""
+    squares = latin_squares(order)
+    for row, column, symbol in product(range(order), repeat=3):
+        share = Fraction(sum(s[row][column] == symbol for s in squares), len(squares))
+        assert share == Fraction(1, order)
+
+
+@pytest.mark.parametrize("task", PUZZLES, ids=repr)
+def test_references_score_one_and_corrupted_references_zero(task: LatinSquare | Sudoku4) -> None:
+    for split in task.splits:
+        for example in task.examples(split, 6):
+            assert set(task.score(example, example.target).values()) == {1.0}
+            words = example.target.split()
+            cells = [i for i, word in enumerate(words) if word != "|"]
+            for i in cells:
+                other = next(words[j] for j in cells if words[j] != words[i])
+                wrong = " ".join([*words[:i], other, *words[i + 1 :]])
+                assert task.score(example, wrong)["answer"] == 0.0
+            for wrong in ("", words[0], " ".join(words[:-1]), f"{example.target} {words[0]}"):
+                assert task.score(example, wrong)["answer"] == 0.0
+            assert len(words) < task.gen_length
+
+
+def test_every_latin_square_is_accepted_and_drawn() -> None:
+    task = LatinSquare(3)
+    rng = random.Random(0)
+    found = set()
+    for _ in range(150):
+        example = task.sample(rng)
+        symbols = example.meta["symbols"]
+        cells = [symbols.index(word) for word in example.target.split() if word != "|"]
+        found.add(tuple(cells))
+    assert len(found) == 12
+
+
+def test_a_row_with_a_cell_too_many_is_refused() -> None:
+    """A row filter on the set of symbols would let a repeated symbol pass."""
+    task = LatinSquare(3)
+    example = task.examples("test", 1)[0]
+    first, *rest = example.target.split(" | ")
+    wrong = " | ".join([f"{first.split()[0]} {first}", *rest])
+    assert task.score(example, wrong)["answer"] == 0.0
+
+
+@pytest.mark.parametrize("task", [Sudoku4(), Sudoku4(9, 12)], ids=repr)
+def test_puzzles_have_exactly_one_solution(task: Sudoku4) -> None:
+    for example in task.examples("test", 40):
+        rows = [row.split() for row in example.prompt.split(" : ")[1].split(" | ")]
+        given = {(i, j): rows[i][j] for i, j in product(range(4), repeat=2) if rows[i][j] != "_"}
+        fitting = [
+            g for g in sudoku_grids() if all(str(g[i][j]) == v for (i, j), v in given.items())
+        ]
+        assert fitting == [example.meta["solution"]]
+        assert task.min_blanks <= 16 - len(given) <= task.max_blanks
+
+
+def test_solutions_are_counted_as_known() -> None:
+    grid = sudoku_grids()[0]
+    assert num_solutions(grid, frozenset()) == 1
+    assert num_solutions(grid, frozenset(range(16))) == 288
+    assert num_solutions(grid, frozenset(range(1, 16))) == 72
+
+
+def test_wrong_cells_lower_the_share_of_cells() -> None:
+    task = Sudoku4(4, 4)
+    example = task.examples("test", 1)[0]
+    words = example.target.split()
+    blank = sorted(example.meta["blanks"])[0]
+    place = blank + blank // 4
+    words[place] = "1" if words[place] != "1" else "2"
+    assert task.score(example, " ".join(words)) == {"answer": 0.0, "cells": 0.75}
+
+
+@pytest.mark.parametrize("task", PUZZLES, ids=repr)
+def test_splits_share_no_prompt(task: LatinSquare | Sudoku4) -> None:
+    prompts = {s: {e.prompt for e in task.examples(s, 30)} for s in task.splits}
+    assert not prompts["train"] & (prompts["val"] | prompts["test"])
+    assert not prompts["val"] & prompts["test"]
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="order is 3 or 4, got 5"):
+        LatinSquare(5)
+    with pytest.raises(ValueError, match="got 4 and 13"):
+        Sudoku4(4, 13)

@@ -1,0 +1,104 @@
+"""The tokenizer of the embedded models covers whatever the generated tasks emit."""
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from eval.tasks import GeneratedTask, LatinSquare, ListTask, Sudoku4, WordProblems
+from eval.tasks.lists import OUTPUTS, STYLES
+from eval.tasks.vocabulary import build_tokenizer, vocabulary
+from eval.tasks.word_problem_templates import TEMPLATES
+
+GENERATED: list[GeneratedTask] = [
+    WordProblems(),
+    LatinSquare(3),
+    LatinSquare(4),
+    Sudoku4(),
+    *(ListTask(keyword, style=style) for keyword in OUTPUTS for style in STYLES),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer()
+
+
+def test_the_vocabulary_is_small_and_padded_without_repeats() -> None:
+    words = vocabulary()
+    assert len(words) == len(set(words))
+    assert len(words) <= 640
+    assert len(words) % 8 == 0
+    assert words[:2] == ("<|endoftext|>", "<|mdm_mask|>")
+
+
+def test_more_numbers_can_be_had_and_fewer_cannot() -> None:
+    assert "999" in vocabulary(999)
+    with pytest.raises(ValueError, match="max_number is at least 200, got 100"):
+        vocabulary(100)
+
+
+@pytest.mark.parametrize("task", GENERATED, ids=repr)
+def test_prompts_and_answers_round_trip_without_unknown_words(
+    task: GeneratedTask, tokenizer
+) -> None:
+    rng = random.Random(11)
+    for split in task.splits:
+        for _ in range(4):
+            example = task.sample(rng, split)
+            for text in (example.prompt, example.target):
+                ids = tokenizer.encode(text)
+                assert tokenizer.unk_token_id not in ids
+                assert len(ids) == len(text.split())
+                assert tokenizer.decode(ids) == text
+
+
+def test_every_word_of_every_template_has_a_token(tokenizer) -> None:
+    for template in TEMPLATES:
+        ids = tokenizer.convert_tokens_to_ids(sorted(template.words()))
+        assert tokenizer.unk_token_id not in ids
+
+
+def test_special_tokens_have_their_roles(tokenizer) -> None:
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.mask_token == "<|mdm_mask|>"
+    assert len(tokenizer) == tokenizer.vocab_size == len(vocabulary())
+    assert (
+        tokenizer.decode([*tokenizer.encode("#### 7"), 0, 0], skip_special_tokens=True) == "#### 7"
+    )
+
+
+def test_a_chat_turn_becomes_the_question_and_the_marker(tokenizer) -> None:
+    example = WordProblems().examples("test", 1)[0]
+    for add_generation_prompt in (False, True):
+        text = tokenizer.apply_chat_template(
+            example.turns(), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        assert text == f"{example.prompt} answer :"
+
+
+def test_a_demonstration_ends_with_end_of_text(tokenizer) -> None:
+    turns = [
+        {"role": "user", "content": "copy : [ leo ]"},
+        {"role": "assistant", "content": "[ leo ]"},
+        {"role": "user", "content": "copy : [ olga ]"},
+    ]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "copy : [ leo ] answer : [ leo ] <|endoftext|> copy : [ olga ] answer :"
+
+
+def test_a_saved_tokenizer_loads_without_questions(
+    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading must not ask on standard input whether to trust remote code."""
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    example = WordProblems().examples("test", 1)[0]
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    assert loaded.encode(example.target) == tokenizer.encode(example.target)
+    assert loaded.decode(loaded.encode(example.target)) == example.target
+    assert loaded.mask_token_id == tokenizer.mask_token_id
+    assert loaded.apply_chat_template(example.turns(), tokenize=False).endswith(" answer :")

@@ -1,0 +1,179 @@
+"""The word problems: their world of numbers, splits and scores."""
+
+import random
+import re
+
+import pytest
+
+from eval.tasks.base import BUCKETS, bucket_of
+from eval.tasks.word_problem_templates import (
+    HELD_OUT_NAMES,
+    HELD_OUT_OBJECTS,
+    NAMES,
+    OBJECTS,
+    TEMPLATE_IDS,
+    TEMPLATES,
+)
+from eval.tasks.word_problems import EQUATION, SPLITS, WordProblems
+
+TASK = WordProblems()
+WIDE = WordProblems(999, 30, ("times_total", "packs", "egg_week", "stock", "two_workers"))
+WORLDS = [WordProblems(100, 9), TASK, WIDE]
+
+
+def drawn(task: WordProblems, split: str = "train", count: int = 300):
+    rng = random.Random(3)
+    return [task.sample(rng, split) for _ in range(count)]
+
+
+def tuple_of(example) -> tuple:
+    return example.meta["template"], *example.meta["numbers"].items()
+
+
+def test_there_are_36_templates_of_two_to_six_steps() -> None:
+    lengths = [len(template.steps) for template in TEMPLATES]
+    assert [lengths.count(k) for k in (2, 3, 4, 5, 6)] == [8, 10, 8, 6, 4]
+    assert sum(template.held_out for template in TEMPLATES) == 6
+    assert len(set(TEMPLATE_IDS)) == 36
+
+
+def test_held_out_templates_use_no_word_that_training_templates_lack() -> None:
+    seen = set().union(*(t.words() for t in TEMPLATES if not t.held_out))
+    assert all(template.words() <= seen for template in TEMPLATES)
+
+
+def test_names_objects_and_template_words_are_disjoint() -> None:
+    pools = [NAMES, HELD_OUT_NAMES, OBJECTS, HELD_OUT_OBJECTS]
+    pools.append(sorted(set().union(*(template.words() for template in TEMPLATES))))
+    assert [len(pool) for pool in pools[:4]] == [30, 8, 20, 4]
+    assert len(set().union(*map(set, pools))) == sum(map(len, pools))
+
+
+@pytest.mark.parametrize("task", WORLDS, ids=repr)
+def test_every_number_stays_in_the_world_and_every_step_is_true(task: WordProblems) -> None:
+    seen = set()
+    for split in ("train", "test_template"):
+        for example in drawn(task, split, 200):
+            seen.add(example.meta["template"])
+            numbers = [int(n) for n in re.findall(r"\d+", f"{example.prompt} {example.target}")]
+            assert all(1 <= number <= task.max_value for number in numbers)
+            for left, operator, right, result in EQUATION.findall(example.target):
+                a, b, c = int(left), int(right), int(result)
+                assert {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[operator] == c
+                factor = {"*": min(a, b), "/": b}.get(operator, 1)
+                assert factor <= task.max_factor
+    assert len(seen) >= 30 or seen == set(task.templates)
+    assert not seen & set(task.excluded)
+
+
+def test_templates_without_500_problems_are_excluded() -> None:
+    assert WIDE.excluded == ()
+    assert TASK.excluded == ("times_total",)
+    assert WordProblems(100, 9).excluded == ("times_total", "fence", "ages")
+
+
+def test_exclusion_agrees_with_an_exhaustive_count() -> None:
+    """Ages has two slots, so its problems can be counted."""
+
+    def count(max_value: int) -> int:
+        pairs = ((a, b) for a in range(2, 121) for b in range(2, 100))
+        return sum(a + (a + b) + 2 * (a + b) <= max_value for a, b in pairs)
+
+    worlds = (110, 140)
+    excluded = {w for w in worlds if WordProblems(w, 12, ("ages",)).excluded}
+    assert excluded == {w for w in worlds if count(w) < 500}
+    assert 0 < len(excluded) < len(worlds)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_references_score_one_and_corrupted_references_do_not(split: str) -> None:
+    for example in TASK.examples(split, 25):
+        assert set(TASK.score(example, example.target).values()) == {1.0}
+        answer = example.meta["answer"]
+        for wrong in (answer + 1, answer - 1, answer * 10):
+            text = example.target.replace(f"#### {answer}", f"#### {wrong}")
+            scores = TASK.score(example, text)
+            assert scores["answer"] == scores["answer_flexible"] == 0.0
+            assert scores["steps_valid"] == 1.0
+        assert TASK.score(example, "")["answer"] == 0.0
+
+
+def test_scores_tell_kinds_of_errors_apart() -> None:
+    example = WordProblems(templates=("gain_lose",)).examples("test", 1)[0]
+    a, b, c = example.meta["numbers"].values()
+    first = f"anna now has {a} + {b} = {a + b} ."
+    last = f"anna has {a + b} - {c} = {a + b - c} ."
+    result = f"#### {a + b - c}"
+    scores = {
+        "false step": f"anna now has {a} + {b} = {a + b + 1} . {last} {result}",
+        "no marker": f"{first} {last}",
+        "foreign operand": f"{first} anna has 199 - 198 = 1 . {result}",
+        "chatter": f"{first} {last} {result} {first}",
+    }
+    scored = {kind: TASK.score(example, text) for kind, text in scores.items()}
+    assert scored["false step"]["steps_valid"] == 0.5
+    assert scored["false step"]["answer"] == 1.0
+    assert scored["no marker"]["answer"] == 0.0
+    assert scored["no marker"]["answer_flexible"] == 1.0
+    assert scored["no marker"]["format"] == 0.0
+    assert scored["foreign operand"]["consistent"] == 0.0
+    assert scored["foreign operand"]["steps_valid"] == 1.0
+    assert scored["chatter"]["answer"] == 1.0
+    assert scored["chatter"]["format"] == 0.0
+
+
+def test_train_val_and_test_share_no_numbers() -> None:
+    narrow = WordProblems(100, 9, ("chain_three", "more_pages", "bus"))
+    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200)} for s in ("train", "val", "test")}
+    assert not seen["train"] & seen["val"]
+    assert not seen["train"] & seen["test"]
+    assert not seen["val"] & seen["test"]
+    assert not seen["train"] & {tuple_of(e) for e in drawn(narrow, "test_large", 50)}
+    assert not seen["train"] & {tuple_of(e) for e in drawn(narrow, "test_entity", 50)}
+
+
+def test_training_keeps_nine_tenths_of_the_buckets() -> None:
+    assert len(BUCKETS["train"]) == 18
+    counts = [0] * 20
+    for i in range(4000):
+        counts[bucket_of(f"key {i}")] += 1
+    assert min(counts) > 130
+
+
+def test_special_splits_hold_what_they_promise() -> None:
+    held_out = {template.id for template in TEMPLATES if template.held_out}
+    assert {e.meta["template"] for e in drawn(TASK, "test_template", 60)} == held_out
+    assert not {e.meta["template"] for e in drawn(TASK, "train", 300)} & held_out
+    for example in drawn(TASK, "test_entity", 60):
+        assert not set(example.prompt.split()) & {*NAMES, *OBJECTS}
+    for example in drawn(TASK, "train", 200):
+        assert not set(example.prompt.split()) & {*HELD_OUT_NAMES, *HELD_OUT_OBJECTS}
+
+
+def test_the_longest_answer_leaves_room_for_end_of_text() -> None:
+    assert max(len(template.answer.split()) for template in TEMPLATES) < TASK.gen_length
+
+
+def test_examples_have_distinct_prompts_and_ids() -> None:
+    examples = TASK.examples("test", 200)
+    assert len({e.prompt for e in examples}) == len({e.id for e in examples}) == 200
+
+
+def test_a_prefix_of_the_examples_does_not_depend_on_their_number() -> None:
+    assert TASK.examples("test", 40)[:10] == TASK.examples("test", 10)
+    assert TASK.examples("test", 10) != TASK.examples("test", 10, seed=1)
+
+
+def test_bad_settings_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="max_value is at least 20, got 3"):
+        WordProblems(max_value=3)
+    with pytest.raises(ValueError, match="max_factor is at least 2, got 1"):
+        WordProblems(max_factor=1)
+    with pytest.raises(ValueError, match="got nonsense; the ids are gain_lose"):
+        WordProblems(templates=("nonsense",))
+    with pytest.raises(ValueError, match="split is one of train, val"):
+        TASK.examples("dev")
+    with pytest.raises(ValueError, match="num_examples is at least 1, got 0"):
+        TASK.examples("test", 0)
+    with pytest.raises(ValueError, match="raise max_value or name other templates"):
+        WordProblems(templates=("times_total",)).examples("train", 1)
