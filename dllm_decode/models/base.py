@@ -28,6 +28,12 @@ class Memory:
         """Bytes held by both buffers."""
         return 2 * self.keys.numel() * self.keys.element_size()
 
+    def first(self, num_slots: int) -> "Memory":
+        """Returns the first slots; writing to them writes here."""
+        if num_slots == self.keys.shape[3]:
+            return self
+        return Memory(self.keys[..., :num_slots, :], self.values[..., :num_slots, :])
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -35,13 +41,15 @@ class Inputs:
 
     Attributes:
         tokens: Ids of the computed columns.
-        positions: Rotary positions of the computed columns, in tokens; pads may carry any value >= 0.
+        positions: Rotary positions of the computed columns, in tokens; of pads any from 0 on.
         wanted: Indices into the Q computed columns whose logits are returned.
         attend: True where a query may see a key. K is Q without a memory, else the memory's slots.
             One query row stands for all. `None`: everything sees everything.
         memory: Store that is read and overwritten; `None` computes all keys afresh.
-        slots: Where the fresh keys and values go in the memory; required with a memory.
-        rows: Which memory rows the B rows of this call are; `None`: all of them, in order.
+        slots: Where the fresh keys and values go in the memory; required with a memory. A slice,
+            the same slots in every row, is cheapest.
+        rows: Which memory rows the B rows of this call are; `None`: all of them, in order. A slice
+            spares a copy of what is read.
     """
 
     tokens: Int[Tensor, "B Q"]
@@ -49,8 +57,8 @@ class Inputs:
     wanted: Int[Tensor, "B W"]
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None = None
     memory: Memory | None = None
-    slots: Int[Tensor, "B Q"] | None = None
-    rows: Int[Tensor, " B"] | None = None
+    slots: slice | Int[Tensor, "B Q"] | None = None
+    rows: slice | Int[Tensor, " B"] | None = None
 
 
 @runtime_checkable
@@ -63,7 +71,8 @@ class MaskPredictor(Protocol):
         mask_id: The [MASK] token.
         eos_ids: Tokens that end an answer; the first fills what lies behind it.
         banned_ids: Ids besides `mask_id` that must never be emitted (vocabulary padding).
-        logit_shift: 0 when the logits at a column predict that column, 1 when they predict the next.
+        logit_shift: 0 when the logits at a column predict that column, 1 when they predict the
+            next.
         causal_block_length: Tokens per block of a block-causal model, 0 for a bidirectional one.
         device: Where tensors are expected.
     """

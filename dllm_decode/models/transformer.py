@@ -1,0 +1,238 @@
+"""One transformer for every family: the differences are fields of `Shape`, not code."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dllm_decode.models.attention import Attention, Norm
+from dllm_decode.models.base import Inputs, Memory
+from dllm_decode.models.plan import Plan, for_queries, make_plan
+from dllm_decode.models.shape import Shape
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.mlp_hidden_size, bias=False)
+        self.down = nn.Linear(shape.mlp_hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
+        """Maps every column by itself."""
+        gate, up = self.gate_up(hidden).chunk(2, -1)
+        mixed: Tensor = self.down(F.silu(gate) * up)
+        return mixed
+
+
+class Layer(nn.Module):
+    """A pre-norm decoder block."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        exact = shape.norm_weight_in_float32
+        self.attention_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
+        self.attention = Attention(shape)
+        self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
+        self.mlp = MLP(shape)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "B Q H"],
+        plan: Plan,
+        keys: Float[Tensor, "R G K D"] | None = None,
+        values: Float[Tensor, "R G K D"] | None = None,
+        wanted: Int[Tensor, "B W"] | None = None,
+    ) -> Float[Tensor, "B _ H"]:
+        """Returns all columns, or the wanted ones; keys and values are always of all columns."""
+        mixed = self.attention(self.attention_norm(hidden), plan, keys, values, wanted)
+        hidden = _take(hidden, wanted) + mixed
+        moved: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return moved
+
+    def parts(self) -> dict[str, Tensor]:
+        """See `Transformer.parts`."""
+        attention, mlp = self.attention, self.mlp
+        gate, up = mlp.gate_up.weight.data.chunk(2)
+        named = {
+            "attention_norm.weight": self.attention_norm.weight.data,
+            "mlp_norm.weight": self.mlp_norm.weight.data,
+            "output.weight": attention.output.weight.data,
+            "gate.weight": gate,
+            "up.weight": up,
+            "down.weight": mlp.down.weight.data,
+        }
+        kv_rows = attention.num_kv_heads * attention.head_dim
+        rows = [attention.num_heads * attention.head_dim, kv_rows, kv_rows]
+        for kind, fused in attention.qkv.named_parameters():
+            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
+            named |= {f"{name}.{kind}": piece for name, piece in pieces}
+        if attention.qk_norm:
+            named["query_norm.weight"] = attention.query_norm.weight.data
+            named["key_norm.weight"] = attention.key_norm.weight.data
+        return named
+
+
+class Transformer(nn.Module):
+    """Embedding, layers, final norm and head of a decoder that may attend in any direction."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.norm = Norm(
+            shape.hidden_size, shape.norm_eps, weight_in_float32=shape.norm_weight_in_float32
+        )
+        if not shape.tied_head:
+            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B Q"],
+        positions: Int[Tensor, "B Q"] | None = None,
+        *,
+        attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None = None,
+        memory: Memory | None = None,
+        slots: slice | Int[Tensor, "B Q"] | None = None,
+        rows: slice | Int[Tensor, " B"] | None = None,
+        wanted: Int[Tensor, "B W"] | None = None,
+    ) -> Float[Tensor, "B _ H"]:
+        """Returns the hidden states after the final norm, of all columns or of the wanted ones.
+
+        Gradients flow, as long as there is no memory.
+
+        Args:
+            tokens: Ids of the computed columns.
+            positions: Rotary positions; `None` counts from 0.
+            attend: As in `Inputs`.
+            memory: As in `Inputs`.
+            slots: As in `Inputs`.
+            rows: As in `Inputs`.
+            wanted: As in `Inputs`; `None`: every column, in order.
+
+        Raises:
+            ValueError: If a memory comes without slots or slots without a memory.
+        """
+        if (memory is None) != (slots is None):
+            raise ValueError("A memory and slots go together: pass both, or neither.")
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        hidden: Tensor = self.embedding(tokens)
+        plan = make_plan(self.shape, hidden.dtype, positions, attend=attend, slots=slots, rows=rows)
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            keys = None if memory is None else memory.keys[i]
+            values = None if memory is None else memory.values[i]
+            if i == last and wanted is not None:
+                hidden = layer(hidden, for_queries(plan, wanted), keys, values, wanted)
+            else:
+                hidden = layer(hidden, plan, keys, values)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def parts(self) -> dict[str, Tensor]:
+        """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
+
+        Fused projections appear by their parts: `layers.0.query.weight` is some rows of a
+        parameter. A tied head has no entry.
+        """
+        named = {
+            "embedding.weight": self.embedding.weight.data,
+            "norm.weight": self.norm.weight.data,
+        }
+        if not self.shape.tied_head:
+            named["head.weight"] = self.lm_head.weight.data
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            named |= {f"layers.{i}.{name}": part for name, part in layer.parts().items()}
+        return named
+
+    def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
+        """Turns hidden states into logits, raw and unshifted."""
+        tied = self.shape.tied_head
+        return F.linear(hidden, self.embedding.weight if tied else self.lm_head.weight)
+
+
+class MaskedTransformer(nn.Module):
+    """A `MaskPredictor` made of a `Transformer` and the facts its checkpoint gives.
+
+    Attributes:
+        transformer: The network; train through its `forward` and `head`.
+        name: See `MaskPredictor`, as the next five.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer.
+        banned_ids: Ids that must never be emitted.
+        logit_shift: 1 where the logits at a column predict the next.
+        causal_block_length: Tokens per block of a block-causal model, else 0.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        *,
+        name: str,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        banned_ids: tuple[int, ...] = (),
+        logit_shift: int = 0,
+        causal_block_length: int = 0,
+    ) -> None:
+        super().__init__()
+        vocab_size = transformer.shape.vocab_size
+        if not 0 <= mask_id < vocab_size:
+            raise ValueError(f"mask_id is in [0, {vocab_size}), got {mask_id}.")
+        if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
+            raise ValueError(f"eos_ids are one or more ids in [0, {vocab_size}), got {eos_ids}.")
+        self.transformer = transformer
+        self.name = name
+        self.vocab_size = vocab_size
+        self.mask_id = mask_id
+        self.eos_ids = eos_ids
+        self.banned_ids = banned_ids
+        self.logit_shift = logit_shift
+        self.causal_block_length = causal_block_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected."""
+        return self.transformer.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, the logits and the memory."""
+        return self.transformer.embedding.weight.dtype
+
+    def predict(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
+        """Runs one forward without gradients; only the wanted columns go through the head."""
+        with torch.inference_mode():
+            hidden = self.transformer(
+                inputs.tokens,
+                inputs.positions,
+                attend=inputs.attend,
+                memory=inputs.memory,
+                slots=inputs.slots,
+                rows=inputs.rows,
+                wanted=inputs.wanted,
+            )
+        # Not in inference mode: the caller may change the logits in place, wherever it runs.
+        with torch.no_grad():
+            return self.transformer.head(hidden)
+
+    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+        """Allocates a zeroed store in the model's dtype, on its device."""
+        shape = self.transformer.shape
+        size = (shape.num_layers, num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
+        return Memory(
+            torch.zeros(size, dtype=self.dtype, device=self.device),
+            torch.zeros(size, dtype=self.dtype, device=self.device),
+        )
+
+
+def _take(
+    hidden: Float[Tensor, "B Q H"], wanted: Int[Tensor, "B W"] | None
+) -> Float[Tensor, "B _ H"]:
+    if wanted is None:
+        return hidden
+    return hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2]))

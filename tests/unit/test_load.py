@@ -1,0 +1,461 @@
+import json
+import shutil
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from dllm_decode.models import MaskedTransformer, load, load_model, new_llada, save_model
+from dllm_decode.models.families import DREAM, FAMILIES, LLADA, SDAR, family_of
+
+LLADA_SWITCHES = {
+    "block_type": "sequential",
+    "rope": False,
+    "alibi": True,
+    "attention_layer_norm": True,
+    "block_group_size": 2,
+    "scale_logits": True,
+    "input_emb_norm": True,
+    "activation_type": "swiglu",
+    "layer_norm_type": "default",
+    "layer_norm_with_affine": False,
+    "bias_for_layer_norm": True,
+    "include_bias": True,
+    "multi_query_attention": True,
+    "clip_qkv": 8.0,
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+}
+QWEN_SWITCHES = {
+    "hidden_act": "gelu",
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    "use_sliding_window": True,
+    "use_mrope": True,
+}
+
+
+def small(**changes: object) -> MaskedTransformer:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    ids = {"mask_id": 49, "eos_ids": (40,)}
+    return new_llada(**{**sizes, "mlp_hidden_size": 24, **ids, **changes})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    save_model(small(), tmp_path / "small")
+    return tmp_path / "small"
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def same(one: MaskedTransformer, other: MaskedTransformer) -> bool:
+    ours, theirs = one.transformer.parts(), other.transformer.parts()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+# Sources
+
+
+def test_a_folder_is_loaded_ready_to_decode(folder) -> None:
+    model, tokenizer = load_model(folder)
+    assert tokenizer is None
+    assert (model.name, model.mask_id, model.eos_ids) == ("small", 49, (40,))
+    assert (model.logit_shift, model.causal_block_length, model.banned_ids) == (0, 0, ())
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.device == torch.device("cpu")
+
+
+def test_a_folder_may_be_given_as_text(folder) -> None:
+    assert same(load_model(str(folder))[0], load_model(folder)[0])
+
+
+def test_an_embedded_model_is_loaded_by_its_name(folder, monkeypatch) -> None:
+    monkeypatch.setattr(load, "ASSETS", folder.parent)
+    model, _ = load_model("small")
+    assert model.name == "small"
+
+
+def test_an_unknown_name_lists_the_embedded_models(folder, monkeypatch) -> None:
+    monkeypatch.setattr(load, "ASSETS", folder.parent)
+    with pytest.raises(FileNotFoundError, match=r"embedded name \(small\), got 'smal'"):
+        load_model("smal")
+
+
+def test_a_path_that_does_not_exist_is_refused(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"which is none of these\. Check the path"):
+        load_model(tmp_path / "absent")
+
+
+def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) -> None:
+    asked = {}
+
+    def download(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.update(hub_id=hub_id, revision=revision, patterns=allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(load, "snapshot_download", download)
+    model, _ = load_model("someone/small-1.5", revision="abc")
+    assert model.name == "someone/small-1.5"
+    assert (asked["hub_id"], asked["revision"]) == ("someone/small-1.5", "abc")
+    assert not [end for end in asked["patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
+
+
+def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch) -> None:
+    def download(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("a long story")
+
+    monkeypatch.setattr(load, "snapshot_download", download)
+    with pytest.raises(OSError, match="'someone/model' is not a folder here") as caught:
+        load_model("someone/model")
+    assert "pass the path of its folder" in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+# Weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_what_was_saved_is_loaded_bit_for_bit(dtype, tmp_path) -> None:
+    model = small().to(dtype)
+    save_model(model, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.dtype == dtype
+    assert loaded.transformer.shape == model.transformer.shape
+    assert same(loaded, model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tied_head": True}, {"num_kv_heads": 1}, {"eos_ids": (40, 3)}, {"rope_theta": 1e4}],
+    ids=str,
+)
+def test_every_variant_survives_saving_and_loading(changes, tmp_path) -> None:
+    model = small(**changes)
+    save_model(model, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.transformer.shape == model.transformer.shape
+    assert (loaded.mask_id, loaded.eos_ids) == (model.mask_id, model.eos_ids)
+    assert same(loaded, model)
+
+
+def test_the_tiny_official_checkpoint_is_saved_as_it_came(golden_dir, tmp_path) -> None:
+    official = golden_dir / "models" / "llada"
+    save_model(load_model(official)[0], tmp_path)
+    came = load_file(official / "model.safetensors")
+    went = load_file(tmp_path / "model.safetensors")
+    assert came.keys() == went.keys()
+    assert all(torch.equal(came[name], went[name]) for name in came)
+    config = json.loads((official / "config.json").read_text())
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written.items() <= config.items()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_dtype_is_that_asked_for(dtype, folder, tmp_path) -> None:
+    loaded, _ = load_model(folder, dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    save_model(small(), tmp_path / "other", dtype=dtype)
+    assert same(load_model(tmp_path / "other")[0], loaded)
+
+
+def test_shards_are_the_single_file(folder, tmp_path) -> None:
+    single, _ = load_model(folder)
+    save_model(single, tmp_path / "sharded", max_shard_bytes=4000)
+    files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert same(load_model(tmp_path / "sharded")[0], single)
+    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
+    on_disk = [load_file(tmp_path / "sharded" / name) for name in files]
+    assert index["metadata"]["total_size"] == sum(t.nbytes for s in on_disk for t in s.values())
+    # A tensor may be larger than a shard; several together may not.
+    assert all(sum(t.nbytes for t in s.values()) <= 4000 or len(s) == 1 for s in on_disk)
+
+
+def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
+    save_model(small(seed=1), folder, max_shard_bytes=4000)
+    save_model(small(seed=2), folder)
+    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
+    assert same(load_model(folder)[0], small(seed=2))
+
+
+def test_a_seed_is_a_model() -> None:
+    assert same(small(seed=3), small(seed=3))
+    assert not same(small(seed=3), small(seed=4))
+    for name, part in small(seed=3).transformer.parts().items():
+        assert (part != 0).all(), name
+        assert part.std() < 0.03, name
+
+
+def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
+    """Counts tensors alive, not bytes: the model is made once, and each tensor is gone in time."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    opened_as_before = load.safe_open
+
+    class Watched:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            self.opened = opened_as_before(*args, **kwargs)
+
+        def __enter__(self) -> "Watched":
+            self.opened.__enter__()
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self.opened.__exit__(*args)
+
+        def keys(self) -> list[str]:
+            return self.opened.keys()
+
+        def get_slice(self, name: str) -> object:
+            return self.opened.get_slice(name)
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            assert not any(reference() is not None for reference in alive)
+            tensor = self.opened.get_tensor(name)
+            alive.append(weakref.ref(tensor))
+            return tensor
+
+    monkeypatch.setattr(load, "safe_open", Watched)
+    model, _ = load_model(folder)
+    assert len(alive) == len(model.transformer.parts())
+
+
+# Damage
+
+
+def test_missing_left_over_and_misshaped_tensors_are_all_named(folder) -> None:
+    layer = "model.transformer.blocks.1"
+    edit_weights(
+        folder,
+        **{
+            f"{layer}.q_proj.weight": None,
+            "model.transformer.ln_f.weight": None,
+            f"{layer}.q_proj.bias": torch.zeros(16),
+            f"{layer}.ff_proj.weight": torch.zeros(24, 15),
+        },
+    )
+    with pytest.raises(ValueError, match="got 4 differences") as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert f"missing {layer}.q_proj.weight" in message
+    assert "missing model.transformer.ln_f.weight" in message
+    assert f"left over {layer}.q_proj.bias" in message
+    assert f"{layer}.ff_proj.weight of shape [24, 15] instead of [24, 16]" in message
+
+
+def test_damage_is_found_before_memory_is_allocated(folder, monkeypatch) -> None:
+    edit_weights(folder, **{"model.transformer.ln_f.weight": None})
+    monkeypatch.setattr(load.Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    with pytest.raises(ValueError, match="got 1 differences: missing"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("num_bytes", [4, 100, 4000])
+def test_a_file_that_was_cut_short_is_named(num_bytes, folder) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(ValueError, match=r"model\.safetensors' is damaged or cut short"):
+        load_model(folder)
+
+
+def test_quantised_weights_are_refused(folder) -> None:
+    name = "model.transformer.blocks.0.up_proj.weight"
+    edit_weights(folder, **{name: torch.zeros((24, 16), dtype=torch.int8)})
+    with pytest.raises(ValueError, match="Weights are stored as F64, F32, BF16, F16, got I8"):
+        load_model(folder)
+
+
+def test_a_missing_shard_is_named(folder) -> None:
+    save_model(small(), folder, max_shard_bytes=4000)
+    (folder / "model-00002-of-00006.safetensors").unlink(missing_ok=True)
+    shards = sorted(folder.glob("*.safetensors"))
+    shards[-1].unlink()
+    with pytest.raises(FileNotFoundError, match=f"{shards[-1].name} are missing"):
+        load_model(folder)
+
+
+def test_pickled_weights_are_refused_with_a_remedy(folder) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"files only, got pytorch_model\.bin"):
+        load_model(folder)
+
+
+def test_a_folder_without_weights_is_refused(folder) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors are missing"):
+        load_model(folder)
+
+
+def test_a_folder_without_configuration_is_refused(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"A model folder holds a config\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"], ids=["cut", "a list", "garbage"])
+def test_a_damaged_configuration_is_named(text, folder) -> None:
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"config\.json' (is not valid JSON|holds a JSON object)"):
+        load_model(folder)
+
+
+# Families
+
+
+@pytest.mark.parametrize(
+    "architectures", [["LLaDAMoEModelLM"], ["LlamaForCausalLM"], [], None], ids=str
+)
+def test_other_architectures_are_refused_by_name(architectures, folder) -> None:
+    edit_config(folder, architectures=architectures, model_type="llada")
+    named = repr(architectures[0]) if architectures else "None"
+    with pytest.raises(ValueError, match=rf"LLaDAModelLM \(LLaDA\).*got {named}"):
+        load_model(folder)
+
+
+SWITCHES = [(LLADA, *switch) for switch in LLADA_SWITCHES.items()]
+SWITCHES += [(family, *switch) for family in (DREAM, SDAR) for switch in QWEN_SWITCHES.items()]
+SWITCHES += [(SDAR, "attention_bias", True)]
+
+
+@pytest.mark.parametrize(("family", "key", "value"), SWITCHES)
+def test_a_variant_that_is_not_implemented_is_refused(family, key, value, golden_dir) -> None:
+    path = golden_dir / "models" / family.name.lower() / "config.json"
+    config = json.loads(path.read_text())
+    assert family_of(config) is family
+    family.read(config)
+    with pytest.raises(ValueError, match=f"{family.name} checkpoints need '{key}' to be") as caught:
+        family.read({**config, key: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_every_refusal_is_tested() -> None:
+    for family in FAMILIES:
+        tested = {key for tested_family, key, _ in SWITCHES if tested_family is family}
+        assert tested == {refusal.key for refusal in family.refusals}
+
+
+def test_a_missing_key_is_named(folder) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["d_model"]
+    with pytest.raises(ValueError, match="needs the key 'd_model', which is missing"):
+        LLADA.read(config)
+
+
+QWEN_8B = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+    "head_dim": 128,
+    "rope_theta": 1000000,
+}
+
+
+def test_ids_that_official_configurations_lack_are_known() -> None:
+    sdar = SDAR.read({**QWEN_8B, "vocab_size": 151936})
+    assert (sdar.mask_id, sdar.eos_ids, sdar.causal_block_length) == (151669, (151643, 151645), 4)
+    assert not sdar.shape.tied_head
+    dream = DREAM.read({**QWEN_8B, "vocab_size": 152064, "eos_token_id": 151643})
+    assert (dream.mask_id, dream.eos_ids, dream.causal_block_length) == (
+        151666,
+        (151643, 151645),
+        0,
+    )
+
+
+def test_the_official_llada_configuration_is_read() -> None:
+    config = {
+        "d_model": 4096,
+        "n_layers": 32,
+        "n_heads": 32,
+        "n_kv_heads": 32,
+        "mlp_hidden_size": 12288,
+        "mlp_ratio": 4,
+        "vocab_size": 126464,
+        "embedding_size": 126464,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "weight_tying": False,
+        "mask_token_id": 126336,
+        "eos_token_id": 126081,
+    }
+    facts = LLADA.read(config)
+    assert (facts.mask_id, facts.eos_ids) == (126336, (126081, 126348))
+    with torch.device("meta"):
+        parts = load.Transformer(facts.shape).parts()
+    # What the published index of LLaDA-8B says.
+    assert len(parts) == 291
+    assert 2 * sum(part.numel() for part in parts.values()) == 16_031_162_368
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused(folder) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"id is in \[0, 50\), got 126336. Set 'mask_token_id'"):
+        LLADA.read({**config, "mask_token_id": None})
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_no_two_tensors_have_one_official_name(family) -> None:
+    assert len(set(family.names.values())) == len(family.names)
+
+
+@pytest.mark.parametrize("family", ["dream", "sdar"])
+def test_only_what_the_llada_format_can_say_is_saved(family, golden_dir, tmp_path) -> None:
+    model, _ = load_model(golden_dir / "models" / family)
+    with pytest.raises(ValueError, match="Only models of the LLaDA family can be saved"):
+        save_model(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# Tokenizers
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    ids = {f"t{i}": i for i in range(size)}
+    Tokenizer(BPE(vocab=ids, merges=[])).save(str(folder / "tokenizer.json"))
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    # As on the hub: remote code on offer, which must neither be run nor asked about.
+    config = {"auto_map": {"AutoTokenizer": ["remote.Remote", None]}, "tokenizer_class": "Remote"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "remote.py").write_text("raise SystemExit('remote code was run')\n")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llada", PreTrainedTokenizerFast), ("dream", Qwen2Tokenizer), ("sdar", Qwen2Tokenizer)],
+)
+def test_the_tokenizer_is_loaded_without_remote_code(
+    family, kind, golden_dir, tmp_path, monkeypatch
+) -> None:
+    shutil.copytree(golden_dir / "models" / family, tmp_path / family)
+    write_tokenizer(tmp_path / family, 505)
+    monkeypatch.setattr(sys, "stdin", None)
+    model, tokenizer = load_model(tmp_path / family)
+    assert isinstance(tokenizer, kind)
+    assert tokenizer.convert_ids_to_tokens(7) == "t7"
+    expected = set(range(len(tokenizer), 512)) - {model.mask_id}
+    assert len(expected) > 2
+    assert set(model.banned_ids) == expected
+
+
+def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
+    shutil.copytree(golden_dir / "models" / "llada", tmp_path / "llada")
+    write_tokenizer(tmp_path / "llada", 490)
+    model, _ = load_model(tmp_path / "llada")
+    assert set(model.banned_ids) == set(range(490, 512)) - {500, 508}
