@@ -2,12 +2,36 @@
 
 from samplers.base import Decision, Sampler, State, View
 from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.credit_decoding import CreditDecoding
+from samplers.entropy_bound import EntropyBound
+from samplers.entropy_threshold import EntropyThreshold
 from samplers.expression import parse_expression
+from samplers.factor import Factor
 from samplers.fixed_schedule import FixedSchedule
+from samplers.frechet import Frechet
+from samplers.hierarchy import Hierarchy
+from samplers.klass import Klass
+from samplers.learn2pd import Learn2PD
+from samplers.less import Less
+from samplers.local_leap import LocalLeap
+from samplers.prophet import Prophet
+from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     ConfidenceThreshold,
+    CreditDecoding,
+    EntropyBound,
+    EntropyThreshold,
+    Factor,
     FixedSchedule,
+    Frechet,
+    Hierarchy,
+    Klass,
+    Learn2PD,
+    Less,
+    LocalLeap,
+    Prophet,
+    Wino,
 )
 
 
@@ -27,10 +51,22 @@ def parse(text: str) -> Sampler:
 __all__ = [
     "ALL_SAMPLERS",
     "ConfidenceThreshold",
+    "CreditDecoding",
     "Decision",
+    "EntropyBound",
+    "EntropyThreshold",
+    "Factor",
     "FixedSchedule",
+    "Frechet",
+    "Hierarchy",
+    "Klass",
+    "Learn2PD",
+    "Less",
+    "LocalLeap",
+    "Prophet",
     "Sampler",
     "State",
     "View",
+    "Wino",
     "parse",
 ]

@@ -14,7 +14,8 @@ class ConfidenceThreshold(Sampler):
     progress. `threshold=1.0` is in effect one token a step; `threshold=0.0` is a whole block.
 
     Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, confidence-aware
-    parallel decoding. The comparison is `>=`, as in the authors' code; the paper's text says "exceeds".
+    parallel decoding. The comparison is `>=`, as in the authors' code; the paper's text says
+    "exceeds".
 
     Differs: Confidence is a float32 softmax (float64 for float64 logits), the authors' float64.
 

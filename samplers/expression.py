@@ -44,6 +44,8 @@ def _call(node: ast.Call, constructors: Constructors) -> Any:
     constructor = constructors[name]
     arguments = [_value(argument, constructors) for argument in node.args]
     options = {word.arg or "**": _value(word.value, constructors) for word in node.keywords}
+    if len(options) < len(node.keywords):
+        raise ValueError(f"{name} has an option twice in {ast.unparse(node)!r}; give it once.")
     parameters = inspect.signature(constructor).parameters
     unknown = [option for option in options if option not in parameters]
     if unknown:

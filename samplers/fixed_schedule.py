@@ -75,7 +75,7 @@ class FixedSchedule(Sampler):
         assert isinstance(masks, Tensor)
         assert isinstance(steps, Tensor)
         if self.schedule == "even":
-            quota = masks // self.steps_per_block + (steps < masks % self.steps_per_block)
+            quota = even_quota(masks, self.steps_per_block, steps)
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than the plan: never fall to zero while masks remain.
@@ -106,3 +106,11 @@ class FixedSchedule(Sampler):
         ahead = torch.arange(self.steps_per_block, device=masks.device) >= steps[:, None]
         step = ((quotas > 0) & ahead).long().argmax(-1)
         return quotas.gather(-1, step[:, None]).squeeze(-1), step
+
+
+def even_quota(
+    masks: Int[Tensor, " B"], steps_per_block: int, steps: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns how many of a block's masks the even schedule commits at a step; 0 after its last."""
+    quota = masks // steps_per_block + (steps < masks % steps_per_block)
+    return quota * (steps < steps_per_block)

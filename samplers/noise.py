@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
+# Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
 _INCREMENT = -7046029254386353131
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _SHIFTS = (30, 27)

@@ -1,0 +1,166 @@
+"""Unmasking by a learned filter (Learn2PD)."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from samplers.base import Decision, Sampler, State, View
+from samplers.statistics import highest_one
+
+ASSETS = Path(__file__).parent / "assets"
+ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+
+
+@dataclass(frozen=True)
+class Learn2PD(Sampler):
+    """Commits the positions whose proposal a small network takes for final.
+
+    The network reads the probability of the most likely token at every position of the block, also
+    at committed ones, and scores each position; a short last block is continued with 1. Eligible
+    positions whose score exceeds `threshold` are committed, and in any case the most confident one.
+
+    The filter is a safetensors file that names the model and the block length it was trained for;
+    `decode` refuses any other. It is read when it is first needed.
+
+    Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
+    Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188. The paper's end-of-text
+    prediction is `truncate_at_eos` of `decode`, for any sampler.
+
+    Differs: An EOS ends the answer when it is committed, in the paper also when it is the most
+    likely token of any masked position. The paper does not say how a short block is continued, nor
+    the activation: here 1 and ReLU. Beside the filter it commits as many as the fixed schedule
+    would; here, as in its experiments, one. At a temperature above 0 scores still describe the most
+    likely token.
+
+    Attributes:
+        filter: An embedded filter's name, or the path of a file that `save_filter` wrote.
+        threshold: Probability of being final, in [0, 1], that a score must exceed.
+
+    Raises:
+        ValueError: If the threshold is not a probability or, at the start of `decode`, the file is
+            no filter, or one for another model or block length.
+        FileNotFoundError: If, at the start of `decode`, there is no such filter.
+    """
+
+    filter: str = "mini"
+    threshold: float = 0.96
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
+
+    @cached_property
+    def loaded(self) -> "Filter":
+        """The filter, read on first use."""
+        return load_filter(self.filter)
+
+    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
+        trained = self.loaded
+        if trained.block_length != block_length:
+            raise ValueError(
+                f"The filter {self.filter!r} is for blocks of {trained.block_length} tokens, got "
+                f"block_length={block_length}. Decode with block_length={trained.block_length}, "
+                "or train a filter for this one."
+            )
+        if trained.model != model:
+            raise ValueError(
+                f"The filter {self.filter!r} is for the model {trained.model!r}, got {model!r}. "
+                "Train a filter for this one."
+            )
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        trained = self.loaded
+        confidences = view.probability(view.most_likely).double()
+        missing = trained.block_length - confidences.shape[1]
+        network = trained.network.to(confidences.device)
+        scores = network(functional.pad(confidences, (0, missing), value=1.0)).sigmoid()
+        accepted = view.eligible & (scores[:, : confidences.shape[1]] > self.threshold)
+        return Decision(commit=accepted | highest_one(view.confidence, view.eligible)), state
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A network that scores the positions of a block, and what it was trained for.
+
+    Attributes:
+        network: Maps the block's confidences to one logit a position, in float64.
+        block_length: Positions of a block, in tokens.
+        model: Name of the model.
+    """
+
+    network: nn.Module
+    block_length: int
+    model: str
+
+
+def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: str) -> nn.Sequential:
+    """Builds an untrained filter network.
+
+    Args:
+        block_length: Inputs and outputs.
+        hidden_sizes: Units of each hidden layer.
+        activation: Between layers: relu, tanh or gelu.
+
+    Raises:
+        ValueError: If the activation is not one of these.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+    sizes = (block_length, *hidden_sizes, block_length)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+def load_filter(source: str) -> Filter:
+    """Reads a filter file.
+
+    Args:
+        source: An embedded filter's name, or a path.
+
+    Raises:
+        FileNotFoundError: If there is neither.
+        ValueError: If the file is not a filter.
+    """
+    embedded = ASSETS / f"learn2pd-{source}.safetensors"
+    path = embedded if embedded.is_file() else Path(source)
+    if not path.is_file():
+        names = sorted(file.stem.removeprefix("learn2pd-") for file in ASSETS.glob("learn2pd-*"))
+        raise FileNotFoundError(
+            f"A filter is a file or an embedded name ({', '.join(names) or 'none is installed'}), "
+            f"got {source!r}. Train one with examples/train_filter.py."
+        )
+    try:
+        return _parse_filter(path.read_bytes())
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{source!r} is not a filter that save_filter wrote ({error}). "
+            "Train one with examples/train_filter.py."
+        ) from error
+
+
+def _parse_filter(content: bytes) -> Filter:
+    # A safetensors file is the length of a JSON header, the header, and the raw numbers. Reading it
+    # by hand keeps this package to torch alone.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header: dict[str, Any] = json.loads(content[8:end])
+    settings = header.pop("__metadata__")
+    block_length = int(settings["block_length"])
+    hidden_sizes = tuple(json.loads(settings["hidden_sizes"]))
+    network = new_network(block_length, hidden_sizes, settings["activation"])
+    weights = {}
+    for name, entry in header.items():
+        first, last = (end + offset for offset in entry["data_offsets"])
+        values = torch.frombuffer(bytearray(content[first:last]), dtype=torch.float32)
+        weights[name] = values.view(entry["shape"])
+    network.load_state_dict(weights)
+    return Filter(network.double().requires_grad_(False), block_length, settings["model"])

@@ -1,0 +1,111 @@
+"""Stable-evidence unmasking (LESS)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler, State, View
+from samplers.fixed_schedule import even_quota
+from samplers.statistics import highest
+
+# How many of the most likely tokens are told apart; the authors' setting.
+_NUM_TOP = 8
+
+
+@dataclass(frozen=True)
+class Less(Sampler):
+    """Commits confident positions whose leading tokens have stopped changing.
+
+    An eligible position is accepted when its confidence reaches `threshold`, its most likely token
+    was the same in the last `num_stable_steps` steps, and its drift since the last step is at most
+    `drift_threshold`. Drift is the Jensen-Shannon divergence between the coarse distributions of
+    this step and the last: the eight most likely tokens of each, and all others as one. All
+    accepted positions are committed; a row without any falls back to the most confident ones, as
+    many as the even schedule of `FixedSchedule` has at this step, and at least one.
+
+    History starts with the block, so the first `num_stable_steps` steps can only fall back.
+
+    Source: "LESS" 2026, https://arxiv.org/abs/2606.16908, the rule for LLaDA.
+
+    Differs: A token among the eight of one step only counts as probability 0 in the other step,
+    what it had there is in the rest: no more than eight are kept. At a temperature above 0 the
+    authors compare distributions disturbed by the sampling noise; here noise draws tokens only.
+
+    Attributes:
+        threshold: Least probability, in [0, 1], of the proposed token.
+        drift_threshold: Highest drift in nats, at least 0; it never exceeds ln 2.
+        num_stable_steps: Earlier steps that must agree on the most likely token, at least 1.
+        steps_per_block: Steps of the schedule that fallbacks follow, at least 1. No fewer than the
+            block has tokens: one token a fallback.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    threshold: float = 0.75
+    drift_threshold: float = 0.04
+    num_stable_steps: int = 2
+    steps_per_block: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
+        if not self.drift_threshold >= 0.0:
+            raise ValueError(
+                f"drift_threshold is a divergence in nats, at least 0, got {self.drift_threshold}."
+            )
+        for name in ("num_stable_steps", "steps_per_block"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"{name} is at least 1, got {vars(self)[name]}.")
+
+    def init(self, view: View) -> State:
+        masks = view.eligible.sum(-1)
+        # No token has id -1: the first step finds nothing that agrees.
+        tokens = torch.full_like(view.tokens, -1)[..., None].expand(-1, -1, self._num_top(view))
+        shares = torch.zeros_like(tokens, dtype=torch.float32)
+        return masks, torch.zeros_like(masks), torch.zeros_like(view.tokens), tokens, shares
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, tuple)
+        masks, steps, agreed, old_tokens, old_shares = state
+        assert isinstance(masks, Tensor)
+        assert isinstance(steps, Tensor)
+        assert isinstance(agreed, Tensor)
+        assert isinstance(old_tokens, Tensor)
+        assert isinstance(old_shares, Tensor)
+        logits, tokens = view.top_k(self._num_top(view))
+        shares = (logits - view.log_normaliser[..., None]).exp()
+        agreed = (agreed + 1) * (tokens[..., 0] == old_tokens[..., 0])
+        drift = _coarse_divergence(tokens, shares, old_tokens, old_shares)
+        accepted = view.eligible & (view.confidence >= self.threshold)
+        accepted &= (agreed >= self.num_stable_steps) & (drift <= self.drift_threshold)
+        quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~accepted.any(-1)
+        commit = accepted | highest(view.confidence, view.eligible, quota)
+        return Decision(commit=commit), (masks, steps + 1, agreed, tokens, shares)
+
+    @staticmethod
+    def _num_top(view: View) -> int:
+        return min(_NUM_TOP, view.logits.shape[-1])
+
+
+def _coarse_divergence(
+    tokens: Int[Tensor, "B W n"],
+    shares: Float[Tensor, "B W n"],
+    old_tokens: Int[Tensor, "B W n"],
+    old_shares: Float[Tensor, "B W n"],
+) -> Float[Tensor, "B W"]:
+    """Returns the Jensen-Shannon divergence in nats, what lies outside the given tokens as one."""
+    same = tokens[..., :, None] == old_tokens[..., None, :]
+    old_here = (same * old_shares[..., None, :]).sum(-1)
+    gone = old_shares.masked_fill(same.any(-2), 0.0)
+    new = torch.cat([shares, torch.zeros_like(gone), _rest(shares)], -1)
+    old = torch.cat([old_here, gone, _rest(old_shares)], -1)
+    mean = torch.special.entr((new + old) / 2).sum(-1)
+    drift: Tensor = mean - (torch.special.entr(new) + torch.special.entr(old)).sum(-1) / 2
+    return drift
+
+
+def _rest(shares: Float[Tensor, "B W n"]) -> Float[Tensor, "B W 1"]:
+    return (1.0 - shares.sum(-1, keepdim=True)).clamp(min=0.0)

@@ -1,0 +1,187 @@
+"""Early commit of the whole answer (Prophet), around any sampler."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from samplers.base import Decision, Sampler, Scope, State, View, check_base
+from samplers.confidence_threshold import ConfidenceThreshold
+
+Averaged = Literal["masked", "all"]
+
+
+@dataclass(frozen=True)
+class Prophet(Sampler):
+    """Fills all masks of a row at once when its answer is already decided.
+
+    At each step the gap between the two highest logits is averaged over the answer's tokens that
+    are still masked. When it reaches the threshold of the current phase, or no such mask is left,
+    every mask of the row, in this block and behind, takes its proposal. Otherwise the base decides.
+
+    The phase follows progress: the first of `thresholds` holds below the first of `edges`, and so
+    on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
+    at step t = 1, 2, ... of a fixed schedule.
+
+    Where the answer is: `answer_length` tokens from `answer_start`, or behind the first place where
+    the committed tokens spell `marker` (until it appears nothing is filled); without either, the
+    whole generation.
+
+    Source: Li et al. 2025, "Diffusion Language Models Know the Answer Before Decoding",
+    https://arxiv.org/abs/2508.19982, and the authors' generate_earlyexit.py.
+
+    Differs: Rows are decided one by one, the authors' code looks at the first. The gap is averaged
+    over masked positions; `gap="all"` averages committed ones too, as theirs does. Progress by
+    share of tokens is ours, for bases without a fixed number of steps, and so are `marker` and the
+    whole generation. A fixed text before the answer is a template of `decode`.
+
+    Attributes:
+        base: The sampler that decides until then; not one that re-masks.
+        thresholds: Least mean gap of each phase, in logits, at least 0.
+        edges: Progress, in [0, 1] and ascending, at which the next phase begins.
+        answer_start: First position of the answer in the generation; `None`: see above.
+        answer_length: Tokens of the answer, at least 1.
+        marker: Token ids behind which the answer is looked for; empty: not looked for.
+        gap: Which of the answer's positions are averaged.
+        num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
+
+    Raises:
+        ValueError: If an attribute is outside its range, the base cannot be wrapped or, at the
+            start of `decode`, the answer is not within `gen_length`.
+    """
+
+    base: Sampler = field(default_factory=ConfidenceThreshold)
+    thresholds: tuple[float, ...] = (7.5, 5.0, 2.5)
+    edges: tuple[float, ...] = (0.33, 0.67)
+    answer_start: int | None = None
+    answer_length: int = 5
+    marker: tuple[int, ...] = ()
+    gap: Averaged = "masked"
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        check_base("Prophet", self.base)
+        _check_phases(self.thresholds, self.edges)
+        if self.answer_start is not None and self.answer_start < 0:
+            raise ValueError(f"answer_start is at least 0, got {self.answer_start}.")
+        if self.answer_start is not None and self.marker:
+            raise ValueError(
+                "The answer is at answer_start or behind marker, got both; leave one out."
+            )
+        if self.answer_length < 1:
+            raise ValueError(f"answer_length is at least 1 token, got {self.answer_length}.")
+        if self.gap not in get_args(Averaged):
+            raise ValueError(f"gap is one of {', '.join(get_args(Averaged))}, got {self.gap!r}.")
+        if self.num_steps < 0:
+            raise ValueError(f"num_steps is at least 0, got {self.num_steps}.")
+
+    @property
+    def scope(self) -> Scope:
+        # Both look at positions of finished blocks.
+        return "answer" if self.marker or self.gap == "all" else self._narrower_scope
+
+    @property
+    def _narrower_scope(self) -> Scope:
+        return "answer" if self.base.scope == "answer" else "suffix"
+
+    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
+        self.base.check(model=model, gen_length=gen_length, block_length=block_length)
+        if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
+            raise ValueError(
+                f"Prophet's answer is within gen_length={gen_length} tokens, got positions "
+                f"{self.answer_start} to {self.answer_start + self.answer_length - 1}. Change "
+                "answer_start or answer_length, or generate more."
+            )
+
+    def max_steps(self, num_masks: int) -> int:
+        return self.base.max_steps(num_masks)
+
+    def init(self, view: View) -> State:
+        return torch.zeros_like(view.tokens[:, 0]), self.base.init(view.within(self.base.scope))
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, tuple)
+        steps, inner = state
+        assert isinstance(steps, Tensor)
+        part = view.within(self.base.scope)
+        decision, inner = self.base.step(part, inner)
+        decided = self._decided(view, steps) & view.eligible.any(-1)
+        left = part.start - view.start
+        margins = (left, view.tokens.shape[1] - left - part.tokens.shape[1])
+        tokens = part.proposal if decision.tokens is None else decision.tokens
+        commit = functional.pad(decision.commit, margins)
+        tokens = functional.pad(tokens, margins)
+        remask = None if decision.remask is None else functional.pad(decision.remask, margins)
+        # The proposals of all that lies behind cost a pass that nearly every step can do without.
+        if decided.any():
+            filled = decided[:, None]
+            commit = torch.where(filled, view.masked, commit)
+            tokens = torch.where(filled, view.proposal, tokens)
+            remask = None if remask is None else remask & ~filled
+        return Decision(commit=commit, tokens=tokens, remask=remask), (steps + 1, inner)
+
+    def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        answer = self._answer(view)
+        columns = answer.columns.clamp(0, view.tokens.shape[1] - 1)
+        counted = answer.in_view
+        if self.gap == "masked":
+            counted = counted & view.masked.gather(1, columns)
+        logits = view.top_k(2, columns).logits.double()
+        gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~counted, 0.0)
+        mean = gaps.sum(-1) / counted.sum(-1)
+        reached = mean >= self._threshold(view, steps)
+        return answer.exists & (reached | ~counted.any(-1))
+
+    def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        progress = view.progress
+        if self.num_steps:
+            before = view.within("block").start * self.num_steps // view.gen_length
+            progress = (before + steps + 1).double() / self.num_steps
+        edges = progress.new_tensor(self.edges)
+        return progress.new_tensor(self.thresholds)[(progress[:, None] >= edges).sum(-1)]
+
+    def _answer(self, view: View) -> "_Answer":
+        rows, width = view.tokens.shape
+        device = view.tokens.device
+        ahead = torch.arange(self.answer_length, device=device)
+        if self.marker:
+            marker = torch.tensor(self.marker, device=device)
+            tokens = functional.pad(view.tokens.masked_fill(view.masked, -1), (0, len(marker) - 1))
+            spelled = (tokens.unfold(1, len(marker), 1) == marker).all(-1)
+            columns = spelled.long().argmax(-1, keepdim=True) + len(marker) + ahead
+            in_view = spelled.any(-1, keepdim=True) & (columns < width)
+            return _Answer(columns, in_view, in_view.any(-1))
+        if self.answer_start is None:
+            columns = torch.arange(width, device=device)
+        else:
+            columns = self.answer_start - view.start + ahead
+        in_view = (columns >= 0) & (columns < width)
+        # What lies before the window is committed.
+        exists = torch.ones(rows, dtype=torch.bool, device=device)
+        return _Answer(columns.expand(rows, -1), in_view.expand(rows, -1), exists)
+
+
+class _Answer(NamedTuple):
+    """Where each row's answer is.
+
+    Attributes:
+        columns: Columns of the window, some perhaps outside it.
+        in_view: Columns that are inside.
+        exists: Rows that have an answer.
+    """
+
+    columns: Int[Tensor, "B A"]
+    in_view: Bool[Tensor, "B A"]
+    exists: Bool[Tensor, " B"]
+
+
+def _check_phases(thresholds: tuple[float, ...], edges: tuple[float, ...]) -> None:
+    if len(thresholds) != len(edges) + 1:
+        raise ValueError(f"thresholds has one entry more than edges, got {thresholds} and {edges}.")
+    if not all(threshold >= 0.0 for threshold in thresholds):
+        raise ValueError(f"thresholds are logit gaps of at least 0, got {thresholds}.")
+    if list(edges) != sorted(edges) or not all(0.0 <= edge <= 1.0 for edge in edges):
+        raise ValueError(f"edges are shares in [0, 1] in ascending order, got {edges}.")

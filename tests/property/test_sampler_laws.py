@@ -1,0 +1,177 @@
+"""What holds for every sampler, over random rows and over logits that nobody would wish for."""
+
+import copy
+from dataclasses import fields
+from functools import cache
+
+import pytest
+import torch
+from samplers_under_test import INSTANCES
+from torch import Tensor
+from views import STYLES, Style, Turn, play
+
+from samplers import ALL_SAMPLERS, Learn2PD, Sampler, State, View, parse
+from samplers.base import take_state
+
+SEEDS = (1, 2)
+# Every way a model may answer at temperature 0, and the usual one with noise.
+PLAYS: tuple[tuple[Style, float], ...] = (*((style, 0.0) for style in STYLES), ("drifting", 1.3))
+
+every_sampler = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+
+
+@cache
+def turns(sampler: Sampler, style: Style, temperature: float = 0.0) -> list[Turn]:
+    return [
+        turn for seed in SEEDS for turn in play(sampler, seed, style=style, temperature=temperature)
+    ]
+
+
+def all_turns(sampler: Sampler) -> list[Turn]:
+    return [turn for style, temperature in PLAYS for turn in turns(sampler, style, temperature)]
+
+
+def written(turn: Turn) -> Tensor:
+    return turn.view.proposal if turn.decision.tokens is None else turn.decision.tokens
+
+
+def tensors_in(state: State) -> list[Tensor]:
+    if state is None:
+        return []
+    if isinstance(state, tuple):
+        return [tensor for part in state for tensor in tensors_in(part)]
+    return [state]
+
+
+def assert_same_state(one: State, other: State) -> None:
+    for ours, theirs in zip(tensors_in(one), tensors_in(other), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_sampler_is_under_test() -> None:
+    # The filter of Learn2PD reads blocks of one length; it has these laws in its own tests.
+    assert {type(sampler) for sampler in INSTANCES} == {*ALL_SAMPLERS} - {Learn2PD}
+
+
+@every_sampler
+def test_only_eligible_positions_are_committed_and_at_least_one_a_row(sampler: Sampler) -> None:
+    idle_rows = 0
+    for view, _, decision, _ in all_turns(sampler):
+        busy = view.eligible.any(-1)
+        idle_rows += int((~busy).sum())
+        allowed = view.eligible if sampler.scope == "block" else view.masked
+        assert not (decision.commit & ~allowed).any()
+        assert torch.equal(decision.commit.any(-1), busy)
+    assert idle_rows
+
+
+@every_sampler
+def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sampler: Sampler) -> None:
+    num_remasked = 0
+    for seed in SEEDS:
+        gained = torch.zeros(3, dtype=torch.long)
+        for step, (view, _, decision, _) in enumerate(play(sampler, seed, width=16), start=1):
+            gained += decision.commit.sum(-1)
+            if decision.remask is not None:
+                assert not (decision.remask & view.masked).any()
+                gained -= decision.remask.sum(-1)
+                num_remasked += int(decision.remask.sum())
+            assert (gained >= step)[view.eligible.any(-1)].all()
+    assert bool(num_remasked) == sampler.shadow
+
+
+@every_sampler
+def test_no_excluded_token_is_written(sampler: Sampler) -> None:
+    for turn in all_turns(sampler):
+        logits = turn.view.logits.gather(-1, written(turn)[..., None]).squeeze(-1)
+        assert logits[turn.decision.commit].isfinite().all()
+
+
+@every_sampler
+def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -> None:
+    for turn in all_turns(sampler):
+        for row in range(len(turn.view.tokens)):
+            index = torch.tensor([row])
+            view = turn.view.take(index)
+            alone, state = sampler.step(view, take_state(turn.state, index))
+            commit = turn.decision.commit[row]
+            assert torch.equal(alone.commit[0], commit)
+            tokens = view.proposal if alone.tokens is None else alone.tokens
+            assert torch.equal(tokens[0, commit], written(turn)[row, commit])
+            if alone.remask is not None:
+                assert turn.decision.remask is not None
+                assert torch.equal(alone.remask[0], turn.decision.remask[row])
+            assert_same_state(state, take_state(turn.next_state, index))
+
+
+@every_sampler
+def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sampler) -> None:
+    for style, temperature in (("drifting", 0.0), ("drifting", 1.3)):
+        for turn in turns(sampler, style, temperature):
+            given = {field.name: getattr(turn.view, field.name) for field in fields(View)}
+            view, state = View(**copy.deepcopy(given)), copy.deepcopy(turn.state)
+            decision, next_state = sampler.step(view, state)
+            for name, value in given.items():
+                if isinstance(value, Tensor):
+                    assert torch.equal(getattr(view, name), value), name
+            assert_same_state(state, turn.state)
+            assert torch.equal(decision.commit, turn.decision.commit)
+            assert_same_state(next_state, turn.next_state)
+
+
+@every_sampler
+def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> None:
+    for style in STYLES:
+        for dtype in (torch.bfloat16, torch.float64):
+            steps = list(play(sampler, 3, style=style, dtype=dtype))
+            masks = steps[0].view.eligible.sum(-1).tolist()
+            assert max(masks) > 1
+            assert len(steps) <= max(sampler.max_steps(count) for count in masks)
+            last = steps[-1]
+            assert not (last.view.eligible & ~last.decision.commit).any()
+
+
+@every_sampler
+def test_a_position_without_any_allowed_token_stops_no_other(sampler: Sampler) -> None:
+    view = turns(sampler, "drifting")[0].view
+    logits = view.logits.clone()
+    hopeless = int(view.eligible[0].nonzero()[0])
+    logits[0, hopeless] = -torch.inf
+    view = view.with_logits(logits)
+    decision, _ = sampler.step(view, sampler.init(view))
+    decision.commit[0, hopeless] = False
+    assert decision.commit[0].any()
+
+
+# A random order knows no equals.
+@pytest.mark.parametrize(
+    "sampler", [sampler for sampler in INSTANCES if "random" not in repr(sampler)], ids=repr
+)
+def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        turn = next(play(sampler, 3, style="saturated", dtype=dtype))
+        confidence = turn.view.confidence[turn.view.eligible]
+        assert len(confidence) > 2
+        assert (confidence == 1.0).all()
+        leftmost = turn.view.eligible & (turn.view.eligible.cumsum(-1) == 1)
+        assert turn.decision.commit[leftmost].all()
+
+
+@every_sampler
+def test_the_repr_is_the_configuration(sampler: Sampler) -> None:
+    assert parse(repr(sampler)) == sampler
+
+
+@every_sampler
+def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -> None:
+    cold = turns(sampler, "drifting", 1e-9)
+    for one, other in zip(turns(sampler, "drifting"), cold, strict=True):
+        commit = one.decision.commit
+        assert torch.equal(commit, other.decision.commit)
+        assert torch.equal(written(one)[commit], written(other)[commit])
+
+
+@every_sampler
+def test_noise_changes_what_is_drawn(sampler: Sampler) -> None:
+    noisy = turns(sampler, "drifting", 1.3)
+    assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)

@@ -1,0 +1,50 @@
+"""The samplers that the laws are tested on: add an instance here and every law covers it."""
+
+import math
+
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    EntropyBound,
+    EntropyThreshold,
+    Factor,
+    FixedSchedule,
+    Frechet,
+    Hierarchy,
+    Klass,
+    Less,
+    LocalLeap,
+    Prophet,
+    Sampler,
+    Wino,
+)
+
+INSTANCES: tuple[Sampler, ...] = (
+    ConfidenceThreshold(),
+    ConfidenceThreshold(0.3),
+    EntropyBound(),
+    EntropyBound(0.6, "confidence"),
+    EntropyBound(math.inf, "margin"),
+    EntropyThreshold(),
+    Factor(),
+    Factor(0.75, "inclusive"),
+    Factor(1.0, "official"),
+    FixedSchedule(3),
+    FixedSchedule(2, "random"),
+    FixedSchedule(4, "margin"),
+    FixedSchedule(5, "entropy", "dream"),
+    Frechet(),
+    Frechet(-math.inf),
+    Hierarchy(),
+    Hierarchy(0.2, 1.0),
+    Klass(0.4, 0.05),
+    Klass(0.9, 0.01, 1, 2),
+    Less(),
+    Less(0.3, 0.1, 1, 2),
+    LocalLeap(),
+    LocalLeap(0.8, 0.3, 1),
+    CreditDecoding(LocalLeap()),
+    Prophet(FixedSchedule(3)),
+    Prophet(CreditDecoding(Klass(0.4, 0.05))),
+    Wino(0.3),
+)

@@ -1,0 +1,334 @@
+"""Learn2PD: the filter's file, its decisions, how examples are collected and filters trained."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from toys import HashModel
+
+from dllm_decode import Inputs, StepEvent, decode
+from dllm_decode.training.learn2pd import (
+    FilterExamples,
+    FilterSettings,
+    acceptance,
+    collect_examples,
+    save_filter,
+    score,
+    split,
+    train_filter,
+)
+from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
+from samplers.base import View
+from samplers.learn2pd import load_filter, new_network
+
+BLOCK_LENGTH = 6
+
+
+def gate(slope: float = 40.0, threshold: float = 0.6, length: int = BLOCK_LENGTH) -> nn.Sequential:
+    """A filter that says yes where the confidence exceeds a threshold."""
+    network = new_network(length, (), "relu")
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = slope * torch.eye(length)
+    layer.bias.data = torch.full((length,), -slope * threshold)
+    return network
+
+
+def saved(folder: Path, network: nn.Module, *, model: str = "hash model") -> str:
+    path = folder / "filter.safetensors"
+    settings = FilterSettings(hidden_sizes=tuple(_hidden_sizes(network)))
+    save_filter(network, path, model=model, settings=settings, threshold=0.96)
+    return str(path)
+
+
+def _hidden_sizes(network: nn.Module) -> list[int]:
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    return [layer.out_features for layer in layers[:-1]]
+
+
+def view_of(confidences: list[float], masked: list[bool]) -> View:
+    share = torch.tensor(confidences, dtype=torch.float64)
+    logits = torch.stack([share, *3 * [(1 - share) / 3]], -1).log()[None]
+    where = torch.tensor([masked])
+    return View(
+        tokens=torch.where(where, 4, 0), logits=logits, masked=where, eligible=where,
+        start=0, gen_length=len(confidences),
+    )  # fmt: skip
+
+
+def committed(sampler: Learn2PD, view: View) -> list[int]:
+    decision, _ = sampler.step(view, sampler.init(view))
+    return decision.commit[0].nonzero().squeeze(-1).tolist()
+
+
+def test_what_the_filter_accepts_is_committed_and_always_the_most_confident(tmp_path: Path) -> None:
+    sampler = Learn2PD(saved(tmp_path, gate()), threshold=0.5)
+    masked = [True, True, True, False, True, True]
+    view = view_of([0.7, 0.3, 0.65, 0.9, 0.4, 0.5], masked)
+    assert committed(sampler, view) == [0, 2]
+    assert committed(sampler, view_of([0.3, 0.5, 0.4, 0.9, 0.4, 0.5], masked)) == [1]
+
+
+def test_the_filter_adds_to_the_most_confident_position_and_does_not_replace_it(
+    tmp_path: Path,
+) -> None:
+    # This filter likes low confidence.
+    sampler = Learn2PD(saved(tmp_path, gate(-40.0, 0.4)), threshold=0.5)
+    view = view_of([0.35, 0.8, 0.5, 0.6, 0.7, 0.9], [True] * 6)
+    assert committed(sampler, view) == [0, 5]
+
+
+def test_committed_positions_feed_the_filter_with_the_confidence_of_the_argmax(
+    tmp_path: Path,
+) -> None:
+    network = gate()
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = torch.zeros(6, 6)
+    layer.weight.data[:, 3] = 40.0  # every position looks at column 3 only
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    masked = [True, True, True, False, True, True]
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.9, 0.3, 0.3], masked))) == 5
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.3, 0.3, 0.3], masked))) == 1
+
+
+def test_a_short_last_block_is_continued_with_certainty(tmp_path: Path) -> None:
+    network = gate()
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = torch.zeros(6, 6)
+    layer.weight.data[:, 4:] = 20.0  # looks only behind the end
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    assert committed(sampler, view_of([0.5, 0.4, 0.3], [True] * 3)) == [0, 1, 2]
+
+
+def test_equality_with_the_threshold_is_not_enough(tmp_path: Path) -> None:
+    network = gate(0.0)  # scores one half everywhere
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.9, 0.2, 0.6], [True] * 6))) == 1
+
+
+def test_a_file_reads_back_as_written(tmp_path: Path) -> None:
+    network = new_network(BLOCK_LENGTH, (5, 7), "tanh")
+    path = tmp_path / "filter.safetensors"
+    settings = FilterSettings(hidden_sizes=(5, 7), activation="tanh")
+    save_filter(network, path, model="toy", settings=settings, threshold=0.9)
+    filter_ = load_filter(str(path))
+    assert (filter_.block_length, filter_.model) == (BLOCK_LENGTH, "toy")
+    inputs = torch.rand(3, BLOCK_LENGTH)
+    torch.testing.assert_close(filter_.network(inputs.double()).float(), network(inputs))
+    for name, value in load_file(path).items():
+        assert torch.equal(filter_.network.state_dict()[name].float(), value)
+
+
+def test_the_default_network_has_2112_parameters() -> None:
+    network = new_network(32, FilterSettings().hidden_sizes, FilterSettings().activation)
+    assert sum(weight.numel() for weight in network.parameters()) == 2112
+
+
+def test_decode_refuses_a_filter_for_another_block_length_or_model(tmp_path: Path) -> None:
+    sampler = Learn2PD(saved(tmp_path, gate()))
+    with pytest.raises(ValueError, match="is for blocks of 6 tokens, got block_length=4"):
+        decode(HashModel(), [[1]], sampler, gen_length=12, block_length=4)
+    other = Learn2PD(saved(tmp_path, gate(), model="mini"))
+    with pytest.raises(ValueError, match="is for the model 'mini', got 'hash model'"):
+        decode(HashModel(), [[1]], other, gen_length=12, block_length=6)
+    for wrapped in (CreditDecoding(sampler), Prophet(sampler)):
+        with pytest.raises(ValueError, match="is for blocks of 6 tokens"):
+            decode(HashModel(), [[1]], wrapped, gen_length=12, block_length=4)
+
+
+def test_decode_refuses_files_that_are_missing_or_no_filters(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"embedded name .*, got 'nowhere'"):
+        decode(HashModel(), [[1]], Learn2PD("nowhere"), gen_length=12, block_length=6)
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="is not a filter that save_filter wrote"):
+        decode(HashModel(), [[1]], Learn2PD(str(path)), gen_length=12, block_length=6)
+    path.write_bytes(b"\xff" * 7)
+    with pytest.raises(ValueError, match="is not a filter that save_filter wrote"):
+        Learn2PD(str(path)).check(model="hash model", gen_length=12, block_length=6)
+
+
+def test_a_gate_decodes_like_the_confidence_threshold_it_imitates(tmp_path: Path) -> None:
+    model, prompts = HashModel(peak=12.0), [[1, 2], [3], [4, 5, 6]]
+    sampler = Learn2PD(saved(tmp_path, gate(threshold=0.4)), threshold=0.5)
+    options = {"gen_length": 15, "block_length": 6, "stop_at_eos": False}
+    learned = decode(model, prompts, sampler, **options)  # type: ignore[arg-type]
+    plain = decode(model, prompts, ConfidenceThreshold(0.4), **options)  # type: ignore[arg-type]
+    assert torch.equal(learned.tokens, plain.tokens)
+    assert learned.nfe.tolist() == plain.nfe.tolist()
+    assert min(learned.nfe.tolist()) < 15
+    inside = decode(model, prompts, Prophet(sampler, (1e9,), ()), **options)  # type: ignore[arg-type]
+    assert torch.equal(inside.tokens, plain.tokens)
+
+
+def slow_examples(
+    model: HashModel, prompt: list[int], gen_length: int, block_length: int
+) -> list[tuple[list[float], list[bool], list[bool]]]:
+    """The oracle pass in plain loops over one row."""
+    reference = decode(model, [prompt], FixedSchedule(block_length), gen_length=gen_length,
+                       block_length=block_length, stop_at_eos=False).tokens[0]  # fmt: skip
+    canvas = torch.tensor([prompt + [model.mask_id] * gen_length])
+    found = []
+    for start in range(0, gen_length, block_length):
+        block = list(range(start, min(start + block_length, gen_length)))
+        while True:
+            where = [len(prompt) + position for position in block]
+            masked = [bool(canvas[0, column] == model.mask_id) for column in where]
+            if not any(masked):
+                break
+            logits = model.logits_of(canvas)[0]
+            logits[:, model.mask_id] = -torch.inf
+            shares, tokens = logits.softmax(-1).max(-1)
+            final = [
+                bool(tokens[column] == reference[position])
+                for column, position in zip(where, block, strict=True)
+            ]
+            missing = block_length - len(block)
+            found.append(
+                (
+                    shares[where].tolist() + [1.0] * missing,
+                    final + [True] * missing,
+                    masked + [False] * missing,
+                )
+            )
+            hits = [i for i in range(len(block)) if masked[i] and final[i]]
+            for i in hits or [i for i in range(len(block)) if masked[i]]:
+                canvas[0, where[i]] = reference[block[i]]
+    return found
+
+
+def test_the_oracle_s_examples_are_those_of_a_slow_loop() -> None:
+    model, prompts = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(5,)), [[1, 2], [3]]
+    got = collect_examples(model, prompts, gen_length=10, block_length=4, stop_at_eos=False,
+                           first_prompt=7)  # fmt: skip
+    for row, prompt in enumerate(prompts):
+        mine = got.where(got.prompts == 7 + row)
+        expected = slow_examples(model, prompt, 10, 4)
+        assert len(mine) == len(expected)
+        for index, (confidences, final, masked) in enumerate(expected):
+            assert mine.confidences[index].tolist() == pytest.approx(confidences, abs=1e-6)
+            assert mine.final[index].tolist() == final
+            assert mine.masked[index].tolist() == masked
+    assert not got.final.all()
+    assert len(got) < 2 * 10, "the oracle never committed two tokens at once"
+
+
+def test_nothing_is_collected_behind_the_end_of_an_answer() -> None:
+    model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1, 2))
+    short = collect_examples(model, [[4]], gen_length=24, block_length=4)
+    whole = collect_examples(model, [[4]], gen_length=24, block_length=4, stop_at_eos=False)
+    assert 0 < len(short) < len(whole)
+
+
+def toy_examples(num_prompts: int = 60) -> FilterExamples:
+    """Proposals are final when the left neighbour is sure, whatever their own confidence."""
+    generator = torch.Generator().manual_seed(0)
+    confidences = torch.rand(num_prompts * 8, BLOCK_LENGTH, generator=generator)
+    final = confidences.roll(1, -1) > 0.5
+    masked = torch.rand(final.shape, generator=generator) < 0.7
+    return FilterExamples(confidences, final, masked, torch.arange(num_prompts).repeat(8))
+
+
+def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
+    splits = split(toy_examples(), seed=0)
+    settings = FilterSettings(num_steps=300, learning_rate=0.02)
+    reports: list[tuple[int, float]] = []
+    network = train_filter(
+        splits.train, splits.val, settings, report=lambda step, loss: reports.append((step, loss))
+    )
+    learned = acceptance(score(network, splits.test), splits.test, 0.8)
+    plain = acceptance(splits.test.confidences, splits.test, 0.8)
+    assert learned.precision > 0.9
+    assert learned.recall > 0.6
+    assert plain.precision < 0.65
+    assert reports[-1][0] == 300
+    assert reports[-1][1] < reports[0][1]
+
+
+@pytest.mark.parametrize("counted", ["all", "masked"])
+def test_training_is_a_function_of_its_seed(counted: str) -> None:
+    splits = split(toy_examples(), seed=0)
+
+    def weights(seed: int) -> Tensor:
+        settings = FilterSettings(num_steps=5, seed=seed, counted=counted)  # type: ignore[arg-type]
+        network = train_filter(splits.train, splits.val, settings)
+        return torch.cat([weight.flatten() for weight in network.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_no_prompt_is_in_two_splits() -> None:
+    splits = split(toy_examples(), seed=3)
+    parts = [set(part.prompts.tolist()) for part in (splits.train, splits.val, splits.test)]
+    assert [len(part) for part in parts] == [48, 6, 6]
+    assert len(set.union(*parts)) == 60
+    with pytest.raises(ValueError, match="at least 10 prompts, got 9"):
+        split(toy_examples(9), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Learn2PD(threshold=1.5), r"threshold is a probability in \[0, 1\], got 1.5"),
+        (lambda: FilterSettings(num_steps=0), "num_steps is at least 1"),
+        (lambda: FilterSettings(learning_rate=0.0), "learning_rate is above 0"),
+        (lambda: new_network(4, (4,), "swish"), "activation is one of relu, tanh, gelu, got"),
+    ],
+)
+def test_bad_parameters_are_refused_in_a_sentence(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_repr_is_the_configuration_and_needs_no_file() -> None:
+    sampler = Learn2PD("some/filter.safetensors", threshold=0.9)
+    assert parse(repr(sampler)) == sampler
+    assert parse("Learn2PD") == Learn2PD("mini")
+
+
+def test_observers_see_a_filter_at_work(tmp_path: Path) -> None:
+    rounds: list[StepEvent] = []
+    sampler = Learn2PD(saved(tmp_path, gate(threshold=0.2)), threshold=0.5)
+    out = decode(HashModel(peak=12.0), [[1]], sampler, gen_length=12, block_length=6,
+                 stop_at_eos=False, observers=[rounds.append])  # fmt: skip
+    assert len(rounds) == out.forwards
+    assert out.forwards < 12
+
+
+class Ending(HashModel):
+    """Surest of an EOS at the seventh column, and less sure the further left a column is."""
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        logits = torch.zeros(*inputs.wanted.shape, self.vocab_size, dtype=torch.float64)
+        columns = inputs.positions.gather(1, inputs.wanted)
+        logits[..., 5] = 2.0 + 0.1 * columns
+        logits[..., 22] = torch.where(columns == 6, 20.0, 0.0)
+        return logits
+
+
+@pytest.mark.parametrize("truncate_at_eos", [False, True])
+def test_a_committed_eos_ends_the_answer_at_once_if_asked(truncate_at_eos: bool) -> None:
+    """End-of-text prediction: what is behind costs no forward, what is before is still decoded."""
+    rounds: list[StepEvent] = []
+    out = decode(Ending(), [[1, 2]], FixedSchedule(32), gen_length=24, block_length=12,
+                 truncate_at_eos=truncate_at_eos, observers=[rounds.append])  # fmt: skip
+    assert out.answers() == [[5, 5, 5, 5]]
+    left = rounds[0].after.masked[0].nonzero().squeeze(-1).tolist()
+    if truncate_at_eos:
+        assert left == [0, 1, 2, 3]
+        assert out.nfe.tolist() == [5]
+    else:
+        assert len(left) == 23
+        assert out.nfe.tolist() == [12]
+
+
+def test_an_eos_before_the_answer_truncates_nothing() -> None:
+    out = decode(Ending(), [[22, 2]], FixedSchedule(32), gen_length=4, block_length=4,
+                 truncate_at_eos=True)  # fmt: skip
+    assert out.answers() == [[5, 5, 5, 5]]

@@ -1,0 +1,172 @@
+"""Statistics that a view offers, against closed forms and float64."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from views import view_of, with_confidences
+
+from samplers import View
+from samplers.noise import row_keys
+from samplers.statistics import highest, highest_one, in_order, leading, ranks
+
+
+def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
+    generator = torch.Generator().manual_seed(5)
+    logits = (6 * torch.randn(rows, 4, 30, generator=generator)).to(dtype)
+    logits[..., 20:] = -torch.inf
+    view = with_confidences(*[[0.5] * 4] * rows)
+    keys = row_keys(7, torch.arange(rows), torch.zeros(rows, dtype=torch.long))
+    return replace(view, logits=logits, temperature=temperature, keys=keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_statistics_are_those_of_the_exact_softmax(dtype: torch.dtype) -> None:
+    view = random_view(dtype)
+    exact = view.logits.double().softmax(-1)
+    top = exact.topk(2).values
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    expected = {
+        "confidence": top[..., 0],
+        "margin": top[..., 0] - top[..., 1],
+        "entropy": torch.special.entr(exact).sum(-1),
+        "log_normaliser": view.logits.double().logsumexp(-1),
+    }
+    for name, value in expected.items():
+        got = getattr(view, name)
+        assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        torch.testing.assert_close(got.double(), value, rtol=tolerance, atol=tolerance)
+    assert torch.equal(view.proposal, exact.argmax(-1))
+
+
+def test_excluded_tokens_give_no_nan() -> None:
+    view = random_view(torch.float32)
+    assert view.logits.isinf().any()
+    for value in (view.confidence, view.margin, view.entropy, view.log_normaliser):
+        assert value.isfinite().all()
+    assert (view.probability(torch.full_like(view.tokens, 25)) == 0).all()
+
+
+def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
+    logits = torch.tensor([[[1e4, 1e4 - 3.0, -1e4]]])
+    for temperature in (0.0, 0.5, 100.0):
+        view = View(
+            tokens=torch.zeros(1, 1, dtype=torch.long),
+            logits=logits,
+            masked=torch.ones(1, 1, dtype=torch.bool),
+            eligible=torch.ones(1, 1, dtype=torch.bool),
+            start=0,
+            gen_length=1,
+            temperature=temperature,
+        )
+        assert view.proposal.item() in (0, 1)
+        expected = (0.0 if view.proposal.item() == 0 else -3.0) - math.log1p(math.exp(-3.0))
+        assert view.confidence.item() == pytest.approx(math.exp(expected), rel=1e-2)
+
+
+def test_the_confidence_of_a_drawn_token_knows_no_temperature() -> None:
+    greedy, hot = random_view(torch.float32), random_view(torch.float32, temperature=2.0)
+    same = greedy.proposal == hot.proposal
+    assert same.any()
+    assert not same.all()
+    assert torch.equal(greedy.confidence[same], hot.confidence[same])
+    assert torch.equal(greedy.entropy, hot.entropy)
+    assert (hot.confidence <= greedy.confidence).all()
+
+
+def test_no_excluded_token_is_ever_drawn() -> None:
+    view = random_view(torch.float32, rows=300, temperature=50.0)
+    assert (view.proposal < 20).all()
+    assert len(view.proposal.unique()) == 20
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) -> None:
+    num, logits = 20_000, torch.tensor([1.5, 1.0, 0.0, -1.0, -torch.inf])
+    keys = row_keys(3, torch.arange(num), torch.zeros(num, dtype=torch.long))
+    ones = torch.ones(num, 1, dtype=torch.bool)
+    view = View(
+        tokens=torch.zeros(num, 1, dtype=torch.long),
+        logits=logits.expand(num, 1, 5),
+        masked=ones,
+        eligible=ones,
+        start=0,
+        gen_length=1,
+        temperature=temperature,
+        keys=keys,
+    )
+    counts = view.proposal.flatten().bincount(minlength=5)
+    expected = num * (logits / temperature).double().softmax(-1)
+    assert counts[4] == 0
+    # Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand.
+    assert ((counts - expected)[:4] ** 2 / expected[:4]).sum() < 16.3
+
+
+def test_noise_differs_between_positions_steps_and_requests() -> None:
+    view = with_confidences(*[[0.05] * 4] * 3)
+    draws = []
+    for committed in (0, 1):
+        keys = row_keys(7, torch.arange(3), torch.full((3,), committed))
+        draws.append(replace(view, temperature=1.0, keys=keys).proposal)
+    both = torch.stack(draws).flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in both}) == 6
+    assert all(len(row.unique()) > 1 for row in both)
+
+
+def test_noise_follows_the_position_not_the_window() -> None:
+    view = random_view(torch.float32, temperature=1.5)
+    names = ("tokens", "logits", "masked", "eligible")
+    part = replace(
+        view, start=view.start + 1, **{name: getattr(view, name)[:, 1:] for name in names}
+    )
+    assert torch.equal(part.proposal, view.proposal[:, 1:])
+    assert torch.equal(part.uniform(), view.uniform()[:, 1:])
+
+
+def test_ties_are_ranked_from_the_left_and_outsiders_last() -> None:
+    scores = torch.tensor([[0.5, 1.0, 0.5, 1.0, 2.0]])
+    among = torch.tensor([[True, True, True, True, False]])
+    assert ranks(scores, among).tolist() == [[2, 0, 3, 1, 4]]
+    assert in_order(scores, ranks(scores, among)).tolist() == [[1.0, 1.0, 0.5, 0.5, 2.0]]
+
+
+@pytest.mark.parametrize("hopeless", [math.nan, -math.inf])
+def test_a_hopeless_score_ranks_behind_others_but_before_outsiders(hopeless: float) -> None:
+    scores = torch.tensor([[hopeless, 0.5, 9.0]])
+    among = torch.tensor([[True, True, False]])
+    assert ranks(scores, among).tolist() == [[1, 0, 2]]
+    assert highest_one(torch.full((1, 3), hopeless), among).tolist() == [[True, False, False]]
+
+
+def test_no_more_are_selected_than_there_are() -> None:
+    scores, among = torch.rand(2, 4), torch.tensor([[True, False, True, False], [False] * 4])
+    selected: Tensor = highest(scores, among, torch.tensor([9, 1]))
+    assert torch.equal(selected, among)
+    assert not highest(scores, among, torch.tensor([0, 0])).any()
+
+
+def test_passes_are_counted_up_to_the_first_failure() -> None:
+    passes = torch.tensor([[True, True, False, True], [False, True, True, True], [True] * 4])
+    assert leading(passes).tolist() == [2, 0, 4]
+
+
+def test_statistics_are_alike_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = random_view(torch.float32)
+    values = whole.entropy, whole.log_normaliser
+    monkeypatch.setattr("samplers.statistics._CHUNK_BYTES", {"cpu": 500, "cuda": 500})
+    cut = random_view(torch.float32)
+    torch.testing.assert_close((cut.entropy, cut.log_normaliser), values)
+
+
+def test_nothing_is_computed_for_an_empty_batch() -> None:
+    view = view_of(torch.zeros(0, 3, 4).double())
+    assert view.confidence.shape == view.entropy.shape == view.proposal.shape == (0, 3)
+
+
+def test_progress_is_the_share_of_the_answer_that_is_committed() -> None:
+    view = with_confidences([0.5] * 4, committed=[0])
+    assert view.progress.tolist() == [0.25]
+    told = replace(view, committed=torch.tensor([3]), gen_length=6)
+    assert told.progress.tolist() == [0.5]

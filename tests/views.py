@@ -1,0 +1,180 @@
+"""Views made by hand, from probabilities or at random, for tests of samplers without a model."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from samplers import Decision, Sampler, State, View
+from samplers.noise import row_keys
+
+Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
+STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
+
+_FILLERS = 40
+
+
+def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: Any) -> View:
+    """A window of masks whose softmax is the given (B, W, V); ineligible positions hold token 0.
+
+    One more token, [MASK], is appended; it is banned.
+    """
+    B, W, V = probabilities.shape
+    eligible = torch.ones(B, W, dtype=torch.bool) if eligible is None else eligible
+    logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
+    options = {"masked": eligible, "start": 0, "gen_length": W} | options
+    return View(
+        tokens=torch.where(options["masked"], V, 0), logits=logits, eligible=eligible, **options
+    )
+
+
+def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:
+    """Token 0 has the given probability, forty others share the rest, at least 1/41 each."""
+    first = torch.tensor(rows, dtype=torch.float64)[..., None]
+    others = ((1.0 - first) / _FILLERS).expand(-1, -1, _FILLERS)
+    eligible = torch.ones(first.shape[:2], dtype=torch.bool)
+    eligible[:, list(committed)] = False
+    return view_of(torch.cat([first, others], -1), eligible)
+
+
+def with_entropies(*rows: Sequence[float]) -> View:
+    """Two tokens, whose entropy is given in nats."""
+    first = torch.tensor([[_binary(entropy) for entropy in row] for row in rows]).double()
+    return view_of(torch.stack([first, 1.0 - first], -1))
+
+
+def _binary(entropy: float) -> float:
+    low, high = 0.5, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        rest = 1.0 - middle
+        value = -middle * math.log(middle) - (rest * math.log(rest) if rest else 0.0)
+        low, high = (low, middle) if value < entropy else (middle, high)
+    return high
+
+
+def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
+    """The view with some statistics at exactly these values, free of a softmax' rounding."""
+    for name, values in statistics.items():
+        # Where a cached property keeps its value.
+        view.__dict__[name] = torch.tensor(values, dtype=torch.float64)
+    return view
+
+
+def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
+    """Which positions of each row a sampler commits at one step."""
+    state = sampler.init(view) if state is None else state
+    decision, _ = sampler.step(view, state)
+    return positions(decision.commit)
+
+
+def positions(selected: Tensor) -> list[list[int]]:
+    return [row.nonzero().flatten().tolist() for row in selected]
+
+
+def run(sampler: Sampler, *views: View) -> list[list[list[int]]]:
+    """Steps through views of one block; what is committed in one is closed in the next."""
+    state, closed, steps = sampler.init(views[0]), torch.zeros_like(views[0].eligible), []
+    for view in views:
+        view.eligible[closed] = False
+        decision, state = sampler.step(view, state)
+        closed |= decision.commit
+        steps.append(positions(decision.commit))
+    return steps
+
+
+def still(*confidences: float, steps: int) -> list[View]:
+    return [with_confidences(confidences) for _ in range(steps)]
+
+
+class Turn(NamedTuple):
+    """One step of a play."""
+
+    view: View
+    state: State
+    decision: Decision
+    next_state: State
+
+
+def play(
+    sampler: Sampler,
+    seed: int,
+    *,
+    style: Style = "drifting",
+    temperature: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    width: int = 7,
+) -> Iterator[Turn]:
+    """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
+
+    Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
+    the block gets a window with columns before and behind it.
+    """
+    B, W, V = 3, width, 12
+    generator = torch.Generator().manual_seed(seed)
+    margin = 0 if sampler.scope == "block" else 2
+    before = margin if sampler.scope == "answer" else 0
+    width = before + W + margin
+    block = slice(before, before + W)
+    masked = torch.rand(B, width, generator=generator) < 0.8
+    masked[:, :before] = False
+    masked[:-1, before] = True
+    masked[-1, : block.stop] = False
+    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, width), generator=generator))
+    in_block = torch.zeros(width, dtype=torch.bool)
+    in_block[block] = True
+    state: State = None
+    for step in range(4 * W):
+        logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
+        view = View(
+            tokens=tokens,
+            logits=logits,
+            masked=masked,
+            eligible=masked & in_block,
+            start=4,
+            gen_length=4 + width + 2,
+            committed=4 + (~masked).sum(-1),
+            temperature=temperature,
+            keys=row_keys(seed, torch.arange(B), (~masked).sum(-1)),
+            block=block,
+            shadow=torch.rand(B, width, generator=generator) * ~masked if sampler.shadow else None,
+        )
+        state = sampler.init(view) if step == 0 else state
+        decision, next_state = sampler.step(view, state)
+        yield Turn(view, state, decision, next_state)
+        state = next_state
+        written = view.proposal if decision.tokens is None else decision.tokens
+        tokens = torch.where(decision.commit, written, tokens)
+        masked = masked & ~decision.commit
+        if decision.remask is not None:
+            masked = masked | decision.remask
+            tokens = torch.where(decision.remask, V - 1, tokens)
+        if not (masked & in_block).any():
+            return
+
+
+def logits_of(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
+    """What a model might say: from settled opinions to the least helpful ones."""
+    generator = torch.Generator().manual_seed(seed)
+    B, W, V = shape
+    base = torch.randn(shape, generator=generator).double()
+    base = base * torch.tensor([0.3, 2.0, 6.0])[torch.randint(0, 3, (B, W, 1), generator=generator)]
+    match style:
+        case "drifting":
+            moving = torch.rand(B, W, 1, generator=generator) < 0.4
+            generator.manual_seed(1000 * seed + step)
+            logits = base + moving * torch.randn(shape, generator=generator)
+        case "constant":
+            logits = torch.zeros_like(base)
+        case "alternating":
+            logits = torch.zeros_like(base)
+            logits[..., step % 2] = 8.0
+        case "saturated":
+            logits = 1e4 * torch.nn.functional.one_hot(base[..., :-1].argmax(-1), V).double()
+        case "excluded":
+            logits = base.masked_fill(torch.rand(shape, generator=generator) < 0.8, -torch.inf)
+            logits[..., 0] = 0.0
+    logits[..., -1] = -torch.inf
+    return logits
