@@ -1,27 +1,58 @@
 """Decodes masked-diffusion language models: one loop, pluggable samplers, caches and verifiers."""
 
-from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+)
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.decode import DecodeOutput, decode
-from dllm_decode.models import load_model
+from dllm_decode.models import CausalTarget, load_model, load_target
 from dllm_decode.models.base import Inputs, MaskPredictor, Memory
-from dllm_decode.trace import Observer, StepEvent, Trace
-from dllm_decode.verify import NoVerifier, Verifier
+from dllm_decode.trace import Observer, Revision, StepEvent, Trace
+from dllm_decode.verify import (
+    ARVerify,
+    DraftLength,
+    Guided,
+    NGram,
+    NoVerifier,
+    PathSearch,
+    SelfVerify,
+    Uniform,
+    Verifier,
+)
 
 __all__ = [
+    "ARVerify",
     "Block",
     "CachePolicy",
     "Canvas",
+    "CausalTarget",
     "DecodeOutput",
+    "DelayedCache",
+    "DraftLength",
+    "DualCache",
+    "FreeCache",
+    "Guided",
     "Inputs",
     "MaskPredictor",
     "Memory",
+    "NGram",
     "NoCache",
     "NoVerifier",
     "Observer",
+    "PathSearch",
+    "PrefixCache",
+    "Revision",
+    "SelfVerify",
     "StepEvent",
     "Trace",
+    "Uniform",
     "Verifier",
     "decode",
     "load_model",
+    "load_target",
 ]

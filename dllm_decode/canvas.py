@@ -41,6 +41,7 @@ class Canvas:
         mask_id: The [MASK] token.
         eos_ids: Tokens that end an answer; the first fills what lies behind it.
         padded: Whether any row of the original batch has padding.
+        truncates: Whether a committed EOS ends the answer at once, masks before it or not.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -54,6 +55,7 @@ class Canvas:
     mask_id: int
     eos_ids: tuple[int, ...]
     padded: bool
+    truncates: bool = False
 
     @staticmethod
     def blank(
@@ -64,6 +66,7 @@ class Canvas:
         eos_ids: tuple[int, ...],
         templates: Sequence[Sequence[int]] = (),
         align: int = 1,
+        truncates: bool = False,
         device: torch.device | str = "cpu",
     ) -> "Canvas":
         """Lays out prompts and masked answers.
@@ -76,13 +79,15 @@ class Canvas:
             templates: Per row the answer with its open positions at `mask_id`; shorter ones are
                 continued with masks. Empty: everything is open.
             align: Block length of a block-causal model, else 1.
+            truncates: Whether a committed EOS ends the answer at once.
             device: Where the tensors live.
 
         Raises:
             ValueError: If there is no prompt, a prompt is empty or contains `mask_id`, `gen_length`
                 is not positive, or the templates do not fit.
         """
-        _check(prompts, gen_length, mask_id, templates)
+        _check_prompts(prompts, mask_id)
+        _check_templates(templates, len(prompts), gen_length)
         templates = templates or [[]] * len(prompts)
         leads = [len(prompt) % align for prompt in prompts]
         ends = [-(-(lead + gen_length) // align) * align for lead in leads]
@@ -107,6 +112,7 @@ class Canvas:
             mask_id=mask_id,
             eos_ids=eos_ids,
             padded=max(pads) > 0,
+            truncates=truncates,
         )
 
     def __len__(self) -> int:
@@ -175,9 +181,7 @@ class Canvas:
         tokens[part.rows], running[part.rows] = part.tokens, part.running
         return replace(self, tokens=tokens, running=running)
 
-    def write(
-        self, start: int, where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
-    ) -> "Canvas":
+    def write(self, start: int, where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]) -> "Canvas":
         """Returns the canvas with tokens written in the window that begins at position `start`."""
         window = slice(self.start + start, self.start + start + where.shape[1])
         written = self.tokens.clone()
@@ -190,14 +194,31 @@ class Canvas:
         An answer has ended when an EOS stands in it with no mask before. An EOS of the prompt does
         not count.
         """
+        masked = self.masked
+        ended = self._eos & (masked.cumsum(-1) == 0)
+        stopped = ended.any(-1) & self.running
+        return replace(self._fill(masked & stopped[:, None]), running=self.running & ~stopped)
+
+    def truncate_at_eos(self) -> "Canvas":
+        """Fills what lies behind the first EOS of each running row, if the canvas truncates.
+
+        Masks before it stay and are still decoded.
+        """
+        if not self.truncates:
+            return self
+        behind = self._eos.cumsum(-1) > 0
+        return self._fill(self.masked & behind & self.running[:, None])
+
+    @property
+    def _eos(self) -> Bool[Tensor, "B R"]:
+        """Answer positions of the row that hold an EOS."""
         eos = torch.tensor(self.eos_ids, device=self.tokens.device)
         positions = torch.arange(self.region_length, device=self.tokens.device)
-        masked = self.masked
-        ended = torch.isin(self.region, eos) & (positions >= self.lead[:, None])
-        ended &= (masked.cumsum(-1) == 0) & (positions < self.ends[:, None])
-        stopped = ended.any(-1) & self.running
-        filled = self.write(0, masked & stopped[:, None], torch.full_like(self.region, eos[0]))
-        return replace(filled, running=self.running & ~stopped)
+        inside = (positions >= self.lead[:, None]) & (positions < self.ends[:, None])
+        return torch.isin(self.region, eos) & inside
+
+    def _fill(self, where: Bool[Tensor, "B R"]) -> "Canvas":
+        return self.write(0, where, torch.full_like(self.region, self.eos_ids[0]))
 
     def answers(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, `gen_length` tokens."""
@@ -205,14 +226,7 @@ class Canvas:
         return self.region.gather(1, positions + self.lead[:, None])
 
 
-def _check(
-    prompts: Sequence[Sequence[int]],
-    gen_length: int,
-    mask_id: int,
-    templates: Sequence[Sequence[int]],
-) -> None:
-    if gen_length < 1:
-        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
+def _check_prompts(prompts: Sequence[Sequence[int]], mask_id: int) -> None:
     if not prompts:
         raise ValueError("decode needs at least one prompt, got none.")
     for row, prompt in enumerate(prompts):
@@ -226,9 +240,14 @@ def _check(
                 f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
                 "to fill in between fixed tokens, pass them in `templates`."
             )
-    if templates and len(templates) != len(prompts):
+
+
+def _check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
+    if gen_length < 1:
+        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
+    if templates and len(templates) != num_prompts:
         raise ValueError(
-            f"templates holds one answer per prompt, {len(prompts)}, got {len(templates)}."
+            f"templates holds one answer per prompt, {num_prompts}, got {len(templates)}."
         )
     for row, template in enumerate(templates):
         if len(template) > gen_length:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode import compatibility
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
@@ -27,6 +28,8 @@ class DecodeOutput:
         nfe: Forwards each row took part in.
         query_positions: Columns computed for each row, summed over its forwards.
         forwards: Calls of the model for the whole batch.
+        target_nfe: Forwards of a verifier's causal target each row took part in.
+        target_forwards: Calls of that target for the whole batch.
         wall_s: Seconds from the first forward to the last answer.
         eos_ids: Tokens that end an answer.
     """
@@ -35,6 +38,8 @@ class DecodeOutput:
     nfe: Int[Tensor, " B"]
     query_positions: Int[Tensor, " B"]
     forwards: int
+    target_nfe: Int[Tensor, " B"]
+    target_forwards: int
     wall_s: float
     eos_ids: tuple[int, ...]
 
@@ -71,6 +76,7 @@ def decode(
     temperature: float = 0.0,
     seed: int = 0,
     stop_at_eos: bool = True,
+    truncate_at_eos: bool = False,
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
 ) -> DecodeOutput:
@@ -91,6 +97,9 @@ def decode(
         temperature: Gumbel-max temperature of the proposals; 0 is greedy.
         seed: Seed of the noise; a row's noise depends on nothing else of the batch but its place.
         stop_at_eos: Stop a row once EOS is committed with no mask before it.
+        truncate_at_eos: Fill what lies behind an EOS as soon as it is committed, also while masks
+            before it are left. Saves the forwards of all that, and stakes the answer's length on
+            the first EOS that the sampler commits (Learn2PD's end-of-text prediction).
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
@@ -101,20 +110,32 @@ def decode(
             stated bound.
     """
     _check(model, block_length, gen_length, temperature)
+    sampler.check(model=model.name, gen_length=gen_length, block_length=block_length)
+    compatibility.check(model, sampler, cache, verifier=verifier)
+    verifier.check(model)
+    eos_ids = verifier.eos_ids(model)
     started = time.perf_counter()
     canvas = Canvas.blank(
         prompts,
         gen_length,
         mask_id=model.mask_id,
-        eos_ids=model.eos_ids,
+        eos_ids=eos_ids,
         templates=templates,
         align=model.causal_block_length or 1,
+        truncates=truncate_at_eos,
         device=model.device,
     )
-    session = Session(model, canvas, cache, temperature=temperature, seed=seed)
+    session = Session(
+        model,
+        canvas,
+        cache,
+        temperature=temperature,
+        seed=seed,
+        num_branches=verifier.num_branches,
+    )
     if stop_at_eos:
         canvas = canvas.stop_at_eos()
-    for block in canvas.blocks(block_length):
+    for block in verifier.blocks(canvas, block_length):
         canvas = _finish_block(
             session, sampler, verifier, canvas, block, stop_at_eos=stop_at_eos, observers=observers
         )
@@ -123,8 +144,10 @@ def decode(
         nfe=session.nfe.cpu(),
         query_positions=session.query_positions.cpu(),
         forwards=session.forwards,
+        target_nfe=session.target_nfe.cpu(),
+        target_forwards=session.target_forwards,
         wall_s=time.perf_counter() - started,
-        eos_ids=model.eos_ids,
+        eos_ids=eos_ids,
     )
 
 
@@ -141,35 +164,55 @@ def _finish_block(
     """Decodes one block; rows that have finished it are no longer computed."""
     session.open()
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
-    limits = [sampler.max_steps(masks) for masks in part.num_open(block).tolist()]
+    limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
+    steps = torch.zeros_like(part.rows)
     carry: State = None
-    rounds = 0
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
+        moved = (part.tokens != before.tokens).any(-1)
         part = part.stop_at_eos() if stop_at_eos else part
-        rounds += 1
-        _tell(observers, session, before, part, block)
-        masks = part.num_open(block).tolist()
-        if any(left and rounds >= limit for left, limit in zip(masks, limits, strict=True)):
-            raise RuntimeError(
-                f"{sampler!r} promises to finish a block within {max(limits)} steps, "
-                f"but masks are left after {rounds}; its `max_steps` or its rule is wrong."
-            )
-        if not all(masks):
+        steps += moved
+        left, taken, now = torch.stack((part.num_open(block), steps, moved)).tolist()
+        _tell(observers, session, before, part, block, where=None if all(now) else moved)
+        _check_progress(sampler, left, taken, limits, moved=any(now))
+        if not all(left):
             canvas = canvas.put(part)
-            kept = [row for row, left in enumerate(masks) if left]
+            kept = [row for row, masks in enumerate(left) if masks]
             rows = torch.tensor(kept, dtype=torch.long, device=part.tokens.device)
-            part, carry = part.take(rows), take_state(carry, rows)
+            part, carry, steps = part.take(rows), take_state(carry, rows), steps[rows]
             limits = [limits[row] for row in kept]
     return canvas
 
 
-def _tell(
-    observers: Sequence[Observer], session: Session, before: Canvas, after: Canvas, block: Block
+def _check_progress(
+    sampler: Sampler, left: list[int], steps: list[int], limits: list[int], *, moved: bool
 ) -> None:
+    late = any(
+        masks and taken >= limit for masks, taken, limit in zip(left, steps, limits, strict=True)
+    )
+    if late or not moved:
+        raise RuntimeError(
+            f"{sampler!r} promises to finish a block within {max(limits)} steps, "
+            f"but masks are left after {max(steps)}; its `max_steps` or its rule is wrong."
+        )
+
+
+def _tell(
+    observers: Sequence[Observer],
+    session: Session,
+    before: Canvas,
+    after: Canvas,
+    block: Block,
+    *,
+    where: Bool[Tensor, " B"] | None,
+) -> None:
+    """Reports a step; `where` says which rows took it, `None`: all."""
     if not observers:
         return
+    if where is not None:
+        rows = where.nonzero().squeeze(-1)
+        before, after = before.take(rows), after.take(rows)
     assert session.view is not None
     event = StepEvent(
         before=before,

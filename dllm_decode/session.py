@@ -1,14 +1,19 @@
 """The only object that calls the model, so that the bill cannot be cheated."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.caches import CachePolicy
+from dllm_decode.caches import CachePolicy, Columns, Forward
+from dllm_decode.caches.store import Store
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import Inputs, MaskPredictor
+from dllm_decode.models.causal import CausalTarget, Past, Reading
 from samplers.base import Sampler, View
-from samplers.noise import row_keys
+from samplers.noise import mix, row_keys
+from samplers.statistics import draw, gather, log_normaliser, most_likely
 
 
 class Session:
@@ -18,10 +23,12 @@ class Session:
     verifiers never meet them.
 
     Attributes:
-        view: The view made last, for observers.
+        view: The view made last, of the rows that took a step; for observers.
         forwards: Calls of the model.
         nfe: Forwards each row took part in.
         query_positions: Columns computed for each row, summed over its forwards.
+        target_forwards: Calls of a verifier's causal target.
+        target_nfe: Those each row took part in.
     """
 
     def __init__(
@@ -32,82 +39,251 @@ class Session:
         *,
         temperature: float,
         seed: int,
+        num_branches: int = 1,
     ) -> None:
+        """Allocates the memory.
+
+        Args:
+            model: The mask predictor.
+            canvas: The whole batch.
+            cache: Says which columns are computed.
+            temperature: Of the views.
+            seed: Of the views' noise.
+            num_branches: States of one row that a forward may look at. Beside a row's own slots,
+                each further one has slots of its own in the memory, as many as the row.
+        """
         self._model = model
         self._cache = cache
         self._temperature = temperature
         self._seed = seed
-        self._memory = model.new_memory(len(canvas), canvas.length) if cache.needs_memory else None
+        slots = (len(canvas) * num_branches, canvas.length)
+        memory = model.new_memory(*slots) if cache.needs_memory else None
+        self._store = Store(memory, canvas)
         self._banned = torch.tensor(sorted({model.mask_id, *model.banned_ids}), device=model.device)
         self._step = 0
         self.view: View | None = None
         self.forwards = 0
         self.nfe = torch.zeros(len(canvas), dtype=torch.long, device=model.device)
         self.query_positions = torch.zeros_like(self.nfe)
+        self.target_forwards = 0
+        self.target_nfe = torch.zeros_like(self.nfe)
 
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
         self._step = 0
 
-    def look(self, canvas: Canvas, block: Block, sampler: Sampler) -> View:
-        """Runs one forward and returns what the sampler may see of it."""
-        end = block.end if sampler.scope == "block" else canvas.region_length
-        window = slice(block.start, end)
-        logits = self._predict(canvas, canvas.columns(Block(block.start, end)))
-        masked = canvas.masked
-        in_block = torch.arange(block.start, end, device=masked.device) < block.end
+    def look(
+        self,
+        canvas: Canvas,
+        block: Block,
+        sampler: Sampler,
+        *,
+        branches: Int[Tensor, " B"] | None = None,
+    ) -> View:
+        """Runs one forward and returns what the sampler may see of it.
+
+        Args:
+            canvas: The rows to look at.
+            block: The open block.
+            sampler: Says how much of the canvas it must see.
+            branches: Where `canvas` holds several states of one row: a number for each, below
+                `num_branches`. Those of number 0, one a row, come first and are looked at as if
+                alone; the others leave no trace in the memory.
+        """
+        window = _window(canvas, block, sampler)
+        logits = self._predict(canvas, canvas.columns(window), sampler.shadow, branches)
         self._step += 1
-        self.view = View(
-            tokens=canvas.region[:, window],
+        width = window.end - window.start
+        shown = slice(window.start, window.end)
+        shadow = None
+        if sampler.shadow:
+            shadow = _probability(
+                logits[:, width:], canvas.region[:, shown], canvas.masked[:, shown]
+            )
+        self.view = self.show(canvas, block, sampler, logits=logits[:, :width], shadow=shadow)
+        return self.view
+
+    def show(
+        self,
+        canvas: Canvas,
+        block: Block,
+        sampler: Sampler,
+        *,
+        logits: Float[Tensor, "B W V"],
+        shadow: Float[Tensor, "B W"] | None,
+    ) -> View:
+        """Returns what the sampler would see of a canvas if a forward had given these logits."""
+        window = _window(canvas, block, sampler)
+        columns = slice(window.start, window.end)
+        masked = canvas.masked[:, columns]
+        positions = torch.arange(window.start, window.end, device=masked.device)
+        in_block = (positions >= block.start) & (positions < block.end)
+        return View(
+            tokens=canvas.region[:, columns],
             logits=logits,
-            masked=masked[:, window],
-            eligible=masked[:, window] & in_block & canvas.running[:, None],
-            start=block.start,
+            masked=masked,
+            eligible=masked & in_block & canvas.running[:, None],
+            start=window.start,
             gen_length=canvas.gen_length,
             committed=canvas.committed,
             temperature=self._temperature,
             keys=row_keys(self._seed, canvas.rows, canvas.committed),
+            block=slice(block.start - window.start, block.end - window.start),
+            shadow=shadow,
         )
-        return self.view
 
-    def _predict(self, canvas: Canvas, window: slice) -> Float[Tensor, "B W V"]:
-        """Returns logits that predict the window's columns, banned tokens at -inf."""
-        shift = self._model.logit_shift
-        needed = slice(window.start - shift, window.stop - shift)
-        columns = self._cache.recompute(canvas, needed, self._step)
-        if self._model.causal_block_length:
-            # Later blocks are invisible to this one: leaving them out changes nothing.
-            columns = columns[:, : window.stop]
+    def consult(
+        self,
+        target: CausalTarget,
+        canvas: Canvas,
+        past: Past,
+        tokens: Int[Tensor, "B Q"],
+        counts: Int[Tensor, " B"],
+        *,
+        num_logits: int,
+    ) -> Reading:
+        """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
+        reading = target.read(past, tokens, counts, num_logits=num_logits)
+        self.target_forwards += 1
+        self.target_nfe[canvas.rows] += 1
+        logits = reading.logits[..., : target.num_shared_ids]
+        banned = self._banned[self._banned < logits.shape[-1]]
+        return reading._replace(logits=logits.index_fill(-1, banned, -torch.inf))
+
+    def choose(
+        self, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
+    ) -> Int[Tensor, "B N"]:
+        """Returns each position's most likely token, or a draw at a temperature above 0.
+
+        The noise of a position depends on the seed, the row and the position alone.
+
+        Args:
+            canvas: The rows.
+            first: Answer position, in each row, of the first logits.
+            logits: Of consecutive positions.
+        """
+        if self._temperature == 0.0:
+            return most_likely(logits)
+        positions = first[:, None] + torch.arange(logits.shape[1], device=first.device)
+        keys = row_keys(self._seed, canvas.rows, torch.zeros_like(first))
+        return draw(logits, self._temperature, mix(keys[:, None] ^ mix(positions)))
+
+    def _predict(
+        self, canvas: Canvas, window: slice, shadow: bool, branches: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B _ V"]:
+        """Returns logits that predict the window's columns, banned tokens at -inf.
+
+        With a shadow, those that predict the same columns without seeing them follow.
+        """
+        model, shift = self._model, self._model.logit_shift
+        # Nothing in the window sees what is behind its block: leaving it out changes nothing.
+        end = window.stop if model.causal_block_length else canvas.length
+        needed = slice(max(0, window.start - shift), window.stop)
+        forward = self._store.forward(canvas, needed, end=end, shift=shift, step=self._step)
+        chosen = self._cache.recompute(forward)
+        columns = _all(canvas, end)[:, chosen] if isinstance(chosen, slice) else chosen
         columns = columns.contiguous()
-        predictors = torch.arange(needed.start, needed.stop, device=columns.device)
-        wanted = torch.searchsorted(columns, predictors.repeat(len(columns), 1))
-        logits = self._model.predict(
-            Inputs(
-                tokens=canvas.tokens.gather(1, columns),
-                positions=(columns - canvas.pads[:, None]).clamp(min=0),
-                wanted=wanted,
-                attend=self._attend(canvas, columns),
-                memory=self._memory,
-                slots=None if self._memory is None else columns,
-                rows=None if len(canvas) == len(self.nfe) else canvas.rows,
-            )
+        predictors = torch.arange(window.start - shift, window.stop - shift, device=model.device)
+        # No column predicts column 0 of a shifted model; its own logits stand in.
+        predictors = predictors.clamp(min=0).repeat(len(canvas), 1)
+        wanted = torch.searchsorted(columns, predictors).clamp(max=columns.shape[1] - 1)
+        memory = self._store.memory(end)
+        inputs = Inputs(
+            tokens=canvas.tokens.gather(1, columns),
+            positions=(columns - canvas.pads[:, None]).clamp(min=0),
+            wanted=wanted,
+            attend=self._attend(forward, chosen, columns),
+            memory=memory,
+            slots=None if memory is None else chosen,
+            rows=self._store.rows(canvas, branches),
         )
+        if shadow:
+            inputs = _with_shadow(inputs, window, canvas.mask_id)
+        logits = model.predict(inputs)
+        self._store.record(forward, columns, branches)
+        self._count(canvas, inputs.tokens.shape[1])
+        logits = logits.index_fill_(-1, self._banned, -torch.inf)
+        if isinstance(chosen, slice) and _covers(chosen.indices(end), needed, shift):
+            return logits
+        known = columns.gather(1, wanted) == predictors
+        return _certain_where(logits, ~known, canvas.tokens[:, window])
+
+    def _count(self, canvas: Canvas, num_columns: int) -> None:
         self.forwards += 1
+        # Branches of a row share a forward, but each has columns of its own: assigned once however
+        # often a row occurs, and added as often.
         self.nfe[canvas.rows] += 1
-        self.query_positions[canvas.rows] += columns.shape[1]
-        return logits.index_fill_(-1, self._banned, -torch.inf)
+        columns = torch.full_like(canvas.rows, num_columns)
+        self.query_positions.index_add_(0, canvas.rows, columns)
 
     def _attend(
-        self, canvas: Canvas, columns: Int[Tensor, "B Q"]
+        self, forward: Forward, chosen: Columns, columns: Int[Tensor, "B Q"]
     ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
         """Hides padding and, from a block-causal model, later blocks."""
-        keys = columns
-        if self._memory is not None:
-            keys = torch.arange(canvas.length, device=columns.device).expand(len(columns), -1)
+        canvas, length = forward.canvas, self._model.causal_block_length
+        keys = _all(canvas, forward.end) if self._cache.needs_memory else columns
         pads = canvas.pads[:, None]
         present = (keys >= pads)[:, None] if canvas.padded else None
-        length = self._model.causal_block_length
-        if not length:
+        first = chosen.indices(forward.end)[0] if isinstance(chosen, slice) else 0
+        if not length or (not canvas.padded and first // length == (forward.end - 1) // length):
+            # Bidirectional, or queries of the last block that there is.
             return present
         earlier = ((keys - pads) // length)[:, None] <= ((columns - pads) // length)[..., None]
         return earlier if present is None else earlier & present
+
+
+def _window(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
+    """Returns the answer positions that a sampler sees while a block is open."""
+    first = 0 if sampler.scope == "answer" else block.start
+    return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
+
+
+def _all(canvas: Canvas, end: int) -> Int[Tensor, "B K"]:
+    return torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
+
+
+def _covers(chosen: tuple[int, int, int], needed: slice, shift: int) -> bool:
+    start, stop, _ = chosen
+    return bool(start <= needed.start and needed.stop - shift <= stop)
+
+
+def _certain_where(
+    logits: Float[Tensor, "B W V"], where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
+) -> Float[Tensor, "B W V"]:
+    """Makes the token in place the only possible one, in place."""
+    index = tokens[..., None]
+    kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
+    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
+
+
+def _with_shadow(inputs: Inputs, window: slice, mask_id: int) -> Inputs:
+    """Appends a masked copy of the window, which predicts each of its columns without seeing it.
+
+    The copy has the rotary positions of the original and sees itself and every column but the one
+    it predicts; nothing else sees the copy.
+    """
+    length, width = inputs.tokens.shape[1], window.stop - window.start
+    copied = torch.arange(window.start, window.stop, device=inputs.tokens.device)
+    copies = torch.arange(length, length + width, device=copied.device)
+    present = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
+    present = present if inputs.attend is None else inputs.attend
+    attend = present.new_zeros(len(inputs.tokens), length + width, length + width)
+    attend[:, :, :length] = present
+    attend[:, length:, length:] = True
+    attend[:, copies, copied] = False
+    return replace(
+        inputs,
+        tokens=torch.cat([inputs.tokens, torch.full_like(inputs.tokens[:, copied], mask_id)], 1),
+        positions=torch.cat([inputs.positions, inputs.positions[:, copied]], 1),
+        wanted=torch.cat([inputs.wanted, copies.expand(len(present), -1)], 1),
+        attend=attend,
+    )
+
+
+def _probability(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], masked: Bool[Tensor, "B W"]
+) -> Float[Tensor, "B W"]:
+    """Returns the probability of each token in place, 0 where there is none."""
+    normaliser = log_normaliser(logits, most_likely(logits))
+    logs = gather(logits, tokens.masked_fill(masked, 0)) - normaliser
+    return logs.exp().masked_fill(masked, 0.0)

@@ -1,6 +1,6 @@
-"""LLaDA's decoding loop as its paper describes it: one row, no tricks, nothing shared with the engine.
+"""LLaDA's decoding loop as its paper describes it, sharing nothing with the engine.
 
-Deliberately slow and obvious. Every forward scores the whole canvas in float64.
+One row at a time, deliberately slow and obvious. Every forward scores the whole canvas in float64.
 """
 
 from collections.abc import Callable, Sequence

@@ -25,7 +25,10 @@ class HashModel:
     causal_block_length: int = 0
     peak: float = 6.0
     name: str = "hash model"
-    device: torch.device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     def predict(self, inputs: Inputs) -> Tensor:
         tokens, positions = inputs.tokens, inputs.positions

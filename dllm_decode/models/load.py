@@ -56,9 +56,11 @@ def load_model(
     Raises:
         FileNotFoundError: If the source, its config.json or its safetensors files do not exist.
         OSError: If a hub id cannot be downloaded.
-        ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported.
+        ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
+            the device is not there.
     """
-    folder = _folder_of(source, revision)
+    there = _available(device)
+    folder = find_model(source, revision)
     config = _read_json(folder / "config.json")
     family = family_of(config)
     facts = family.read(config)
@@ -67,7 +69,7 @@ def load_model(
     files = _weight_files(folder)
     stored = _check(transformer, family, files)
     tokenizer = _tokenizer(folder, family)
-    _materialise(transformer, torch.device(device), dtype or stored)
+    _materialise(transformer, there, dtype or stored)
     model = MaskedTransformer(
         transformer,
         name=Path(source).resolve().name if Path(source).is_dir() else str(source),
@@ -81,7 +83,20 @@ def load_model(
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _folder_of(source: str | Path, revision: str | None) -> Path:
+def _available(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"A device is one that this torch can use, such as 'cpu' or 'cuda', got {device!r} "
+            f"({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that device."
+        ) from None
+    return wanted
+
+
+def find_model(source: str | Path, revision: str | None = None) -> Path:
+    """Returns the folder of an embedded model, of a path or of a download; see `load_model`."""
     embedded = _embedded()
     if str(source) in embedded:
         return ASSETS / str(source)

@@ -1,5 +1,22 @@
 """Verifiers: how one round advances the canvas."""
 
+from dllm_decode.verify.ar_verify import ARVerify
 from dllm_decode.verify.base import NoVerifier, Verifier
+from dllm_decode.verify.draft_length import DraftLength
+from dllm_decode.verify.guided import Guided
+from dllm_decode.verify.ngram import NGram, Proxy, Uniform
+from dllm_decode.verify.path_search import PathSearch
+from dllm_decode.verify.self_verify import SelfVerify
 
-__all__ = ["NoVerifier", "Verifier"]
+__all__ = [
+    "ARVerify",
+    "DraftLength",
+    "Guided",
+    "NGram",
+    "NoVerifier",
+    "PathSearch",
+    "Proxy",
+    "SelfVerify",
+    "Uniform",
+    "Verifier",
+]

@@ -1,11 +1,13 @@
 """The verifier's contract, and the one that takes the sampler's word."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
 from samplers.base import Decision, Sampler, State, View
 from samplers.statistics import highest_one
@@ -14,11 +16,44 @@ from samplers.statistics import highest_one
 class Verifier(ABC):
     """Advances the canvas by one round: the sampler proposes, the verifier disposes."""
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether one forward stands for several steps of the sampler, some of which are undone."""
+        return False
+
+    @property
+    def asks_sampler(self) -> bool:
+        """Whether the sampler decides what is committed, or no one asks it."""
+        return True
+
+    @property
+    def num_branches(self) -> int:
+        """States of one row that one forward looks at, at most."""
+        return 1
+
+    def check(self, model: MaskPredictor) -> None:  # noqa: B027 - most verifiers serve any model
+        """Raises ValueError if it cannot verify for this model; nothing unless overridden."""
+
+    def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
+        """Returns the tokens that end an answer; the first fills what lies behind it."""
+        return model.eos_ids
+
+    def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
+        """Splits the answer region into what is decoded together."""
+        return canvas.blocks(block_length)
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        """Returns the number of steps within which a block of so many masks is finished."""
+        return sampler.max_steps(num_masks)
+
     @abstractmethod
     def advance(
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
     ) -> tuple[Canvas, State]:
         """Runs one round on the rows of `canvas`, all of which have masks left in the block.
+
+        At least one row takes a step, and none takes two: observers see every step of a row. The
+        others stay as they are. `session.view` is what the rows that took one were shown.
 
         Args:
             session: Runs the model.
@@ -48,17 +83,20 @@ def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> 
 
     Only masked positions are committed, outside the open block only by samplers that see the
     suffix; [MASK] is never written; a running row that would commit nothing commits its most
-    confident eligible position; fixed tokens are never re-masked.
+    confident eligible position; fixed tokens are never re-masked. What lies behind a committed EOS
+    is filled if the canvas truncates.
     """
-    allowed = view.masked & canvas.running[:, None] if sampler.scope == "suffix" else view.eligible
+    allowed = view.eligible if sampler.scope == "block" else view.masked & canvas.running[:, None]
     tokens = view.proposal if decision.tokens is None else decision.tokens
     commit = decision.commit & allowed & (tokens != canvas.mask_id)
     stuck = ~commit.any(-1, keepdim=True)
-    forced = stuck & highest_one(view.confidence, view.eligible)
-    tokens = torch.where(forced, view.proposal, tokens)
-    settled = canvas.write(view.start, commit | forced, tokens)
+    if stuck.any():
+        forced = stuck & highest_one(view.confidence, view.eligible)
+        commit, tokens = commit | forced, torch.where(forced, view.proposal, tokens)
+    settled = canvas.write(view.start, commit, tokens)
     if decision.remask is None:
-        return settled
+        return settled.truncate_at_eos()
     fixed = canvas.fixed[:, view.start : view.start + commit.shape[1]]
     remask = decision.remask & ~view.masked & ~fixed & canvas.running[:, None]
-    return settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
+    settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
+    return settled.truncate_at_eos()

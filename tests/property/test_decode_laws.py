@@ -16,9 +16,7 @@ SAMPLERS = [
     FixedSchedule(5, "entropy", "dream"),
     ConfidenceThreshold(0.3),
 ]
-PROMPTS = st.lists(
-    st.lists(st.integers(0, 22), min_size=1, max_size=9), min_size=2, max_size=4
-)
+PROMPTS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=9), min_size=2, max_size=4)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

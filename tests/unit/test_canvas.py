@@ -53,7 +53,11 @@ def test_a_row_stops_at_eos_only_when_nothing_before_it_is_masked() -> None:
     tokens = torch.tensor([[1, EOS, MASK, MASK], [MASK, EOS, MASK, MASK], [1, 2, MASK, MASK]])
     stopped = canvas.write(0, torch.ones(3, 4, dtype=torch.bool), tokens).stop_at_eos()
     assert stopped.running.tolist() == [False, True, True]
-    assert stopped.region.tolist() == [[1, EOS, EOS, EOS], [MASK, EOS, MASK, MASK], [1, 2, MASK, MASK]]
+    assert stopped.region.tolist() == [
+        [1, EOS, EOS, EOS],
+        [MASK, EOS, MASK, MASK],
+        [1, 2, MASK, MASK],
+    ]
 
 
 def test_a_fixed_token_behind_the_end_stays() -> None:

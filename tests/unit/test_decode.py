@@ -1,10 +1,10 @@
 from dataclasses import dataclass, replace
 
 import pytest
+import reference
 import torch
 from toys import HashModel
 
-import reference
 from dllm_decode import StepEvent, Trace, decode
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
@@ -64,7 +64,9 @@ def test_the_threshold_agrees_with_the_plain_loop(threshold: float) -> None:
 def test_a_row_that_ended_is_no_longer_computed_and_its_tail_is_eos() -> None:
     model = HashModel(eos_ids=tuple(range(0, 22, 4)))
     out = decode(model, PROMPTS, FixedSchedule(4), gen_length=16, block_length=4)
-    full = decode(model, PROMPTS, FixedSchedule(4), gen_length=16, block_length=4, stop_at_eos=False)
+    full = decode(
+        model, PROMPTS, FixedSchedule(4), gen_length=16, block_length=4, stop_at_eos=False
+    )
     assert (out.nfe < full.nfe).any()
     assert torch.equal(out.lengths(), full.lengths())
     assert out.answers() == full.answers()
@@ -100,7 +102,9 @@ def test_given_tokens_are_never_changed_and_never_counted_as_steps() -> None:
 
 
 def test_a_full_template_costs_nothing() -> None:
-    out = decode(HashModel(), [[1]], FixedSchedule(2), gen_length=2, block_length=2, templates=[[3, 4]])
+    out = decode(
+        HashModel(), [[1]], FixedSchedule(2), gen_length=2, block_length=2, templates=[[3, 4]]
+    )
     assert out.tokens.tolist() == [[3, 4]]
     assert out.forwards == 0
     assert out.tokens_per_forward() == 2.0
@@ -136,7 +140,9 @@ class Undoing(Sampler):
 def test_the_engine_forces_progress_where_a_sampler_makes_none() -> None:
     model = HashModel()
     idle = decode(model, PROMPTS, Idle(), gen_length=8, block_length=4, stop_at_eos=False)
-    single = decode(model, PROMPTS, FixedSchedule(4), gen_length=8, block_length=4, stop_at_eos=False)
+    single = decode(
+        model, PROMPTS, FixedSchedule(4), gen_length=8, block_length=4, stop_at_eos=False
+    )
     assert torch.equal(idle.tokens, single.tokens)
 
 
@@ -201,4 +207,6 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, int], sentence:
 
 def test_a_block_causal_model_refuses_blocks_that_cut_its_own() -> None:
     with pytest.raises(ValueError, match="attends in blocks of 4 tokens"):
-        decode(HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6)
+        decode(
+            HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6
+        )

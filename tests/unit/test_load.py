@@ -459,3 +459,10 @@ def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
     write_tokenizer(tmp_path / "llada", 490)
     model, _ = load_model(tmp_path / "llada")
     assert set(model.banned_ids) == set(range(490, 512)) - {500, 508}
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="A device is one that this torch can use"):
+        load_model("mini", device="cuda:99")
+    with pytest.raises(ValueError, match="got 'toaster'"):
+        load_model("mini", device="toaster")

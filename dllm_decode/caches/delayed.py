@@ -1,0 +1,69 @@
+"""Delayed caching (dKV-Cache)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode.caches.base import CachePolicy, Columns, Forward, require_period
+
+
+@dataclass(frozen=True)
+class DelayedCache(CachePolicy):
+    """Freezes a column one forward after its token was committed, wherever it stands.
+
+    Computed are the columns that are masked now or were masked in the forward before, since keys
+    and values change most when a token takes the place of [MASK]. Columns differ per row; the row
+    with the most sets the cost. Samplers see certainty at committed positions that are not
+    computed.
+
+    Source: Ma et al. 2025, "dKV-Cache: The Cache for Diffusion Language Models",
+    https://arxiv.org/abs/2505.15781, dKV-Cache-Decode.
+    Differs: Rows may commit different numbers of tokens. On a model whose logits predict the next
+    column, a column is frozen once its own token and the one that it predicts are committed, which
+    the authors call `un_right`; their default `un` freezes columns that are still [MASK].
+
+    Attributes:
+        refresh_every: Forwards of a block from one computation of everything to the next.
+        warm_up: Forwards at the start of a block that compute everything: the authors' code has 2
+            for LLaDA and 1 for Dream.
+    """
+
+    refresh_every: int = 8
+    warm_up: int = 2
+
+    def __post_init__(self) -> None:
+        require_period(self.refresh_every, 1)
+        if self.warm_up < 1:
+            raise ValueError(f"warm_up is at least 1 forward, got {self.warm_up}.")
+
+    @property
+    def recomputes_committed(self) -> bool:
+        return False
+
+    @property
+    def is_path_dependent(self) -> bool:
+        return True
+
+    def recompute(self, forward: Forward) -> Columns:
+        if forward.step < self.warm_up or forward.step % self.refresh_every == 0:
+            return slice(0, forward.end)
+        canvas = forward.canvas
+        # A token that was re-masked is masked now, whatever it was.
+        fresh = forward.pending | (canvas.tokens == canvas.mask_id)
+        if forward.shift:
+            fresh[:, :-1] |= fresh[:, 1:].clone()
+            # The last column predicts nothing; it waits for the one before, as the authors' does.
+            fresh[:, -1] |= fresh[:, -2]
+        return _columns(fresh[:, : forward.end])
+
+
+def _columns(where: Bool[Tensor, "B E"]) -> Int[Tensor, "B Q"]:
+    """Lists each row's columns, its last one repeated up to the longest row's number."""
+    columns = torch.arange(where.shape[1], device=where.device)
+    last = torch.where(where, columns, 0).amax(-1, keepdim=True)
+    # The one transfer to the host: only the longest row says how many there are.
+    longest = int(where.sum(-1).max())
+    listed = torch.where(where, columns, where.shape[1]).sort(-1).values
+    return torch.minimum(listed[:, :longest], last)

@@ -1,0 +1,86 @@
+"""The memory of one decode, and what is in it."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.caches.base import Forward
+from dllm_decode.canvas import Canvas
+from dllm_decode.models.base import Memory
+
+
+class Store:
+    """Keeps the memory of one decode and the ledger of what its slots were computed from.
+
+    Allocated once; rows that are finished keep their slots as they are.
+    """
+
+    def __init__(self, memory: Memory | None, canvas: Canvas) -> None:
+        self._memory = memory
+        self._pending = torch.ones_like(canvas.tokens, dtype=torch.bool)
+        self._previous: list[int | None] = [None] * len(canvas)
+        self._rows = canvas.rows
+        self._row_ids = canvas.rows.tolist()
+
+    def forward(self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int) -> Forward:
+        """Describes the next forward to a policy."""
+        return Forward(
+            canvas=canvas,
+            needed=needed,
+            end=end,
+            shift=shift,
+            step=step,
+            previous=tuple(self._previous[row] for row in self._ids(canvas)),
+            pending=self._pending[canvas.rows],
+        )
+
+    def memory(self, end: int) -> Memory | None:
+        """Returns the slots before a column."""
+        return None if self._memory is None else self._memory.first(end)
+
+    def rows(
+        self, canvas: Canvas, branches: Int[Tensor, " B"] | None
+    ) -> slice | Int[Tensor, " B"] | None:
+        """Says which rows of the memory a canvas has, as `Inputs.rows`.
+
+        Branch n of a row has the slots of the row's n-th copy, which are brought up to date here:
+        a forward may overwrite them without a trace in the row's own.
+        """
+        num_rows = len(self._previous)
+        if branches is not None:
+            copies = canvas.rows + branches * num_rows
+            self._copy(canvas.rows[branches > 0], copies[branches > 0])
+            return copies
+        ids = self._ids(canvas)
+        every = self._memory is None or self._memory.keys.shape[1] == num_rows
+        if every and ids == list(range(num_rows)):
+            return None
+        together = ids == list(range(ids[0], ids[0] + len(ids)))
+        return slice(ids[0], ids[0] + len(ids)) if together else canvas.rows
+
+    def record(
+        self,
+        forward: Forward,
+        columns: Int[Tensor, "B Q"],
+        branches: Int[Tensor, " B"] | None,
+    ) -> None:
+        """Notes that a forward computed these columns; what branches compute does not last."""
+        canvas = forward.canvas
+        rows, tokens = canvas.rows, canvas.tokens
+        if branches is not None:
+            own = branches == 0
+            rows, tokens, columns = rows[own], tokens[own], columns[own]
+        self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
+        for row in self._ids(canvas):
+            self._previous[row] = forward.needed.start
+
+    def _copy(self, rows: Int[Tensor, " N"], copies: Int[Tensor, " N"]) -> None:
+        if self._memory is not None:
+            for part in (self._memory.keys, self._memory.values):
+                part[:, copies] = part[:, rows]
+
+    def _ids(self, canvas: Canvas) -> list[int]:
+        # One transfer to the host when rows leave, not one a forward: writing keeps the tensor.
+        if canvas.rows is not self._rows:
+            self._rows, self._row_ids = canvas.rows, canvas.rows.tolist()
+        return self._row_ids

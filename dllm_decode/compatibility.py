@@ -1,0 +1,195 @@
+"""Which samplers, caches, verifiers and models fit together: the one table of what is refused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dllm_decode.caches import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+)
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.verify.base import Verifier
+from samplers.base import Sampler, Scope
+
+Part: TypeAlias = Literal["sampler", "cache", "verifier", "model"]
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What sampler, verifier and model ask of a decode.
+
+    Attributes:
+        scope: See `Sampler.scope`.
+        shadow: See `Sampler.shadow`.
+        looks_ahead: See `Verifier.looks_ahead`.
+        asks_sampler: See `Verifier.asks_sampler`.
+        is_shifted: The model's logits predict the next column.
+        is_causal: The model attends in blocks.
+    """
+
+    scope: Scope = "block"
+    shadow: bool = False
+    looks_ahead: bool = False
+    asks_sampler: bool = True
+    is_shifted: bool = False
+    is_causal: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A pair that would decode wrongly, silently.
+
+    Attributes:
+        pair: Who asks, and who cannot give it.
+        applies: Whether a decode is of this kind.
+        reason: The rest of the sentence that starts with who asks.
+        fault: A clause on who cannot.
+        remedy: What to do instead.
+    """
+
+    pair: tuple[Part, Part]
+    applies: Callable[[Demands, CachePolicy], bool]
+    reason: str
+    fault: str
+    remedy: str
+
+
+REFUSALS = (
+    Refusal(
+        ("verifier", "sampler"),
+        lambda demands, cache: (
+            not demands.asks_sampler and (demands.shadow or demands.scope != "block")
+        ),
+        "writes the answer from left to right and asks no sampler",
+        "which would make every forward wider for nothing",
+        "Use FixedSchedule().",
+    ),
+    Refusal(
+        ("sampler", "model"),
+        lambda demands, cache: demands.shadow and demands.is_shifted,
+        "needs logits that predict their own column",
+        "whose logits predict the next: its verifying copy would see the token it verifies",
+        "Use a sampler that never re-masks.",
+    ),
+    Refusal(
+        ("sampler", "model"),
+        lambda demands, cache: demands.shadow and demands.is_causal,
+        "needs a model that attends in both directions everywhere",
+        "which attends in blocks",
+        "Use a sampler that never re-masks.",
+    ),
+    Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.shadow and cache.needs_memory,
+        "needs every column at every forward, since it changes committed tokens",
+        "which stores them and has no place for its verifying copy",
+        "Use NoCache().",
+    ),
+    Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.scope != "block" and not cache.computes_suffix,
+        "needs logits behind the open block",
+        "which freezes what is there",
+        "Use PrefixCache().",
+    ),
+    Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.scope == "answer" and not cache.recomputes_committed,
+        "needs logits at committed positions",
+        "which freezes them",
+        "Use PrefixCache().",
+    ),
+    Refusal(
+        ("verifier", "cache"),
+        lambda demands, cache: demands.looks_ahead and cache.is_path_dependent,
+        "reproduces the sampler's own steps, so it needs a cache that depends on the committed "
+        "tokens alone",
+        "which depends on how many forwards led to them",
+        "Use NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every.",
+    ),
+)
+
+
+def check(
+    model: MaskPredictor, sampler: Sampler, cache: CachePolicy, *, verifier: Verifier
+) -> None:
+    """Refuses what does not fit together.
+
+    Raises:
+        ValueError: If it does not; names both sides and the remedy.
+    """
+    demands = Demands(
+        scope=sampler.scope,
+        shadow=sampler.shadow,
+        looks_ahead=verifier.looks_ahead,
+        asks_sampler=verifier.asks_sampler,
+        is_shifted=model.logit_shift > 0,
+        is_causal=model.causal_block_length > 0,
+    )
+    refusal = refusal_of(demands, cache)
+    if refusal is None:
+        return
+    names = {
+        "sampler": repr(sampler),
+        "cache": repr(cache),
+        "verifier": repr(verifier),
+        "model": model.name,
+    }
+    asks, cannot = refusal.pair
+    raise ValueError(
+        f"{names[asks]} {refusal.reason}, got {names[cannot]}, {refusal.fault}. {refusal.remedy}"
+    )
+
+
+def refusal_of(demands: Demands, cache: CachePolicy) -> Refusal | None:
+    """Returns the first reason to refuse a decode, if there is one."""
+    return next((refusal for refusal in REFUSALS if refusal.applies(demands, cache)), None)
+
+
+CACHES: tuple[CachePolicy, ...] = (
+    NoCache(),
+    PrefixCache(),
+    PrefixCache(refresh_every=8),
+    DualCache(),
+    DualCache(refresh_every=8),
+    FreeCache("clean"),
+    FreeCache("official"),
+    DelayedCache(),
+)
+KINDS = {
+    "any sampler that sees the open block": Demands(),
+    "sees the suffix: `Prophet()`": Demands(scope="suffix"),
+    'sees all: `Prophet(gap="all")`': Demands(scope="answer"),
+    "changes what it committed: `Wino()`": Demands(shadow=True),
+    "the same, model predicts the next column": Demands(shadow=True, is_shifted=True),
+    "the same, model is block-causal": Demands(shadow=True, is_causal=True),
+    "a verifier that looks ahead: `SelfVerify()`": Demands(looks_ahead=True),
+    "the same, with `Wino()`": Demands(looks_ahead=True, shadow=True),
+    "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
+}
+
+
+def table() -> str:
+    """Lays out every cache against every kind of decode, in Markdown."""
+    notes: list[str] = []
+    lines = ["| cache | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
+    for cache in CACHES:
+        cells = [_cell(refusal_of(demands, cache), notes) for demands in KINDS.values()]
+        lines.append(f"| `{cache!r}` | " + " | ".join(cells) + " |")
+    numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    return "\n".join([*lines, "", *numbered]) + "\n"
+
+
+def _cell(refusal: Refusal | None, notes: list[str]) -> str:
+    if refusal is None:
+        return "yes"
+    asks, cannot = refusal.pair
+    note = f"The {asks} {refusal.reason}, not a {cannot} {refusal.fault}. {refusal.remedy}"
+    if note not in notes:
+        notes.append(note)
+    return f"no ({notes.index(note) + 1})"

@@ -1,0 +1,89 @@
+"""How long a draft is (DiffuSpec's adaptive draft length)."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+class Lengths(NamedTuple):
+    """The next draft of each row, and the means that it came from.
+
+    Attributes:
+        length: Tokens of the next draft.
+        drafted: Moving mean of the drafts' lengths up to an EOS.
+        accepted: Moving mean of the tokens accepted.
+    """
+
+    length: Int[Tensor, " B"]
+    drafted: Tensor
+    accepted: Tensor
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """Drafts as many tokens as lately came before an EOS, more while all are accepted.
+
+    After each round, with G and A moving means of the drafted and the accepted tokens, the length
+    is G, plus `growth` if A reached G, within `shortest` and `longest`; rounded down.
+    `DraftLength(8, 8)` is a fixed length.
+
+    Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
+    Decoding", https://arxiv.org/abs/2510.02358, section on adaptive draft length.
+    Differs: The paper's means start at 0, so that the second draft is `shortest` and, between the
+    bounds, every length reproduces itself; that is `start="zero"`. By default they start at
+    `longest`.
+
+    Attributes:
+        shortest: Least tokens of a draft, at least 1.
+        longest: Most tokens of a draft, and those of the first.
+        growth: Tokens added after full acceptance.
+        momentum: Weight of the latest round in the means, in (0, 1].
+        start: Where the means start, "longest" or "zero".
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    shortest: int = 20
+    longest: int = 30
+    growth: int = 10
+    momentum: float = 0.5
+    start: Literal["longest", "zero"] = "longest"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(
+                f"shortest is between 1 and longest={self.longest} tokens, got {self.shortest}."
+            )
+        if self.growth < 0:
+            raise ValueError(f"growth is at least 0 tokens, got {self.growth}.")
+        if not 0.0 < self.momentum <= 1.0:
+            raise ValueError(f"momentum is a weight in (0, 1], got {self.momentum}.")
+        if self.start not in ("longest", "zero"):
+            raise ValueError(f'start is "longest" or "zero", got {self.start!r}.')
+
+    def first(self, rows: Int[Tensor, " B"]) -> Lengths:
+        """Returns the lengths before the first round."""
+        length = torch.full_like(rows, self.longest)
+        mean = length.double() if self.start == "longest" else torch.zeros_like(length).double()
+        return Lengths(length, mean, mean)
+
+    def after(
+        self, lengths: Lengths, drafted: Int[Tensor, " B"], accepted: Int[Tensor, " B"]
+    ) -> Lengths:
+        """Returns the lengths after a round.
+
+        Args:
+            lengths: Those before it.
+            drafted: Tokens before the first EOS of the likeliest tokens.
+            accepted: Tokens of the draft that were kept, without the correction.
+        """
+        means = [
+            (1.0 - self.momentum) * mean + self.momentum * latest
+            for mean, latest in ((lengths.drafted, drafted), (lengths.accepted, accepted))
+        ]
+        wanted = means[0] + self.growth * (means[1] >= means[0])
+        return Lengths(wanted.floor().long().clamp(self.shortest, self.longest), *means)

@@ -1,0 +1,118 @@
+"""Guided diffusion: an autoregressive model decides how much of a proposal is kept."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.causal import CausalTarget, Past
+from dllm_decode.session import Session
+from dllm_decode.verify.base import Verifier
+from dllm_decode.verify.judging import (
+    Judgement,
+    check_target,
+    first_masks,
+    judge,
+    whole_answer,
+    write,
+)
+from dllm_decode.verify.path_search import Draft
+from samplers.base import Sampler, State
+from samplers.statistics import gather, leading, widen
+
+
+@dataclass(frozen=True)
+class Guided(Verifier):
+    """Commits as many of the mask predictor's proposals as a causal model finds plausible.
+
+    In each round the mask predictor proposes a token at each of the next `num_proposals` masked
+    positions, and the target reads them in one forward. The longest beginning whose every token
+    passes is committed, and at least the first token. A token passes if it is among the target's
+    `top_k` likeliest, and its probability is at least `ratio` times the likeliest one's and above
+    `threshold`. By default it must be the likeliest.
+
+    Nothing is guaranteed about the text: it is neither what the mask predictor would write by
+    itself, nor what the target would. Every token is the mask predictor's proposal given what was
+    committed before it; the target never writes. If nothing passed it would be the mask
+    predictor's decoding from left to right, one token a forward; if all did, all at once.
+
+    The answer is written from left to right; blocks do not matter, and the sampler is not asked.
+    A round ends with the first EOS.
+
+    Source: Hu et al. 2025, "Accelerating Diffusion Language Model Inference via Efficient KV
+    Caching and Guided Diffusion", https://arxiv.org/abs/2505.21467, guided diffusion; FreeCache is
+    its partner there.
+    Differs: The code goes on with the next proposals of the same forward if all passed; here they
+    are proposed afresh. `ratio` follows the code, the paper may mean the mask predictor's own
+    probability. The code's random acceptance is left out.
+
+    Attributes:
+        target: Reads proposals.
+        num_proposals: Positions proposed in a round, at least 1.
+        top_k: Rank, from 1, that a token may have at most.
+        ratio: Least share, in [0, 1], of the likeliest token's probability.
+        threshold: Probability, in [0, 1), that a token must exceed.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    target: CausalTarget
+    num_proposals: int = 32
+    top_k: int = 1
+    ratio: float = 0.0
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.num_proposals, self.top_k) < 1:
+            raise ValueError(
+                f"num_proposals and top_k are at least 1, got {self.num_proposals} and "
+                f"{self.top_k}."
+            )
+        if not 0.0 <= self.ratio <= 1.0:
+            raise ValueError(f"ratio is a share in [0, 1], got {self.ratio}.")
+        if not 0.0 <= self.threshold < 1.0:
+            raise ValueError(f"threshold is a probability in [0, 1), got {self.threshold}.")
+
+    def check(self, model: MaskPredictor) -> None:
+        check_target(self.target, model, verifier="Guided")
+
+    def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
+        return whole_answer(canvas, verifier="Guided")
+
+    @property
+    def asks_sampler(self) -> bool:
+        return False
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        past = Past(*carry) if isinstance(carry, tuple) else self.target.start(len(canvas))
+        first = first_masks(canvas)
+        counts = canvas.masked.sum(-1).clamp(max=self.num_proposals)
+        window = Block(int(first.min()), int((first + counts).max()))
+        session.open()
+        proposal = session.look(canvas, window, sampler).within("block").proposal
+        offsets = torch.arange(int(counts.max()), device=first.device)
+        places = (first[:, None] - window.start + offsets).clamp(max=proposal.shape[1] - 1)
+        draft = Draft(proposal.gather(1, places), counts)
+        # The last proposal is judged without being read.
+        judgement = judge(session, self.target, canvas, draft._replace(counts=counts - 1), past)
+        passed = self._passes(draft, judgement) & (offsets < counts[:, None])
+        ends = torch.isin(draft.tokens, torch.tensor(canvas.eos_ids, device=first.device))
+        num = torch.minimum(leading(passed), leading(~ends) + 1).clamp(min=1)
+        return write(canvas, first, Draft(draft.tokens, num)), tuple(judgement.past(num))
+
+    def _passes(self, draft: Draft, judgement: Judgement) -> Bool[Tensor, "B K"]:
+        logs = widen(judgement.logits[:, :-1]).log_softmax(-1)
+        own = gather(logs, draft.tokens)
+        rank = (logs > own[..., None]).sum(-1)
+        likely = own.exp() >= self.ratio * logs.amax(-1).exp()
+        return (rank < self.top_k) & likely & (own.exp() > self.threshold)

@@ -1,0 +1,137 @@
+"""Cheap left-to-right language models that tell likely word orders from unlikely ones."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Proxy(ABC):
+    """Estimates how likely a token follows a few others, without a forward."""
+
+    @property
+    def order(self) -> int:
+        """Tokens that an estimate is about: the one that follows, and those before it."""
+        return 1
+
+    @abstractmethod
+    def log_probability(
+        self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
+    ) -> Float[Tensor, "N M"]:
+        """Returns the log-probability of each token after the `order - 1` tokens of its row."""
+
+
+@dataclass(frozen=True)
+class Uniform(Proxy):
+    """Knows nothing: every token is as likely as any other, which is left out of the score."""
+
+    def log_probability(
+        self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
+    ) -> Float[Tensor, "N M"]:
+        return torch.zeros_like(tokens, dtype=torch.float)
+
+
+@dataclass(frozen=True)
+class NGram(Proxy):
+    """Counts of short token sequences, smoothed by those of shorter ones.
+
+    P(w | h) = (c(hw) + k P(w | h')) / (c(h) + k), where h' is h without its first token, down to
+    the uniform distribution: add-k smoothing with the shorter context as the prior.
+
+    Source: MacKay and Peto 1995, "A Hierarchical Dirichlet Language Model",
+    https://doi.org/10.1017/S1351324900000218, equation for the predictive distribution.
+
+    Attributes:
+        vocab_size: V.
+        length: Tokens of the longest sequences counted, at least 1.
+        strength: k, the weight of the prior in tokens, above 0.
+        tables: For each length from 1, what was counted; made by `fit`.
+    """
+
+    vocab_size: int
+    length: int = 3
+    strength: float = 1.0
+    tables: tuple["Counts", ...] = field(default=(), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length is at least 1 token, got {self.length}.")
+        if not self.strength > 0.0:
+            raise ValueError(f"strength is above 0 tokens, got {self.strength}.")
+        if self.vocab_size**self.length >= 2**63:
+            raise ValueError(
+                f"Sequences of {self.length} out of {self.vocab_size} tokens do not fit 64 bits. "
+                "Choose a smaller length."
+            )
+
+    @property
+    def order(self) -> int:
+        return self.length
+
+    def fit(self, sequences: Sequence[Sequence[int]]) -> "NGram":
+        """Returns a model that has counted these token ids too many times to count by hand."""
+        rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+        tables = []
+        for length in range(1, self.length + 1):
+            spans = [row.unfold(0, length, 1) for row in rows if len(row) >= length]
+            codes = [self._code(span) for span in spans] or [torch.empty(0, dtype=torch.long)]
+            tables.append(Counts.of(torch.cat(codes), self.vocab_size))
+        return NGram(self.vocab_size, self.length, self.strength, tuple(tables))
+
+    def log_probability(
+        self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
+    ) -> Float[Tensor, "N M"]:
+        probability = torch.full(tokens.shape, 1.0 / self.vocab_size, dtype=torch.double)
+        probability = probability.to(tokens.device)
+        for length, table in enumerate(self.tables, 1):
+            before = self._code(context[:, context.shape[1] - length + 1 :])
+            seen, total = table.look_up(before, tokens, self.vocab_size)
+            probability = (seen + self.strength * probability) / (total + self.strength)
+        return probability.log()
+
+    def _code(self, spans: Int[Tensor, "N n"]) -> Int[Tensor, " N"]:
+        """Writes each span as one number in base V."""
+        code = torch.zeros_like(spans[:, 0]) if spans.shape[1] else spans.new_zeros(len(spans))
+        for column in spans.unbind(1):
+            code = code * self.vocab_size + column
+        return code
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each sequence of one length occurred, sorted by code, and each context of it."""
+
+    codes: Int[Tensor, " n"]
+    counts: Int[Tensor, " n"]
+    contexts: Int[Tensor, " m"]
+    totals: Int[Tensor, " m"]
+
+    @staticmethod
+    def of(codes: Int[Tensor, " N"], vocab_size: int) -> "Counts":
+        """Counts codes; a code's context is the code without its last token."""
+        unique, counts = codes.unique(return_counts=True)
+        contexts, index = (unique // vocab_size).unique(return_inverse=True)
+        totals = torch.zeros_like(contexts).index_add_(0, index, counts)
+        return Counts(unique, counts, contexts, totals)
+
+    def look_up(
+        self, context: Int[Tensor, " N"], tokens: Int[Tensor, "N M"], vocab_size: int
+    ) -> tuple[Int[Tensor, "N M"], Int[Tensor, "N 1"]]:
+        """Returns the counts of each context with each token, and of the context with any."""
+        codes = context[:, None] * vocab_size + tokens
+        return _found(self.codes, self.counts, codes), _found(
+            self.contexts, self.totals, context[:, None]
+        )
+
+
+def _found(
+    keys: Int[Tensor, " n"], values: Int[Tensor, " n"], wanted: Int[Tensor, "N M"]
+) -> Int[Tensor, "N M"]:
+    if not len(keys):
+        return torch.zeros_like(wanted)
+    keys, values = keys.to(wanted.device), values.to(wanted.device)
+    places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+    return torch.where(keys[places] == wanted, values[places], 0)

@@ -1,0 +1,174 @@
+"""Causal-consistency path search (DiffuSpec): one draft out of many that a forward holds."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dllm_decode.verify.ngram import Proxy, Uniform
+from samplers.statistics import widen
+
+
+class Draft(NamedTuple):
+    """One draft a row.
+
+    Attributes:
+        tokens: The tokens, from the first masked position on.
+        counts: How many of them are meant.
+    """
+
+    tokens: Int[Tensor, "B K"]
+    counts: Int[Tensor, " B"]
+
+
+class _Beam(NamedTuple):
+    """The best beginnings of each row.
+
+    Attributes:
+        tokens: The prompt's last tokens, then what is chosen; what is to come is arbitrary.
+        scores: -inf where there are fewer.
+        counts: Tokens chosen.
+        ended: Whether the last one ends the answer.
+    """
+
+    tokens: Int[Tensor, "B H T"]
+    scores: Float[Tensor, "B H"]
+    counts: Int[Tensor, "B H"]
+    ended: Bool[Tensor, "B H"]
+
+
+class _Candidates(NamedTuple):
+    """Tokens that may stand at one position, and their log-probability for the drafter."""
+
+    tokens: Int[Tensor, "B C"]
+    logs: Float[Tensor, "B C"]
+
+
+@dataclass(frozen=True)
+class PathSearch:
+    """Finds, left to right, a sequence that both the drafter and a causal proxy find likely.
+
+    A masked-diffusion model predicts each position for itself, so the likeliest tokens side by
+    side need not make a sentence. At each position the fewest tokens whose probabilities reach
+    `mass` are kept, `max_candidates` at most; a beam search maximises the sum of `weight` times
+    the drafter's and `1 - weight` times the proxy's log-probability. A sequence that places an EOS
+    is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
+
+    Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
+    Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
+    Differs: The paper keeps EOS at every position (`eos="always"`), and sums favour early ends;
+    by default EOS must be within `mass`, and finished sequences are compared by the mean.
+
+    Attributes:
+        width: Beginnings kept at each position.
+        mass: Probability that the candidates of a position reach, in (0, 1].
+        max_candidates: Candidates of a position at most.
+        weight: Of the drafter, in [0, 1].
+        proxy: Scores the order of tokens.
+        eos: Whether EOS is a candidate where it is likely ("within_mass"), or "always".
+        length_power: Scores are divided by the length to this power at the end; 0: not at all.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    width: int = 3
+    mass: float = 0.8
+    max_candidates: int = 15
+    weight: float = 0.5
+    proxy: Proxy = field(default_factory=Uniform)
+    eos: Literal["within_mass", "always"] = "within_mass"
+    length_power: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.max_candidates) < 1:
+            raise ValueError(
+                f"width and max_candidates are at least 1, got {self.width} and "
+                f"{self.max_candidates}."
+            )
+        if not 0.0 < self.mass <= 1.0:
+            raise ValueError(f"mass is a probability in (0, 1], got {self.mass}.")
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"weight is a share in [0, 1], got {self.weight}.")
+        if self.eos not in ("within_mass", "always"):
+            raise ValueError(f'eos is "within_mass" or "always", got {self.eos!r}.')
+        if self.length_power < 0.0:
+            raise ValueError(f"length_power is at least 0, got {self.length_power}.")
+
+    def search(
+        self,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+        context: Int[Tensor, "B C"],
+        eos_ids: tuple[int, ...],
+    ) -> Draft:
+        """Returns the best path of each row.
+
+        Args:
+            logits: Of the positions after the context.
+            lengths: Of the paths, unless they end with an EOS before; at least 1, at most K.
+            context: The tokens before, at least `proxy.order - 1`.
+            eos_ids: Tokens that end an answer.
+        """
+        before = self.proxy.order - 1
+        tokens = context[:, context.shape[1] - before :]
+        tokens = torch.cat([tokens, torch.zeros_like(logits[..., 0], dtype=torch.long)], -1)
+        zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
+        scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
+        scores[:, 0] = 0.0
+        beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
+        ends = torch.tensor(eos_ids, device=logits.device)
+        logs = widen(logits).log_softmax(-1).float()
+        for position in range(logits.shape[1]):
+            beam = self._step(beam, position, logs[:, position], lengths, ends)
+        ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
+        rows = torch.arange(len(logits), device=logits.device)
+        best = ranking.argmax(-1)
+        return Draft(beam.tokens[rows, best, before:], beam.counts[rows, best])
+
+    def _step(
+        self,
+        beam: _Beam,
+        position: int,
+        logs: Float[Tensor, "B V"],
+        lengths: Int[Tensor, " B"],
+        ends: Int[Tensor, " E"],
+    ) -> _Beam:
+        """Extends every unfinished beginning by one token and keeps the best."""
+        B, H, _ = beam.tokens.shape
+        found = self._candidates(logs, ends)
+        num = found.tokens.shape[1]
+        before = self.proxy.order - 1
+        context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
+        choices = found.tokens[:, None].expand(B, H, num)
+        causal = self.proxy.log_probability(context, choices.reshape(B * H, num)).view(B, H, num)
+        gains = self.weight * found.logs[:, None] + (1.0 - self.weight) * causal.float()
+        gains = gains.masked_fill(found.logs[:, None] == -torch.inf, -torch.inf)
+        # A finished beginning goes on once, as it is.
+        waits = beam.ended | (position >= lengths)[:, None]
+        as_is = torch.full_like(gains, -torch.inf)
+        as_is[..., 0] = 0.0
+        gains = torch.where(waits[..., None], as_is, gains)
+        scores, chosen = (beam.scores[..., None] + gains).flatten(1).topk(H)
+        parents, choice = chosen // num, chosen % num
+        waits = waits.gather(1, parents)
+        tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens)).clone()
+        tokens[..., position + before] = found.tokens.gather(1, choice)
+        grown = ~waits
+        ended = torch.isin(tokens[..., position + before], ends) & grown
+        counts = beam.counts.gather(1, parents) + grown
+        return _Beam(tokens, scores, counts, beam.ended.gather(1, parents) | ended)
+
+    def _candidates(self, logs: Float[Tensor, "B V"], ends: Int[Tensor, " E"]) -> _Candidates:
+        """Lists the likeliest tokens of a position up to the mass; the rest is at -inf."""
+        kept, tokens = logs.topk(min(self.max_candidates, logs.shape[1]))
+        before = kept.exp().cumsum(-1) - kept.exp()
+        kept = kept.masked_fill(before >= self.mass, -torch.inf)
+        if self.eos == "always":
+            present = (tokens[..., None] == ends) & (kept > -torch.inf)[..., None]
+            extra = logs[:, ends].masked_fill(present.any(1), -torch.inf)
+            kept = torch.cat([kept, extra], -1)
+            tokens = torch.cat([tokens, ends.expand(len(logs), -1)], -1)
+        return _Candidates(tokens, kept)

@@ -1,0 +1,229 @@
+"""Self-verification (FreeDave): the model checks drafts that its own logits made."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.session import Session
+from dllm_decode.verify.base import Verifier, settle
+from samplers.base import Sampler, State, View, take_state
+
+
+class _Level(NamedTuple):
+    """One state each of some rows.
+
+    Attributes:
+        rows: Which of the round's rows.
+        canvas: Their states.
+    """
+
+    rows: Int[Tensor, " N"]
+    canvas: Canvas
+
+
+class _Known(NamedTuple):
+    """The states of each row that the last forward looked at, the present one first.
+
+    Attributes:
+        tokens: Of the whole canvas; -1 in unused places.
+        logits: What the sampler sees of a state.
+        shadow: As `View.shadow`; without columns unless the sampler asks for it.
+        latest: The state from which the row took its last step.
+    """
+
+    tokens: Int[Tensor, "B D L"]
+    logits: Float[Tensor, "B D W V"]
+    shadow: Float[Tensor, "B D _"]
+    latest: Int[Tensor, " B"]
+
+    def found(self, canvas: Canvas) -> Bool[Tensor, "B D"]:
+        """Says which of the known states are the rows' present ones."""
+        return (self.tokens == canvas.tokens[:, None]).all(-1)
+
+
+@dataclass(frozen=True)
+class SelfVerify(Verifier):
+    """Takes several of the sampler's steps on one forward, the very steps it would take without.
+
+    The logits at hand do not only decide the next state of the canvas: asked again and again, each
+    time about the masks that are left, the sampler drafts the states after it. One forward looks
+    at the next state and its drafts together. From then on the sampler steps as ever, on the
+    logits of the state that it is really in; as long as that state is among those looked at, no
+    forward is needed. So tokens and their order are those of plain decoding with the same cache,
+    for every sampler, whatever the drafts are worth; rounding aside, since a wider forward may
+    round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so the same
+    holds at any temperature, seed by seed.
+
+    Never more forwards than plain decoding; a forward computes up to `draft_steps` times as many
+    columns, all of which count as query positions. It pays where a forward's time hardly depends
+    on its columns: on an accelerator, with a cache that leaves few, for few rows.
+
+    With a cache, each draft needs keys and values of its own: the memory grows to `draft_steps`
+    times that of plain decoding ("batch"). Rows advance by different numbers of steps; those that
+    are ahead wait for the others, so that the next forward is for all.
+
+    Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
+    Diffusion Large Language Models", https://arxiv.org/abs/2510.00294, without eager acceptance.
+    Differs: Any sampler, not only one token a step; batches; rows at their own pace. The
+    authors' first forward of a block looks at one state, as here, and each later one at up to
+    `draft_steps`, of which here the first is the row's present state. A draft is accepted if it is
+    the state that the sampler reaches; the authors' threshold mode accepts subsets of it, which
+    changes the text.
+
+    Attributes:
+        draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
+        evaluate: Whether these states are rows of one forward ("batch"), or have one forward each
+            ("sequential"): slower than plain decoding, with exactly its shapes at one prompt; a
+            yardstick for rounding.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    draft_steps: int = 4
+    evaluate: Literal["batch", "sequential"] = "batch"
+
+    def __post_init__(self) -> None:
+        if self.draft_steps < 1:
+            raise ValueError(f"draft_steps is at least 1 state, got {self.draft_steps}.")
+        if self.evaluate not in ("batch", "sequential"):
+            raise ValueError(f'evaluate is "batch" or "sequential", got {self.evaluate!r}.')
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.draft_steps > 1
+
+    @property
+    def num_branches(self) -> int:
+        return self.draft_steps if self.evaluate == "batch" else 1
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        if carry is None:
+            known = self._look(session, sampler, block, [_everything(canvas)])
+            state = sampler.init(_view(session, sampler, canvas, block, known))
+        else:
+            assert isinstance(carry, tuple)
+            state, known = carry[0], _Known(*carry[1])
+            if not known.found(canvas).any():
+                drafts = self._draft(session, sampler, canvas, block, known, state)
+                known = self._look(session, sampler, block, drafts)
+        found = known.found(canvas)
+        ready = found.any(-1)
+        known = known._replace(latest=torch.where(ready, found.long().argmax(-1), known.latest))
+        rows = ready.nonzero().squeeze(-1)
+        here = canvas.take(rows)
+        view = _view(session, sampler, here, block, _Known(*(part[rows] for part in known)))
+        decision, after = sampler.step(view, take_state(state, rows))
+        session.view = view
+        tokens = canvas.tokens.clone()
+        tokens[rows] = settle(here, view, decision, sampler).tokens
+        return replace(canvas, tokens=tokens), (_put(state, rows, after), tuple(known))
+
+    def _draft(
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        known: _Known,
+        state: State,
+    ) -> list[_Level]:
+        """Lets the sampler go on from the present state on the logits of its last step."""
+        levels = [_everything(canvas)]
+        rows, canvas = levels[0]
+        while len(levels) < self.draft_steps:
+            view = _imagined(_view(session, sampler, canvas, block, known))
+            decision, state = sampler.step(view, state)
+            canvas = settle(canvas, view, decision, sampler)
+            unfinished = canvas.num_open(block).nonzero().squeeze(-1)
+            if not len(unfinished):
+                break
+            if len(unfinished) < len(rows):
+                rows, canvas = rows[unfinished], canvas.take(unfinished)
+                known = _Known(*(part[unfinished] for part in known))
+                state = take_state(state, unfinished)
+            levels.append(_Level(rows, canvas))
+        return levels
+
+    def _look(
+        self, session: Session, sampler: Sampler, block: Block, levels: list[_Level]
+    ) -> _Known:
+        """Runs the forwards; `levels[0]` holds the present states."""
+        canvas, num_levels = levels[0].canvas, len(levels)
+        rows = torch.cat([level.rows for level in levels])
+        places = torch.cat(
+            [torch.full_like(level.rows, depth) for depth, level in enumerate(levels)]
+        )
+        tokens = torch.cat([level.canvas.tokens for level in levels])
+        if self.evaluate == "batch":
+            states = replace(canvas.take(rows), tokens=tokens)
+            branches = places if num_levels > 1 else None
+            views = [session.look(states, block, sampler, branches=branches)]
+        else:
+            # The present state last: then the memory is what plain decoding would leave.
+            views = [session.look(level.canvas, block, sampler) for level in reversed(levels)]
+            views.reverse()
+        logits = [view.logits for view in views]
+        shadows = [view.logits[:, :0, 0] if view.shadow is None else view.shadow for view in views]
+        size = (len(canvas), num_levels)
+        return _Known(
+            tokens=_placed(tokens, rows, places, size, fill=-1),
+            logits=_placed(torch.cat(logits), rows, places, size),
+            shadow=_placed(torch.cat(shadows), rows, places, size),
+            latest=torch.zeros_like(canvas.rows),
+        )
+
+
+def _everything(canvas: Canvas) -> _Level:
+    return _Level(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
+
+
+def _view(session: Session, sampler: Sampler, canvas: Canvas, block: Block, known: _Known) -> View:
+    """Shows a canvas with the logits of each row's latest state."""
+    rows = torch.arange(len(canvas), device=canvas.tokens.device)
+    shadow = known.shadow[rows, known.latest] if sampler.shadow else None
+    logits = known.logits[rows, known.latest]
+    return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
+
+
+def _imagined(view: View) -> View:
+    """Completes the shadow: what was committed since was predicted without being seen."""
+    if view.shadow is None:
+        return view
+    before = view.probability(view.tokens)
+    return replace(view, shadow=torch.where(view.shadow == 0.0, before, view.shadow))
+
+
+def _placed(
+    parts: Shaped[Tensor, "N ..."],
+    rows: Int[Tensor, " N"],
+    places: Int[Tensor, " N"],
+    size: tuple[int, int],
+    *,
+    fill: int = 0,
+) -> Shaped[Tensor, "B D ..."]:
+    """Lays parts out by row and place."""
+    if size[1] == 1:
+        return parts[:, None]
+    laid = parts.new_full((*size, *parts.shape[1:]), fill)
+    laid[rows, places] = parts
+    return laid
+
+
+def _put(state: State, rows: Int[Tensor, " N"], part: State) -> State:
+    """Returns a state with some rows replaced."""
+    if state is None or part is None:
+        return None
+    if isinstance(state, tuple):
+        assert isinstance(part, tuple)
+        return tuple(_put(old, rows, new) for old, new in zip(state, part, strict=True))
+    assert isinstance(part, Tensor)
+    if len(rows) == len(state):
+        return part
+    return state.index_copy(0, rows, part)

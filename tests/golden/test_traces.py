@@ -1,0 +1,577 @@
+"""Decode traces of the official implementations, step by step, on tiny checkpoints.
+
+Each file in data/traces says which code at which commit it was recorded from. A run whose official
+trace shows a defect of that code is compared with the trace of the same code with the defect
+repaired, which the file holds too; [MASK] is never emitted, so that counts as such a defect.
+
+To add a method: copy its file to data/traces, add one line to METHODS and its number to COMPARED.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxtyping
+import pytest
+import torch
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    Verifier,
+    decode,
+    load_model,
+)
+from dllm_decode.models import MaskedTransformer
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
+    EntropyBound,
+    EntropyThreshold,
+    Factor,
+    FixedSchedule,
+    Frechet,
+    Hierarchy,
+    Klass,
+    LocalLeap,
+    Prophet,
+    Sampler,
+    State,
+    View,
+    Wino,
+)
+from samplers.fixed_schedule import Order
+from samplers.prophet import Averaged
+from samplers.statistics import highest
+
+DATA = Path(__file__).parent / "data"
+# Float32 sums differ between machines; a stable run keeps its trace at logits off by 1e-4.
+TOLERANCE = 1e-3
+MASK_ID = 508
+# Where [MASK] has a share of the probability, the official confidence leaves it there.
+MASK_SHARES = {
+    "dkv_dream_decode/g48_s24_N4_unright/p2": 6e-3,
+    "dream_native/entropy_g32_s8/p2": 3e-3,
+    "freecache_dream/g48_b16_s24_entropy/p2": 8e-3,
+}
+
+
+class Step(NamedTuple):
+    """What one forward changed; `confidences` is empty where the file does not tell."""
+
+    positions: list[int]
+    tokens: list[int]
+    remasked: list[int]
+    confidences: list[float]
+
+
+class Run:
+    """One recorded run."""
+
+    def __init__(self, method: str, family: str, record: dict[str, Any]) -> None:
+        self.method = method
+        self.family = family
+        self.id = f"{method}/{record['id']}"
+        self.record = record
+        self.params: dict[str, Any] = record["params"]
+        self.gen_length: int = record["gen_length"]
+        self.block_length: int = record["block_length"]
+
+    @property
+    def steps_per_block(self) -> int:
+        return self.params["steps"] // (self.gen_length // self.block_length)
+
+    def official_steps(self) -> list[Step]:
+        return [self._step(step) for step in self.record["steps"]]
+
+    def _step(self, step: dict[str, Any]) -> Step:
+        # What lies behind the block was filled in behind an EOS, not decoded; Prophet and eager
+        # drafts mean it.
+        whole = step["block"] is None or step.get("exit", False)
+        end = self.gen_length if whole else (step["block"] + 1) * self.block_length
+        if self.params.get("eager", False):
+            end += self.block_length
+        num = sum(position < end for position in step["positions"])
+        remasked = step.get("remasked", [])
+        confidences = step.get("conf", [])
+        return Step(step["positions"][:num], step["tokens"][:num], remasked, confidences[:num])
+
+    def sound_steps(self) -> list[Step] | None:
+        """The official trace, or else the one with the defects repaired; None if there is none."""
+        repairs = [self.record[key] for key in ("banned", "repaired") if key in self.record]
+        if repairs:
+            return [
+                Step(positions, tokens, remasked[0] if remasked else [], [])
+                for positions, tokens, *remasked in repairs[0]["steps"]
+            ]
+        return None if self.record["official_bug"] else self.official_steps()
+
+
+@dataclass(frozen=True)
+class Case:
+    """How `decode` is called for a run.
+
+    `unfinished`: the official code stops before the answer is full, so ours goes on after it.
+    `official`: compare with the official trace even where it shows a defect.
+    `templates`: answers with given tokens.
+    """
+
+    sampler: Sampler
+    cache: CachePolicy = field(default_factory=NoCache)
+    verifier: Verifier = field(default_factory=NoVerifier)
+    unfinished: bool = False
+    official: bool = False
+    templates: Sequence[Sequence[int]] = ()
+
+
+class NotOffered(NamedTuple):
+    reason: str
+
+
+Mapping = Callable[[Run], Case | NotOffered]
+
+CACHES: dict[str, CachePolicy] = {
+    "none": NoCache(),
+    "nocache": NoCache(),
+    "prefix": PrefixCache(),
+    "dual": DualCache(),
+}
+DREAM_ORDERS: dict[str, Order] = {
+    "entropy": "entropy",
+    "maskgit_plus": "confidence",
+    "topk_margin": "margin",
+}
+
+
+def fixed(run: Run, order: Order = "confidence") -> Case | NotOffered:
+    if run.params.get("cfg_scale"):
+        return NotOffered("classifier-free guidance is not part of the engine")
+    return Case(FixedSchedule(run.steps_per_block, order))
+
+
+def dream_native(run: Run) -> Case | NotOffered:
+    if "top_p" in run.params:
+        return NotOffered("statistics describe the whole distribution, never a truncated one")
+    return Case(FixedSchedule(run.params["steps"], DREAM_ORDERS[run.params["alg"]], "dream"))
+
+
+def fast_dllm(run: Run) -> Case | NotOffered:
+    if run.params["cache"] not in CACHES:
+        return NotOffered(f"no {run.params['cache']} cache")
+    if run.params["threshold"] is not None:
+        sampler: Sampler = ConfidenceThreshold(run.params["threshold"])
+    elif run.params.get("factor") is not None:
+        sampler = Factor(run.params["factor"], "inclusive")
+    elif run.block_length % run.steps_per_block:
+        return NotOffered("rounds an uneven schedule otherwise than LLaDA's own code")
+    else:
+        sampler = FixedSchedule(run.steps_per_block)
+    return Case(sampler, CACHES[run.params["cache"]])
+
+
+def dinfer_threshold(run: Run) -> Case:
+    # An EOS that occurs ends this code's decoding with the block, early stop asked for or not.
+    stops = run.params["eos_id"] in run.record["tokens"]
+    return Case(ConfidenceThreshold(run.params["threshold"]), unfinished=stops, official=True)
+
+
+def credit(run: Run) -> Case:
+    params = run.params
+    base = ConfidenceThreshold(params["threshold"])
+    return Case(CreditDecoding(base, params["alpha"], params["beta"], params["gamma"]))
+
+
+def prophet(run: Run, gap: Averaged = "masked") -> Case:
+    params = run.params
+    given = {int(position): token for position, token in params["constraints"].items()}
+    sampler = Prophet(
+        FixedSchedule(run.steps_per_block),
+        tuple(params["thresholds"][phase] for phase in ("early", "mid", "late")),
+        answer_start=params["answer_start"],
+        answer_length=params["answer_length"],
+        gap=gap,
+        num_steps=params["steps"],
+    )
+    template = [given.get(position, MASK_ID) for position in range(run.gen_length)]
+    return Case(sampler, templates=[template] if given else (), official=gap == "all")
+
+
+def hierarchy(run: Run) -> Case:
+    low, high = run.params["low_threshold"], run.params["threshold"]
+    return Case(Hierarchy(low, 1.0 if high is None else high))
+
+
+def klass(run: Run) -> Case:
+    params = run.params
+    return Case(
+        Klass(
+            params["conf_threshold"],
+            params["kl_threshold"],
+            params["kl_history_length"],
+            run.steps_per_block,
+        )
+    )
+
+
+def dparallel(run: Run) -> Case:
+    threshold = run.params["entropy_threshold"]
+    if threshold is None:
+        sampler: Sampler = FixedSchedule(run.steps_per_block, "entropy")
+    else:
+        sampler = EntropyThreshold(threshold)
+    return Case(sampler, CACHES[run.params["cache"]])
+
+
+@dataclass(frozen=True)
+class Quotas(Sampler):
+    """Commits the recorded number of tokens a step: FreeCache's code has a schedule of its own."""
+
+    of_blocks: tuple[tuple[int, ...], ...]
+    block_length: int
+    order: Order
+
+    def init(self, view: View) -> State:
+        return torch.zeros_like(view.eligible.sum(-1))
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, torch.Tensor)
+        quotas = torch.tensor(self.of_blocks[view.start // self.block_length])
+        scores = -view.entropy if self.order == "entropy" else view.confidence
+        return Decision(highest(scores, view.eligible, quotas[state])), state + 1
+
+
+def quotas(run: Run, steps: list[Step]) -> Quotas:
+    sizes: list[list[int]] = [[] for _ in range(run.gen_length // run.block_length)]
+    for step in steps:
+        if step.positions:
+            sizes[step.positions[0] // run.block_length].append(len(step.positions))
+    order = DREAM_ORDERS[run.params["alg"]]
+    return Quotas(tuple(map(tuple, sizes)), run.block_length, order)
+
+
+def free_cache_dream(run: Run) -> Case | NotOffered:
+    if {"banned", "repaired"} <= run.record.keys():
+        return NotOffered("two defects, and no trace that has both repaired")
+    return Case(quotas(run, run.sound_steps() or []), FreeCache())
+
+
+def free_cache_official(run: Run) -> Case | NotOffered:
+    bug = run.record["official_bug"]
+    if bug is None or "misaligned" in bug:
+        return NotOffered("nothing is frozen, or what is frozen is misplaced by another defect")
+    if run.id == "freecache_dream/g32_b8_s32_entropy/p0":
+        return NotOffered("the share of [MASK] decides between two entropies 6e-4 apart")
+    if run.family == "llada":
+        return Case(FixedSchedule(run.steps_per_block), FreeCache("official"), official=True)
+    banned = "banned" in run.record
+    steps = (run.sound_steps() or []) if banned else run.official_steps()
+    return Case(quotas(run, steps), FreeCache("official"), official=not banned)
+
+
+def dkv_dream(run: Run) -> Case | NotOffered:
+    if run.params["shift_type"] != "un_right":
+        return NotOffered("freezes columns that are [MASK], or does not compute what predicts one")
+    order = DREAM_ORDERS[run.params["alg"]]
+    sampler = FixedSchedule(run.params["steps"], order, "dream")
+    return Case(sampler, DelayedCache(run.params["cache_steps"], warm_up=1))
+
+
+def free_dave(run: Run) -> Case:
+    drafts = run.params["draft_steps"]
+    threshold = run.params.get("confidence_threshold")
+    if threshold is None:
+        sampler: Sampler = FixedSchedule(run.block_length)
+    else:
+        sampler = ConfidenceThreshold(threshold)
+    cache = CACHES[run.params["cache"]] if "cache" in run.params else FreeCache()
+    return Case(sampler, cache, SelfVerify(drafts) if drafts else NoVerifier())
+
+
+METHODS: dict[str, Mapping] = {
+    "dkv_dream_decode": dkv_dream,
+    "dkv_llada_decode": lambda run: Case(
+        FixedSchedule(run.steps_per_block), DelayedCache(run.params["cache_reloading_step"])
+    ),
+    "dparallel_dual": dparallel,
+    "dparallel_prefix": dparallel,
+    "fastdllm_dual": fast_dllm,
+    "fastdllm_prefix": fast_dllm,
+    "frechet_dual": lambda run: Case(Frechet(run.params["delta"]), DualCache()),
+    "frechet_prefix": lambda run: Case(Frechet(run.params["delta"]), PrefixCache()),
+    "freecache_dream": free_cache_dream,
+    "freecache_llada": lambda run: Case(FixedSchedule(run.steps_per_block), FreeCache()),
+    "freedave_llada": free_dave,
+    "freedave_llada_extra": free_dave,
+    "freedave_sdar": free_dave,
+    "credit": credit,
+    "dinfer_threshold": dinfer_threshold,
+    "dllm_fastdllm": fast_dllm,
+    "dparallel_entropy": lambda run: Case(EntropyThreshold(run.params["entropy_threshold"])),
+    "dream_native": dream_native,
+    "eb": lambda run: Case(EntropyBound(run.params["gamma"])),
+    "factor": lambda run: Case(Factor(run.params["factor"])),
+    "fastdllm_nocache": fast_dllm,
+    "frechet": lambda run: Case(Frechet(run.params["delta"])),
+    "hierarchy": hierarchy,
+    "hierarchy_v2": hierarchy,
+    "klass": klass,
+    "llada_entropy": lambda run: fixed(run, "entropy"),
+    "llada_low_confidence": fixed,
+    "llada_margin": lambda run: fixed(run, "margin"),
+    "localleap": lambda run: Case(
+        LocalLeap(run.params["threshold"], run.params["relaxed_threshold"], run.params["radius"])
+    ),
+    "prophet": prophet,
+    "wino": lambda run: Case(Wino(run.params["threshold"], run.params["threshold_back"])),
+}
+# Modes that reproduce the official trace, its defects included.
+OFFICIAL_MODES: dict[str, Mapping] = {
+    "freecache_dream": free_cache_official,
+    "freecache_llada": free_cache_official,
+    "factor": lambda run: Case(Factor(run.params["factor"], "official"), official=True),
+    "prophet": lambda run: prophet(run, "all"),
+}
+# How many runs of each file are compared, of how many.
+COMPARED = {
+    "credit": (18, 18),
+    "dinfer_threshold": (12, 12),
+    "dkv_dream_decode": (3, 12),
+    "dkv_llada_decode": (15, 15),
+    "dllm_fastdllm": (72, 81),
+    "dparallel_dual": (9, 9),
+    "dparallel_entropy": (9, 9),
+    "dparallel_prefix": (9, 9),
+    "dream_native": (21, 27),
+    "eb": (9, 9),
+    "factor": (12, 12),
+    "fastdllm_dual": (18, 21),
+    "fastdllm_nocache": (21, 21),
+    "fastdllm_prefix": (18, 21),
+    "frechet": (12, 12),
+    "frechet_dual": (6, 6),
+    "frechet_prefix": (6, 6),
+    "freecache_dream": (11, 12),
+    "freecache_llada": (15, 15),
+    "freedave_llada": (75, 75),
+    "freedave_llada_extra": (17, 18),
+    "freedave_sdar": (33, 33),
+    "hierarchy": (9, 9),
+    "hierarchy_v2": (6, 6),
+    "klass": (24, 24),
+    "llada_batch_leftpad": (3, 3),
+    "llada_entropy": (15, 15),
+    "llada_low_confidence": (21, 27),
+    "llada_margin": (15, 15),
+    "localleap": (9, 9),
+    "prophet": (12, 12),
+    "wino": (12, 12),
+}
+
+
+class Recorder:
+    """Observer: the steps of each row, and its forwards."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, list[Step]] = {}
+
+    def __call__(self, event: StepEvent) -> None:
+        masked, remains = event.before.masked, event.after.masked
+        window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
+        probability = event.view.probability(event.after.region[:, window].clamp(max=511))
+        for index, row in enumerate(event.before.rows.tolist()):
+            positions = (masked[index] & ~remains[index]).nonzero().squeeze(-1)
+            # A block-causal model's answer may start inside a block.
+            lead = event.before.lead[index]
+            self.steps.setdefault(row, []).append(
+                Step(
+                    (positions - lead).tolist(),
+                    event.after.region[index, positions].tolist(),
+                    (~masked[index] & remains[index]).nonzero().squeeze(-1).tolist(),
+                    probability[index, positions - window.start].tolist(),
+                )
+            )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unchecked_shapes() -> Iterator[None]:
+    """Switches the checks of tensor shapes off: they take two thirds of the time of these decodes.
+
+    Every other test runs the same code with them.
+    """
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@cache
+def runs_of(method: str) -> list[Run]:
+    text = (DATA / "traces" / f"{method}.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    return [Run(method, content["family"], record) for record in content["runs"]]
+
+
+@cache
+def model_of(family: str, block_length: int) -> MaskedTransformer:
+    model: MaskedTransformer = load_model(DATA / "models" / family, dtype=torch.float32)[0]
+    if model.causal_block_length:
+        model.causal_block_length = block_length
+    return model
+
+
+def comparable(method: str, mapping: Mapping) -> list[Run]:
+    return [
+        run
+        for run in runs_of(method)
+        if isinstance(case := mapping(run), Case)
+        and run.record["stable"]
+        and (case.official or run.sound_steps() is not None)
+    ]
+
+
+def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, list[Step]]:
+    recorder = Recorder()
+    out = decode(
+        model_of(run.family, run.block_length),
+        prompts,
+        case.sampler,
+        cache=case.cache,
+        verifier=case.verifier,
+        gen_length=run.gen_length,
+        block_length=run.block_length,
+        stop_at_eos=False,
+        templates=list(case.templates) * len(prompts),
+        observers=[recorder],
+    )
+    num_steps = [len(recorder.steps[row]) for row in range(len(prompts))]
+    if case.verifier.looks_ahead:
+        assert all(nfe <= num for nfe, num in zip(out.nfe.tolist(), num_steps, strict=True))
+    else:
+        assert out.nfe.tolist() == num_steps
+    return recorder.steps
+
+
+def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
+    expected = run.official_steps() if case.official else run.sound_steps()
+    assert expected is not None
+    # Forwards that change nothing are not run by this engine.
+    expected = [step for step in expected if step.positions]
+    got = got[: len(expected)] if case.unfinished else got
+    if case.verifier.looks_ahead:
+        got = joined(got, [len(step.positions) for step in expected])
+    assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
+    tolerance = MASK_SHARES.get(run.id, TOLERANCE)
+    for ours, theirs in zip(got, expected, strict=True):
+        if theirs.confidences:
+            assert ours.confidences == pytest.approx(theirs.confidences, abs=tolerance), run.id
+
+
+def joined(steps: list[Step], sizes: list[int]) -> list[Step]:
+    """Puts consecutive steps together so that each group commits the given number of tokens.
+
+    The files tell which steps one forward verified, not their order.
+    """
+    rest, groups = iter(steps), []
+    for size in sizes:
+        tokens: dict[int, int] = {}
+        while len(tokens) < size:
+            step = next(rest)
+            tokens |= dict(zip(step.positions, step.tokens, strict=True))
+        groups.append(Step(sorted(tokens), [tokens[at] for at in sorted(tokens)], [], []))
+    assert not list(rest)
+    return groups
+
+
+def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
+    """Groups the runs that differ in the prompt only: one ragged batch each."""
+    groups: dict[str, list[Run]] = {}
+    for method, mapping in mappings.items():
+        for run in comparable(method, mapping):
+            case = mapping(run)
+            groups.setdefault(f"{method}/{run.record['setting']}/{case}", []).append(run)
+    return [
+        pytest.param(runs, mappings[runs[0].method], id=key.rsplit("/", 1)[0])
+        for key, runs in groups.items()
+    ]
+
+
+def assert_all_same_steps(runs: list[Run], mapping: Mapping) -> None:
+    case = mapping(runs[0])
+    assert isinstance(case, Case)
+    steps = record(runs[0], case, [run.record["prompt"] for run in runs])
+    for row, run in enumerate(runs):
+        assert_same_steps(steps[row], run, case)
+
+
+@pytest.mark.parametrize(("runs", "mapping"), settings_of(METHODS))
+def test_the_official_traces_are_reproduced(runs: list[Run], mapping: Mapping) -> None:
+    assert_all_same_steps(runs, mapping)
+
+
+@pytest.mark.parametrize(("runs", "mapping"), settings_of(OFFICIAL_MODES))
+def test_official_defects_are_reproduced_on_request(runs: list[Run], mapping: Mapping) -> None:
+    assert_all_same_steps(runs, mapping)
+
+
+@pytest.mark.parametrize("method", ["freedave_llada", "freedave_sdar"])
+def test_self_verification_needs_the_forwards_of_the_authors(method: str) -> None:
+    accepted = 0
+    for run in comparable(method, METHODS[method]):
+        case = free_dave(run)
+        # Eager drafts go on into the next block, which saves forwards that are needed here.
+        if not case.verifier.looks_ahead or run.params["eager"]:
+            continue
+        recorder = Recorder()
+        out = decode(
+            model_of(run.family, run.block_length),
+            [run.record["prompt"]],
+            case.sampler,
+            cache=case.cache,
+            verifier=case.verifier,
+            gen_length=run.gen_length,
+            block_length=run.block_length,
+            stop_at_eos=False,
+            observers=[recorder],
+        )
+        # Storing keys and values of a finished block takes no forward of its own here.
+        theirs = [step for step in run.record["steps"] if not step.get("store_kv", False)]
+        if "confidence_threshold" in run.params:
+            assert out.forwards <= len(theirs), run.id
+        else:
+            assert out.forwards == len(theirs), run.id
+        accepted += len(recorder.steps[0]) - out.forwards
+    assert accepted > 0
+
+
+def test_every_official_mode_meets_a_defect() -> None:
+    for method, mapping in OFFICIAL_MODES.items():
+        assert any(run.record["official_bug"] for run in comparable(method, mapping)), method
+
+
+def test_a_left_padded_batch_is_reproduced_row_by_row() -> None:
+    runs = runs_of("llada_batch_leftpad")
+    prompts = runs[0].params["batch_prompts"]
+    assert len({len(prompt) for prompt in prompts}) == len(prompts) == len(runs)
+    case = Case(FixedSchedule(runs[0].steps_per_block))
+    steps = record(runs[0], case, prompts)
+    for run in runs:
+        assert_same_steps(steps[run.params["batch_row"]], run, case)
+
+
+def test_every_file_is_compared_and_no_run_is_left_out_silently() -> None:
+    files = {path.stem for path in (DATA / "traces").glob("*.json")}
+    assert files == set(COMPARED)
+    assert files == {*METHODS, "llada_batch_leftpad"}
+    for method, mapping in METHODS.items():
+        counts = len(comparable(method, mapping)), len(runs_of(method))
+        assert counts == COMPARED[method], method

@@ -1,0 +1,321 @@
+"""Laws of every cache policy, on tiny checkpoints in float64."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from spied import FAMILIES, Spied, tiny
+
+from dllm_decode import (
+    CachePolicy,
+    Canvas,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+    StepEvent,
+    decode,
+)
+from dllm_decode.caches import Columns, Forward
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
+from samplers.statistics import highest_one
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+SAMPLERS = [ConfidenceThreshold(0.6), FixedSchedule(3)]
+POLICIES = [
+    PrefixCache(),
+    DualCache(),
+    DualCache(refresh_every=3, before=2, after=3),
+    FreeCache("clean"),
+    FreeCache("official"),
+    DelayedCache(refresh_every=3, warm_up=1),
+]
+EVERYTHING = [
+    PrefixCache(refresh_every=1),
+    DualCache(before=100, after=100),
+    DelayedCache(refresh_every=1),
+]
+FAMILY = pytest.mark.parametrize("family", FAMILIES)
+SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+POLICY = pytest.mark.parametrize("cache", POLICIES, ids=repr)
+
+
+def answer(
+    model: Any,
+    sampler: Sampler,
+    cache: CachePolicy,
+    *,
+    prompts: list[list[int]] = PROMPTS,
+    gen_length: int = 10,
+    block_length: int = 4,
+    **options: Any,
+) -> Any:
+    options = {"stop_at_eos": False, **options}
+    return decode(
+        model, prompts, sampler, cache=cache, gen_length=gen_length, block_length=block_length,
+        **options,
+    )  # fmt: skip
+
+
+def columns_per_forward(out: Any) -> torch.Tensor:
+    return out.query_positions / out.nfe  # type: ignore[no-any-return]
+
+
+@FAMILY
+@pytest.mark.parametrize(("sampler", "temperature"), [(SAMPLERS[0], 1.0), (SAMPLERS[1], 0.0)])
+def test_a_policy_that_computes_everything_is_no_cache(
+    family: str, sampler: Sampler, temperature: float
+) -> None:
+    exact = answer(tiny(family), sampler, NoCache(), temperature=temperature)
+    for cache in EVERYTHING:
+        cached = answer(tiny(family), sampler, cache, temperature=temperature)
+        assert torch.equal(cached.tokens, exact.tokens), cache
+        assert torch.equal(cached.nfe, exact.nfe)
+        assert torch.equal(cached.query_positions, exact.query_positions)
+
+
+@FAMILY
+@SAMPLER
+def test_prefix_and_dual_are_the_same_where_there_is_no_suffix(
+    family: str, sampler: Sampler
+) -> None:
+    options = {"gen_length": 12, "block_length": 12}
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12]]
+    prefix = answer(tiny(family), sampler, PrefixCache(), prompts=prompts, **options)
+    dual = answer(tiny(family), sampler, DualCache(), prompts=prompts, **options)
+    exact = answer(tiny(family), sampler, NoCache(), prompts=prompts, **options)
+    assert torch.equal(prefix.tokens, dual.tokens)
+    assert torch.equal(prefix.query_positions, dual.query_positions)
+    assert (columns_per_forward(prefix) < columns_per_forward(exact)).all()
+
+
+@SAMPLER
+@pytest.mark.parametrize(("block_length", "stop_at_eos"), [(4, True), (8, False)])
+def test_caching_is_exact_on_a_block_causal_model(
+    sampler: Sampler, block_length: int, stop_at_eos: bool
+) -> None:
+    options: Any = {
+        "gen_length": 21, "block_length": block_length, "stop_at_eos": stop_at_eos,
+    }  # fmt: skip
+    exact = answer(tiny("sdar"), sampler, NoCache(), **options)
+    for cache in (PrefixCache(), DualCache(), FreeCache("clean")):
+        cached = answer(tiny("sdar"), sampler, cache, **options)
+        assert torch.equal(cached.tokens, exact.tokens), cache
+        assert torch.equal(cached.nfe, exact.nfe)
+        assert (cached.query_positions < exact.query_positions).all()
+
+
+def test_a_block_causal_model_shows_what_is_frozen_too_early() -> None:
+    options: Any = {"gen_length": 24}
+    exact = answer(tiny("sdar"), SAMPLERS[0], NoCache(), **options)
+    official = answer(tiny("sdar"), SAMPLERS[0], FreeCache("official"), **options)
+    assert not torch.equal(official.tokens, exact.tokens)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_every_policy_approximates_on_a_bidirectional_model(family: str) -> None:
+    options: Any = {"gen_length": 16, "block_length": 8}
+    exact = answer(tiny(family), FixedSchedule(8), NoCache(), **options)
+    for cache in POLICIES:
+        cached = answer(tiny(family), FixedSchedule(8), cache, **options)
+        assert not torch.equal(cached.tokens, exact.tokens), cache
+        assert (cached.query_positions < exact.query_positions).all()
+
+
+@pytest.mark.parametrize(
+    "cache", [PrefixCache(), DualCache(), DelayedCache(), DelayedCache(2, 1)], ids=repr
+)
+@FAMILY
+def test_a_block_finished_by_its_first_forward_is_decoded_exactly(
+    family: str, cache: CachePolicy
+) -> None:
+    exact = answer(tiny(family), FixedSchedule(1), NoCache())
+    cached = answer(tiny(family), FixedSchedule(1), cache)
+    assert torch.equal(cached.tokens, exact.tokens)
+    assert torch.equal(cached.query_positions, exact.query_positions)
+
+
+@FAMILY
+@POLICY
+def test_a_batch_is_decoded_as_each_row_alone_with_a_cache(
+    family: str, cache: CachePolicy
+) -> None:
+    sampler = SAMPLERS[0]
+    # Middle row: its template leaves nothing open in the first block, and it joins later.
+    mask = tiny(family).mask_id
+    templates = [[mask], [11, 12, 13, 14, mask, 15], [mask, 16]]
+    together = answer(tiny(family), sampler, cache, templates=templates)
+    for row, prompt in enumerate(PROMPTS):
+        alone = answer(
+            tiny(family), sampler, cache, prompts=[prompt], templates=[templates[row]]
+        )
+        assert torch.equal(alone.tokens[0], together.tokens[row])
+        assert alone.nfe[0] == together.nfe[row]
+
+
+@FAMILY
+@POLICY
+def test_what_stands_in_the_padding_changes_nothing(
+    family: str, cache: CachePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = answer(tiny(family), SAMPLERS[0], cache)
+    blank = Canvas.blank
+
+    def littered(*args: Any, **options: Any) -> Canvas:
+        canvas = blank(*args, **options)
+        pads = torch.arange(canvas.length) < canvas.pads[:, None]
+        assert pads.any()
+        litter = torch.randint(500, pads.shape, generator=torch.Generator().manual_seed(0))
+        return replace(canvas, tokens=torch.where(pads, litter, canvas.tokens))
+
+    monkeypatch.setattr(Canvas, "blank", littered)
+    assert torch.equal(answer(tiny(family), SAMPLERS[0], cache).tokens, plain.tokens)
+
+
+@FAMILY
+@POLICY
+def test_a_slot_holds_the_keys_of_the_token_it_was_computed_from(
+    family: str, cache: CachePolicy
+) -> None:
+    model = Spied(tiny(family))
+    answer(model, SAMPLERS[0], cache)
+    (memory,) = model.memories
+    written = model.held >= 0
+    keys = model.keys_of(model.held.clamp(min=0))
+    same = torch.isclose(memory.keys[0], keys, atol=1e-9).all(-1).all(1)
+    assert written.any()
+    assert torch.equal(same | ~written, torch.ones_like(written))
+    assert (memory.keys[0].transpose(1, 2)[~written] == 0).all()
+
+
+@FAMILY
+def test_the_clean_freeze_never_keeps_the_keys_of_a_mask_and_the_official_does(
+    family: str,
+) -> None:
+    for freeze in ("clean", "official"):
+        model = Spied(tiny(family))
+        out = answer(model, FixedSchedule(3), FreeCache(freeze), gen_length=16, prompts=[[5] * 8])
+        # The last block is not followed by another, so it stays as its last forward saw it.
+        frozen = model.held[0, 8:20] == model.mask_id
+        assert frozen.any() == (freeze == "official")
+        if freeze == "clean":
+            assert torch.equal(model.held[0, 8:20], out.tokens[0, :12])
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@POLICY
+def test_the_slots_of_a_finished_row_are_never_written(family: str, cache: CachePolicy) -> None:
+    model = Spied(tiny(family))
+    left: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def watch(event: StepEvent) -> None:
+        open_masks = event.after.num_open(event.block).tolist()
+        for row, masks in zip(event.before.rows.tolist(), open_masks, strict=True):
+            left.pop(row, None)
+            if not masks:
+                left[row] = (model.memories[0].keys[:, row].clone(), event.forwards)
+
+    answer(model, ConfidenceThreshold(0.6), cache, observers=[watch], block_length=16,
+           gen_length=16)  # fmt: skip
+    assert len({forwards for _, forwards in left.values()}) > 1, "all rows finished together"
+    for row, (keys, _) in left.items():
+        assert torch.equal(model.memories[0].keys[:, row], keys)
+
+
+@POLICY
+def test_the_bill_is_what_the_model_was_given(cache: CachePolicy) -> None:
+    model = Spied(tiny("dream"))
+    out = answer(model, SAMPLERS[0], cache)
+    assert len(model.memories) == 1, "the memory is allocated once a decode"
+    assert out.forwards == len(model.calls)
+    bill = torch.zeros_like(out.query_positions)
+    for inputs in model.calls:
+        bill[model.rows_of(inputs)] += inputs.tokens.shape[1]
+    assert torch.equal(out.query_positions, bill)
+
+
+@pytest.mark.parametrize(
+    "cache", [PrefixCache(), DualCache(before=1), FreeCache(), FreeCache("official")], ids=repr
+)
+def test_columns_common_to_all_rows_take_the_cheap_path(cache: CachePolicy) -> None:
+    model = Spied(tiny("dream"))
+    answer(model, SAMPLERS[0], cache)
+    assert all(isinstance(inputs.slots, slice) for inputs in model.calls)
+    assert model.calls[0].rows is None
+    partial = [inputs for inputs in model.calls if len(inputs.tokens) < len(PROMPTS)]
+    assert any(isinstance(inputs.rows, slice) for inputs in partial)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_with_fewer_columns_repeat_their_own(family: str) -> None:
+    model = Spied(tiny(family))
+    templates = [[], [1, 2, 3], [4]]
+    answer(model, FixedSchedule(4), DelayedCache(warm_up=1), block_length=10, templates=templates)
+    ragged = [inputs.slots for inputs in model.calls if isinstance(inputs.slots, torch.Tensor)]
+    repeats = [slots for slots in ragged if (slots[:, 1:] == slots[:, :-1]).any()]
+    assert repeats
+    for slots in ragged:
+        assert (slots.diff(dim=1) >= 0).all()
+
+
+@dataclass(frozen=True)
+class Wavering(Sampler):
+    """One token a step, but in its third step it takes back what stands in its block."""
+
+    def max_steps(self, num_masks: int) -> int:
+        return num_masks + 3
+
+    def init(self, view: View) -> State:
+        return torch.zeros_like(view.tokens[:, 0])
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, torch.Tensor)
+        remask = ~view.masked & (state == 2)[:, None]
+        return Decision(highest_one(view.confidence, view.eligible), remask=remask), state + 1
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@POLICY
+def test_a_re_masked_column_is_computed_again_and_leaves_no_stale_keys(
+    family: str, cache: CachePolicy
+) -> None:
+    model, sampler = Spied(tiny(family)), Wavering()
+    taken_back: list[int] = []
+
+    def count(event: StepEvent) -> None:
+        taken_back.append(int((~event.before.masked & event.after.masked).sum()))
+        assert not torch.isnan(event.view.confidence).any()
+        if taken_back[-1]:
+            return
+        # Every masked column of the block was computed from [MASK] in this very forward.
+        rows, columns = event.before.rows, event.before.columns(event.block)
+        masked = event.before.tokens[:, columns] == model.mask_id
+        assert (model.held[rows, columns][masked] == model.mask_id).all()
+
+    out = answer(model, sampler, cache, gen_length=8, observers=[count])
+    assert sum(taken_back) > 0
+    assert not (out.tokens == model.mask_id).any()
+
+
+@dataclass(frozen=True)
+class LeavesOut(CachePolicy):
+    """Breaks its contract: after the first forward it computes the prompt only."""
+
+    def recompute(self, forward: Forward) -> Columns:
+        return slice(0, forward.end if forward.step == 0 else 1)
+
+
+def test_a_policy_that_leaves_out_what_is_needed_is_found_out() -> None:
+    with pytest.raises(RuntimeError, match="promises to finish a block"):
+        answer(tiny("llada"), FixedSchedule(3), LeavesOut())
+
+
+def test_what_a_block_causal_model_cannot_see_is_not_computed() -> None:
+    model = Spied(tiny("sdar"))
+    answer(model, FixedSchedule(2), FreeCache(), prompts=[[1, 2, 3, 4, 5]], gen_length=8)
+    # The prompt's whole block is computed with the answer's first, then each block twice over:
+    # while it is open, and once more in the first forward of the next.
+    assert [inputs.tokens.shape[1] for inputs in model.calls] == [8, 4, 8, 4, 8, 4]
+    assert [inputs.attend is None for inputs in model.calls] == [False, True] * 3

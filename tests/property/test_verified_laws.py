@@ -1,0 +1,197 @@
+"""Self-verification changes nothing but the number of forwards: samplers x caches x temperatures."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jaxtyping
+import pytest
+import torch
+from drafted import DriftingModel
+from samplers_under_test import INSTANCES
+from spied import FAMILIES, tiny
+
+from dllm_decode import (
+    CachePolicy,
+    DecodeOutput,
+    DualCache,
+    FreeCache,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    decode,
+)
+from dllm_decode.trace import Revision
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    EntropyBound,
+    FixedSchedule,
+    LocalLeap,
+    Sampler,
+)
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+CACHES: tuple[CachePolicy, ...] = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"))
+@pytest.fixture(autouse=True, scope="module")
+def unchecked_shapes() -> Iterator[None]:
+    """Switches the checks of tensor shapes off, which take most of the time of these decodes.
+
+    The unit tests run the same code with them.
+    """
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+SAMPLER = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+
+
+class History(NamedTuple):
+    out: DecodeOutput
+    steps: list[list[int]]
+    confidences: torch.Tensor
+    revisions: list[list[Revision]]
+
+
+def history(model: Any, sampler: Sampler, verifier: Any, prompts: Any, **options: Any) -> History:
+    trace = Trace()
+    out = decode(model, prompts, sampler, verifier=verifier, observers=[trace], **options)
+    rows = sorted(trace.steps)
+    return History(
+        out,
+        [trace.steps[row].tolist() for row in rows],
+        torch.stack([trace.confidences[row] for row in rows]),
+        [trace.revisions[row] for row in rows],
+    )
+
+
+def assert_same(plain: History, verified: History, what: object) -> int:
+    """Fails unless all is the same but the forwards; returns how many were saved."""
+    assert torch.equal(plain.out.tokens, verified.out.tokens), what
+    assert plain.steps == verified.steps, what
+    assert [[one[:3] for one in row] for row in plain.revisions] == [
+        [one[:3] for one in row] for row in verified.revisions
+    ], what
+    torch.testing.assert_close(
+        plain.confidences, verified.confidences, equal_nan=True, rtol=1e-6, atol=1e-9
+    )
+    assert (verified.out.nfe <= plain.out.nfe).all(), what
+    assert verified.out.forwards <= plain.out.forwards, what
+    return int((plain.out.nfe - verified.out.nfe).sum())
+
+
+@SAMPLER
+def test_self_verification_changes_neither_tokens_nor_order(sampler: Sampler) -> None:
+    for temperature, eos_ids in ((0.0, (22,)), (0.7, (3, 7, 11, 15))):
+        model = DriftingModel(eos_ids=eos_ids, peak=12.0)
+        options = {"gen_length": 8, "block_length": 6, "temperature": temperature, "seed": 1}
+        plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
+        verified = history(model, sampler, SelfVerify(4), PROMPTS, **options)
+        assert_same(plain, verified, (sampler, temperature))
+
+
+def test_most_samplers_have_drafts_accepted_and_drafts_rejected() -> None:
+    model, saved, short = DriftingModel(peak=12.0), 0, 0
+    options: Any = {"gen_length": 8, "block_length": 8, "stop_at_eos": False}
+    for sampler in INSTANCES:
+        plain = decode(model, PROMPTS, sampler, **options)
+        out = decode(model, PROMPTS, sampler, verifier=SelfVerify(4), **options)
+        saved += bool((out.nfe < plain.nfe).any())
+        # Had no draft been rejected, four states a forward would have been enough.
+        short += bool((out.nfe > (plain.nfe / 4).ceil() + 1).any())
+    assert saved > len(INSTANCES) / 2
+    assert short > len(INSTANCES) / 2
+
+
+@pytest.mark.parametrize("draft_steps", [1, 2, 3, 6])
+@pytest.mark.parametrize("evaluate", ["batch", "sequential"])
+def test_any_depth_and_block_length_will_do(draft_steps: int, evaluate: Any) -> None:
+    saved = 0
+    for sampler, block_length, temperature in itertools.product(
+        (FixedSchedule(20), ConfidenceThreshold(0.3)), (1, 5, 12), (0.0, 1.0)
+    ):
+        options = {
+            "gen_length": 12, "block_length": block_length, "temperature": temperature,
+        }  # fmt: skip
+        model = DriftingModel(eos_ids=(3, 9))
+        verifier = SelfVerify(draft_steps, evaluate)
+        plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
+        verified = history(model, sampler, verifier, PROMPTS, **options)
+        if evaluate == "batch":
+            saved += assert_same(plain, verified, options)
+        assert torch.equal(plain.out.tokens, verified.out.tokens)
+        assert plain.steps == verified.steps
+    assert (saved > 0) == (draft_steps > 1 and evaluate == "batch")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+def test_self_verification_reproduces_plain_decoding_with_the_same_cache(
+    family: str, cache: CachePolicy
+) -> None:
+    prompts = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+    saved = 0
+    for sampler, temperature in ((FixedSchedule(8), 0.0), (CreditDecoding(LocalLeap()), 0.8)):
+        options = {
+            "gen_length": 14, "block_length": 8, "temperature": temperature, "cache": cache,
+            "stop_at_eos": False,
+        }  # fmt: skip
+        plain = history(tiny(family), sampler, NoVerifier(), prompts, **options)
+        verified = history(tiny(family), sampler, SelfVerify(4), prompts, **options)
+        saved += assert_same(plain, verified, (sampler, cache))
+    assert saved > 0
+
+
+def test_every_step_is_reported_with_the_logits_it_was_taken_on() -> None:
+    events: list[StepEvent] = []
+    out = decode(
+        DriftingModel(), PROMPTS, FixedSchedule(6), verifier=SelfVerify(4), gen_length=12,
+        block_length=6, stop_at_eos=False, observers=[events.append],
+    )  # fmt: skip
+    steps = torch.zeros(3, dtype=torch.long)
+    for event in events:
+        window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
+        assert torch.equal(event.view.tokens, event.before.region[:, window])
+        committed = event.before.masked & ~event.after.masked
+        assert (committed.sum(-1) == 1).all()
+        chosen = torch.where(committed[:, window], event.view.proposal, -1).amax(-1)
+        assert torch.equal(chosen, torch.where(committed, event.after.region, -1).amax(-1))
+        steps[event.before.rows] += 1
+    assert steps.tolist() == [12, 12, 12]
+    assert events[-1].forwards == out.forwards
+    assert len({len(event.before) for event in events}) > 1, "no row ever waited for another"
+    assert len({event.forwards for event in events}) < len(events)
+
+
+@pytest.mark.slow
+def test_two_thousand_decodes_have_no_mismatch() -> None:
+    samplers = (
+        FixedSchedule(4), FixedSchedule(32), FixedSchedule(3, "random"), ConfidenceThreshold(0.3),
+        EntropyBound(0.6, "confidence"), CreditDecoding(LocalLeap()), EntropyBound(math.inf, "margin"),
+    )  # fmt: skip
+    num, saved, missed = 0, 0, 0
+    for sampler, temperature, depth, block, causal in itertools.product(
+        samplers, (0.0, 0.5, 1.0), (2, 4, 8), (4, 8), (0, 4)
+    ):
+        for drift in (0.1, 0.35, 0.8):
+            model = DriftingModel(
+                eos_ids=(3, 9), peak=10.0, drift=drift, causal_block_length=causal,
+                logit_shift=num % 2,
+            )  # fmt: skip
+            options = {
+                "gen_length": 12, "block_length": block, "temperature": temperature,
+                "stop_at_eos": bool(num % 3), "seed": num, "truncate_at_eos": num % 5 == 0,
+            }  # fmt: skip
+            plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
+            verified = history(model, sampler, SelfVerify(depth), PROMPTS, **options)
+            gain = assert_same(plain, verified, (sampler, options))
+            saved, missed = saved + bool(gain), missed + (not gain)
+            num += len(PROMPTS)
+    assert num >= 2000
+    assert saved > 200
+    assert missed > 100

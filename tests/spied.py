@@ -1,0 +1,76 @@
+"""Golden checkpoints in float64 under a wrapper that notes what every forward wrote where."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models.base import Inputs, Memory
+
+MODELS = Path(__file__).parent / "golden" / "data" / "models"
+FAMILIES = ("llada", "dream", "sdar")
+
+
+@cache
+def tiny(family: str) -> MaskedTransformer:
+    model: MaskedTransformer = load_model(MODELS / family, dtype=torch.float64)[0]
+    return model
+
+
+@dataclass
+class Spied:
+    """A mask predictor that keeps its calls, and which token each slot was computed from last."""
+
+    model: MaskedTransformer
+    calls: list[Inputs] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    held: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    positions: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+    def __post_init__(self) -> None:
+        self.name = self.model.name
+        self.vocab_size = self.model.vocab_size
+        self.mask_id = self.model.mask_id
+        self.eos_ids = self.model.eos_ids
+        self.banned_ids = self.model.banned_ids
+        self.logit_shift = self.model.logit_shift
+        self.causal_block_length = self.model.causal_block_length
+        self.device = self.model.device
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        self.calls.append(inputs)
+        if inputs.memory is not None:
+            rows = self.rows_of(inputs)[:, None]
+            slots = self.slots_of(inputs)
+            self.held[rows, slots] = inputs.tokens
+            self.positions[rows, slots] = inputs.positions
+        return self.model.predict(inputs)
+
+    def rows_of(self, inputs: Inputs) -> Tensor:
+        rows = torch.arange(len(self.held))
+        return rows if inputs.rows is None else rows[inputs.rows]
+
+    def slots_of(self, inputs: Inputs) -> Tensor:
+        if isinstance(inputs.slots, slice):
+            return torch.arange(self.held.shape[1])[inputs.slots].expand_as(inputs.tokens)
+        assert inputs.slots is not None
+        return inputs.slots
+
+    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+        self.held = torch.full((num_rows, num_slots), -1)
+        self.positions = torch.zeros_like(self.held)
+        self.memories.append(self.model.new_memory(num_rows, num_slots))
+        return self.memories[-1]
+
+    def keys_of(self, tokens: Tensor) -> Tensor:
+        """Layer 0's keys of a whole canvas: they depend on a column's token and position only."""
+        memory = self.model.new_memory(*tokens.shape)
+        columns = torch.arange(tokens.shape[1]).expand_as(tokens)
+        inputs = Inputs(
+            tokens=tokens, positions=self.positions, wanted=columns, memory=memory, slots=columns
+        )
+        self.model.predict(inputs)
+        return memory.keys[0]

@@ -1,0 +1,157 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dllm_decode import (
+    CachePolicy,
+    Canvas,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+)
+from dllm_decode.caches import Columns, Forward
+from dllm_decode.caches.store import Store
+from dllm_decode.models.base import Memory
+from samplers.expression import parse_expression
+
+MASK = 99
+POLICIES: dict[str, Callable[..., CachePolicy]] = {
+    policy.__name__: policy for policy in (NoCache, PrefixCache, DualCache, FreeCache, DelayedCache)
+}
+
+
+def forward(
+    step: int,
+    *,
+    needed: slice = slice(8, 12),
+    end: int = 20,
+    shift: int = 0,
+    previous: tuple[int | None, ...] = (4, 4),
+    pending: torch.Tensor | None = None,
+    tokens: torch.Tensor | None = None,
+) -> Forward:
+    """Two rows, a prompt of 4 columns and an answer of 16; the third block of 4 is open."""
+    canvas = Canvas.blank([[1, 2, 3, 4]] * 2, 16, mask_id=MASK, eos_ids=(0,))
+    if tokens is not None:
+        canvas = canvas.write(0, torch.ones_like(canvas.fixed), tokens)
+    return Forward(
+        canvas=canvas,
+        needed=needed,
+        end=end,
+        shift=shift,
+        step=step,
+        previous=previous,
+        pending=torch.zeros(2, 20, dtype=torch.bool) if pending is None else pending,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cache", "steps"),
+    [
+        (NoCache(), [(0, 20), (0, 20), (0, 20)]),
+        (PrefixCache(), [(0, 20), (8, 20), (8, 20)]),
+        (PrefixCache(refresh_every=2), [(0, 20), (8, 20), (0, 20)]),
+        (DualCache(), [(0, 20), (8, 12), (8, 12)]),
+        (DualCache(refresh_every=2), [(0, 20), (8, 12), (0, 20)]),
+        (DualCache(before=2, after=3), [(0, 20), (6, 15), (6, 15)]),
+        (DualCache(before=16, after=16), [(0, 20), (0, 20), (0, 20)]),
+    ],
+    ids=repr,
+)
+def test_a_policy_by_block_computes_these_columns(
+    cache: CachePolicy, steps: list[tuple[int, int]]
+) -> None:
+    assert [cache.recompute(forward(step)) for step in range(3)] == [slice(*s) for s in steps]
+
+
+def test_free_cache_computes_a_finished_block_once_more_unless_official() -> None:
+    clean, official = FreeCache(), FreeCache("official")
+    for cache in (clean, official):
+        assert cache.recompute(forward(0, previous=(None, None))) == slice(0, 20)
+        assert cache.recompute(forward(1, previous=(8, 8))) == slice(8, 20)
+    assert clean.recompute(forward(0, previous=(4, 4))) == slice(4, 20)
+    assert official.recompute(forward(0, previous=(4, 4))) == slice(8, 20)
+
+
+def test_free_cache_lets_a_row_that_joins_late_start_from_its_prompt() -> None:
+    columns = FreeCache().recompute(forward(0, previous=(4, None)))
+    assert isinstance(columns, torch.Tensor)
+    assert columns[1].tolist() == list(range(20))
+    assert columns[0].tolist() == [4, 4, 4, 4, *range(4, 20)]
+
+
+def listed(columns: Columns) -> list[list[int]]:
+    assert isinstance(columns, torch.Tensor)
+    return columns.tolist()  # type: ignore[no-any-return]
+
+
+def test_delayed_caching_computes_what_is_or_was_masked_and_pads_with_a_row_of_its_own() -> None:
+    pending = torch.zeros(2, 20, dtype=torch.bool)
+    pending[0, [6, 9, 10]] = True
+    pending[1, [15]] = True
+    tokens = torch.full((2, 16), 7)
+    cache = DelayedCache(refresh_every=4, warm_up=2)
+    assert cache.recompute(forward(1, pending=pending)) == slice(0, 20)
+    assert cache.recompute(forward(4, pending=pending)) == slice(0, 20)
+    columns = cache.recompute(forward(2, pending=pending, tokens=tokens))
+    assert listed(columns) == [[6, 9, 10], [15, 15, 15]]
+
+
+def test_delayed_caching_computes_a_column_that_was_re_masked() -> None:
+    tokens = torch.full((2, 16), 7)
+    tokens[:, 3] = MASK
+    columns = DelayedCache().recompute(forward(2, tokens=tokens))
+    assert listed(columns) == [[7], [7]]
+
+
+def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> None:
+    tokens = torch.full((2, 16), 7)
+    tokens[0, 3] = MASK
+    tokens[1, 15] = MASK
+    columns = DelayedCache().recompute(forward(2, shift=1, tokens=tokens))
+    assert listed(columns) == [[6, 7], [18, 19]]
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: PrefixCache(-1), "refresh_every is at least 0 forwards, got -1"),
+        (lambda: DualCache(-2), "refresh_every is at least 0 forwards, got -2"),
+        (lambda: DualCache(before=-1), "at least 0 columns, got -1 and 0"),
+        (lambda: DelayedCache(0), "refresh_every is at least 1 forward, got 0"),
+        (lambda: DelayedCache(warm_up=0), "warm_up is at least 1 forward, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    build: Callable[[], CachePolicy], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build()
+
+
+@pytest.mark.parametrize(
+    "cache", [NoCache(), PrefixCache(3), DualCache(2, 4, 5), FreeCache("official"), DelayedCache(7)]
+)
+def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
+    assert parse_expression(repr(cache), POLICIES) == cache
+
+
+def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
+    memory = Memory(torch.zeros(2, 3, 1, 8, 4), torch.zeros(2, 3, 1, 8, 4))
+    part = memory.first(5)
+    part.keys[:, 0, :, 2] = 1.0
+    assert (memory.keys[:, 0, :, 2] == 1.0).all()
+    assert memory.keys.sum() == part.keys.sum()
+    assert part.keys.shape[3] == part.values.shape[3] == 5
+
+
+def test_the_store_finds_rows_as_cheaply_as_it_can() -> None:
+    canvas = Canvas.blank([[1], [2], [3]], 4, mask_id=MASK, eos_ids=(0,))
+    store = Store(None, canvas)
+    assert store.rows(canvas, None) is None
+    assert store.rows(canvas.take(torch.tensor([1, 2])), None) == slice(1, 3)
+    apart = canvas.take(torch.tensor([0, 2]))
+    assert store.rows(apart, None) is apart.rows

@@ -1,0 +1,97 @@
+"""Every legal pair decodes; every illegal one is refused before any forward, by name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from spied import Spied, tiny
+
+from dllm_decode import Block, CachePolicy, Canvas, NoVerifier, SelfVerify, Verifier, decode
+from dllm_decode.compatibility import CACHES, KINDS, REFUSALS, Demands, refusal_of, table
+from dllm_decode.session import Session
+from samplers import FixedSchedule, Prophet, Sampler, State, Wino
+
+
+@dataclass(frozen=True)
+class Writing(Verifier):
+    """Says that it asks no sampler, and does."""
+
+    @property
+    def asks_sampler(self) -> bool:
+        return False
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        return NoVerifier().advance(session, sampler, canvas, block, carry)
+
+
+PLAIN = FixedSchedule(2)
+SAMPLERS: dict[str, Sampler] = {
+    "block": PLAIN,
+    "suffix": Prophet(PLAIN),
+    "answer": Prophet(PLAIN, gap="all"),
+}
+
+
+def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
+    """Finds a sampler, a verifier and a family that make such a decode."""
+    sampler = Wino(0.3) if demands.shadow else SAMPLERS[demands.scope]
+    verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
+    verifier = SelfVerify(2) if demands.looks_ahead else verifier
+    family = "dream" if demands.is_shifted else "sdar" if demands.is_causal else "llada"
+    return sampler, verifier, family
+
+
+def run(kind: str, cache: CachePolicy) -> tuple[Spied, Any]:
+    sampler, verifier, family = made_of(KINDS[kind])
+    model = Spied(tiny(family))
+    return model, decode(
+        model, [[5, 6, 7, 8]], sampler, cache=cache, verifier=verifier, gen_length=8,
+        block_length=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_tells_what_decode_does(kind: str, cache: CachePolicy) -> None:
+    sampler, verifier, family = made_of(KINDS[kind])
+    refusal = refusal_of(KINDS[kind], cache)
+    if refusal is None:
+        model, out = run(kind, cache)
+        assert out.forwards == len(model.calls) > 0
+        assert not (out.tokens == model.mask_id).any()
+        return
+    with pytest.raises(ValueError, match="got") as refused:
+        run(kind, cache)
+    message = str(refused.value)
+    names = {"sampler": sampler, "cache": cache, "verifier": verifier}
+    for part in refusal.pair:
+        assert (tiny(family).name if part == "model" else repr(names[part])) in message
+    assert message.endswith(refusal.remedy)
+
+
+def test_every_refusal_occurs_in_the_table() -> None:
+    found = {refusal_of(demands, cache) for demands in KINDS.values() for cache in CACHES}
+    assert found == {None, *REFUSALS}
+
+
+def test_a_refusal_costs_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was called")
+
+    monkeypatch.setattr(Spied, "predict", refuse)
+    monkeypatch.setattr(Spied, "new_memory", refuse)
+    for kind, demands in KINDS.items():
+        for cache in CACHES:
+            if refusal_of(demands, cache):
+                with pytest.raises(ValueError, match="got"):
+                    run(kind, cache)
+
+
+def test_the_table_has_a_row_for_every_cache_and_a_note_for_every_refusal() -> None:
+    text = table()
+    for cache in CACHES:
+        assert f"| `{cache!r}` |" in text
+    for refusal in REFUSALS:
+        assert refusal.remedy in text

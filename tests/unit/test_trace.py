@@ -1,0 +1,69 @@
+from dataclasses import dataclass
+
+import torch
+from toys import HashModel
+
+from dllm_decode import Revision, StepEvent, Trace, decode
+from samplers import Decision, FixedSchedule, Sampler, State, View
+
+
+@dataclass(frozen=True)
+class SecondThoughts(Sampler):
+    """Commits everything, takes back position 1 of the block, and commits it again."""
+
+    def max_steps(self, num_masks: int) -> int:
+        return num_masks + 2
+
+    def init(self, view: View) -> State:
+        return torch.zeros(len(view.tokens), dtype=torch.long)
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        assert isinstance(state, torch.Tensor)
+        first = (state == 0)[:, None]
+        places = torch.arange(view.tokens.shape[1])
+        commit = torch.where(first, view.eligible & (places < 3), view.eligible & (places == 3))
+        commit = torch.where((state > 1)[:, None], view.eligible, commit)
+        remask = (state == 1)[:, None] & (places == 1)
+        return Decision(commit=commit, remask=remask), state + 1
+
+
+def test_a_revision_is_kept_with_its_history() -> None:
+    trace, seen = Trace(), []
+
+    def keep(event: StepEvent) -> None:
+        seen.append(event.after.region.clone())
+
+    out = decode(
+        HashModel(), [[1, 2], [3]], SecondThoughts(), gen_length=4, block_length=4,
+        stop_at_eos=False, observers=[trace, keep],
+    )  # fmt: skip
+    assert len(seen) == 3
+    for row in (0, 1):
+        assert trace.steps[row].tolist() == [0, 2, 0, 1]
+        assert trace.rounds[row] == 3
+        (revision,) = trace.revisions[row]
+        assert isinstance(revision, Revision)
+        assert (revision.position, revision.committed, revision.removed) == (1, 0, 1)
+        assert revision.token == seen[0][row, 1]
+        assert 0.0 < revision.confidence < 1.0
+        assert not trace.confidences[row].isnan().any()
+    assert (out.tokens[:, 1] == seen[2][:, 1]).all()
+
+
+def test_eos_behind_the_end_was_committed_by_no_round() -> None:
+    """The fill of a stopped row once counted as commits of its last round."""
+    model = HashModel(eos_ids=tuple(range(0, 22, 4)))
+    trace = Trace()
+    out = decode(
+        model, [[1], [2], [3], [4]], FixedSchedule(8), gen_length=16, block_length=8,
+        observers=[trace],
+    )  # fmt: skip
+    filled = 0
+    for row in range(4):
+        length = int(out.lengths()[row])
+        steps = trace.steps[row]
+        assert (steps[:length] >= 0).all()
+        assert int((steps >= 0).sum()) <= int(out.nfe[row])
+        filled += int((steps[length:] == -1).sum())
+        assert trace.revisions[row] == []
+    assert filled > 0
