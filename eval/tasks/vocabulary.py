@@ -14,7 +14,7 @@ from eval.tasks.word_problem_templates import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from dllm_decode.training.tokenizer import WordTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mdm_mask|>"
@@ -66,33 +66,23 @@ def vocabulary(max_number: int = 200) -> tuple[str, ...]:
     return (*used, *(f"<|reserved_{i}|>" for i in range(num_reserved)))
 
 
-def build_tokenizer(max_number: int = 200) -> "PreTrainedTokenizerFast":
+def build_tokenizer(max_number: int = 200) -> "WordTokenizer":
     """Returns the word-level tokenizer of the embedded models.
 
-    Text is lower-cased and split at white space, so `decode(encode(text)) == text` for lower-case
-    words that single spaces separate. End-of-text is also the padding token. The chat template
-    writes a question followed by `answer :`. Words without a token become `<|unknown|>`; no
-    generated task has any.
+    End-of-text is also the padding token. The chat template writes a question followed by
+    `answer :`. Words without a token become `<|unknown|>`; no generated task has any.
 
     Args:
         max_number: Greatest whole number with a token, at least 200.
     """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    # Here, so that using a task does not wait for the training code.
+    from dllm_decode.training.tokenizer import word_tokenizer
 
-    ids = {word: i for i, word in enumerate(vocabulary(max_number))}
-    backend = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=START_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
-        mask_token=MASK,
-        unk_token=UNKNOWN,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
+    return word_tokenizer(
+        vocabulary(max_number),
+        eos=END_OF_TEXT,
+        mask=MASK,
+        start=START_OF_TEXT,
+        unknown=UNKNOWN,
+        chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer

@@ -24,6 +24,22 @@ from eval.tasks.word_problem_templates import (
     Template,
 )
 
+MINI_TEMPLATES = (
+    "gain_lose",
+    "boxes_extra",
+    "share_rest",
+    "change",
+    "more_pages",
+    "leak",
+    "buy_two",
+    "trees",
+    "bus",
+    "teams",
+    "shop_day",
+    "share_bill",
+)
+"""The templates that the embedded model `mini` was trained on."""
+
 SPLITS = ("train", "val", "test", "test_template", "test_entity", "test_large")
 MAX_TRIES = 200_000
 
@@ -51,15 +67,17 @@ class WordProblems(GeneratedTask):
     problem mentions, `test_large` solutions with a number above two thirds of the greatest that the
     template allows; the numbers of the last two are numbers of `test`.
 
+    The defaults are the world of the embedded models `mini` and `mini-ar`.
+
     Attributes:
         max_value: Greatest number of the world, at least 20.
         max_factor: Greatest value of a product's smaller factor, and of a divisor, at least 2.
         templates: Ids of the templates to use; empty is every one the world allows.
     """
 
-    max_value: int = 200
-    max_factor: int = 12
-    templates: tuple[str, ...] = ()
+    max_value: int = 100
+    max_factor: int = 9
+    templates: tuple[str, ...] = MINI_TEMPLATES
 
     def __post_init__(self) -> None:
         if self.max_value < 20:
@@ -91,7 +109,8 @@ class WordProblems(GeneratedTask):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return SPLITS
+        held_out = any(template.held_out for template in self._chosen)
+        return SPLITS if held_out else tuple(s for s in SPLITS if s != "test_template")
 
     @property
     def excluded(self) -> tuple[str, ...]:

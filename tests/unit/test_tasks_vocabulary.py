@@ -13,7 +13,7 @@ from eval.tasks.vocabulary import build_tokenizer, vocabulary
 from eval.tasks.word_problem_templates import TEMPLATES
 
 GENERATED: list[GeneratedTask] = [
-    WordProblems(),
+    WordProblems(200, 12, templates=()),
     LatinSquare(3),
     LatinSquare(4),
     Sudoku4(),

@@ -16,9 +16,9 @@ from eval.tasks.word_problem_templates import (
 )
 from eval.tasks.word_problems import EQUATION, SPLITS, WordProblems
 
-TASK = WordProblems()
+TASK = WordProblems(200, 12, templates=())
 WIDE = WordProblems(999, 30, ("times_total", "packs", "egg_week", "stock", "two_workers"))
-WORLDS = [WordProblems(100, 9), TASK, WIDE]
+WORLDS = [WordProblems(100, 9, templates=()), TASK, WIDE]
 
 
 def drawn(task: WordProblems, split: str = "train", count: int = 300):
@@ -69,7 +69,7 @@ def test_every_number_stays_in_the_world_and_every_step_is_true(task: WordProble
 def test_templates_without_500_problems_are_excluded() -> None:
     assert WIDE.excluded == ()
     assert TASK.excluded == ("times_total",)
-    assert WordProblems(100, 9).excluded == ("times_total", "fence", "ages")
+    assert WordProblems(100, 9, templates=()).excluded == ("times_total", "fence", "ages")
 
 
 def test_exclusion_agrees_with_an_exhaustive_count() -> None:

@@ -1,0 +1,77 @@
+"""Single equations: the arithmetic of word problems without the words."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+
+OPERATORS = ("+", "-", "*", "/")
+MAX_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Equations(GeneratedTask):
+    """Equations of two whole numbers, such as `12 + 5 =`, answered by `12 + 5 = 17 .`.
+
+    Operators are equally likely. All numbers are in [1, max_value]; the smaller factor of a
+    product, and a divisor, is at most `max_factor`; divisions are exact. Splits go by the equation.
+
+    Attributes:
+        max_value: Greatest number, at least 4.
+        max_factor: Greatest value of a product's smaller factor, and of a divisor, at least 1.
+    """
+
+    max_value: int = 100
+    max_factor: int = 9
+
+    def __post_init__(self) -> None:
+        if self.max_value < 4:
+            raise ValueError(f"max_value is at least 4, got {self.max_value}.")
+        if self.max_factor < 1:
+            raise ValueError(f"max_factor is at least 1, got {self.max_factor}.")
+
+    @property
+    def name(self) -> str:
+        return "equations"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def gen_length(self) -> int:
+        return 8
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws one equation."""
+        self.require(split, None)
+        for _ in range(MAX_TRIES):
+            prompt, result = self._draw(rng)
+            if bucket_of(prompt) in BUCKETS[split]:
+                meta = {"answer": result, "split": split}
+                return Example(content_id(prompt), prompt, f"{prompt} {result} .", meta)
+        raise RuntimeError(f"{self!r} has no equation for split {split!r}; raise max_value.")
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer: `answer` is 1 where it is the whole equation, rightly solved."""
+        return {"answer": float(text.strip() == example.target)}
+
+    def _draw(self, rng: random.Random) -> tuple[str, int]:
+        operator = rng.choice(OPERATORS)
+        if operator in "+-":
+            total = rng.randint(2, self.max_value)
+            part = rng.randint(1, total - 1)
+            if operator == "+":
+                return f"{part} + {total - part} =", total
+            return f"{total} - {part} =", total - part
+        factor = rng.randint(1, min(self.max_factor, self.max_value))
+        other = rng.randint(1, self.max_value // factor)
+        if operator == "/":
+            return f"{factor * other} / {factor} =", other
+        first, second = rng.sample((factor, other), 2)
+        return f"{first} * {second} =", factor * other

@@ -1,0 +1,121 @@
+"""A user's own questions, one JSON object a line."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eval.tasks.base import Example, Task, content_id
+from eval.tasks.gsm8k import flexible_answer, normalised
+
+_SPACES = re.compile(r"\s+")
+_MATCHES = ("exact", "number", "contains")
+
+
+@dataclass(frozen=True)
+class JsonLines(Task):
+    """Questions from a file: each line has `prompt` (or `question`) and `answer`.
+
+    A prompt is text or a list of chat turns. Further fields are kept in `meta`; a field `id` names
+    the example. There is one split, `test`: the file, in its order.
+
+    Attributes:
+        path: The file.
+        match: When an answer is right: "exact" (equal but for white space and case), "number" (the
+            last number of the text is that of the answer), or "contains" (the answer occurs).
+        gen_length: Default answer length in tokens.
+    """
+
+    path: str
+    match: str = "exact"
+    gen_length: int = 128
+
+    def __post_init__(self) -> None:
+        if self.match not in _MATCHES:
+            raise ValueError(f"match is one of {', '.join(_MATCHES)}, got {self.match!r}.")
+        if self.gen_length < 1:
+            raise ValueError(f"gen_length is at least 1, got {self.gen_length}.")
+
+    @property
+    def name(self) -> str:
+        return f"jsonl:{self.path}"
+
+    @property
+    def version(self) -> int:
+        return 1
+
+    @property
+    def primary(self) -> str:
+        return "answer"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("test",)
+
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> Sequence[Example]:
+        """Returns the first `num_examples` of the file, or all; `seed` changes nothing.
+
+        Raises:
+            ValueError: If the file is missing or empty, or a line is not such a row.
+        """
+        self.require(split, num_examples)
+        file = Path(self.path)
+        if not file.is_file():
+            raise ValueError(f"Examples are read from {self.path}, got no such file.")
+        lines = file.read_text(encoding="utf-8").split("\n")
+        found = [_example(line, self.path, i) for i, line in enumerate(lines, 1) if line.strip()]
+        if not found:
+            raise ValueError(f"{self.path} holds one JSON object a line, got an empty file.")
+        ids = [example.id for example in found]
+        if len(set(ids)) < len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise ValueError(f"Examples of {self.path} have distinct ids, got {twice!r} twice.")
+        return found[:num_examples]
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer: `answer` (primary) as `match` says."""
+        wanted = example.target
+        if self.match == "number":
+            gold = flexible_answer(wanted) or normalised(wanted)
+            return {"answer": float(flexible_answer(text) == gold)}
+        if self.match == "contains":
+            return {"answer": float(_plain(wanted) in _plain(text))}
+        return {"answer": float(_plain(text) == _plain(wanted))}
+
+
+def _plain(text: str) -> str:
+    return _SPACES.sub(" ", text).strip().lower()
+
+
+def _example(line: str, path: str, number: int) -> Example:
+    where = f"Line {number} of {path}"
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{where} is a JSON object, got {line[:60]!r} ({error.msg}); repair or remove the line."
+        ) from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where} is a JSON object, got {line[:60]!r}; repair or remove it.")
+    prompt = fields.pop("prompt", None) or fields.pop("question", None)
+    answer = fields.pop("answer", None)
+    if not _is_prompt(prompt) or not isinstance(answer, str | int | float):
+        raise ValueError(
+            f"{where} has a 'prompt' (text or chat turns) and an 'answer', got "
+            f"{line[:60]!r}; repair or remove the line."
+        )
+    name = fields.pop("id", None)
+    own = content_id(json.dumps([prompt, answer], sort_keys=True))
+    return Example(own if name is None else str(name), prompt, str(answer), fields)
+
+
+def _is_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return bool(prompt)
+    return isinstance(prompt, list) and all(
+        isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt
+    )

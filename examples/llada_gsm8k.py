@@ -1,0 +1,195 @@
+"""Decodes word problems with a masked-diffusion model and shows what each sampler costs.
+
+Without arguments: held-out word problems on the embedded model `mini`. The real thing:
+
+    python examples/llada_gsm8k.py --model GSAI-ML/LLaDA-8B-Instruct --dataset gsm8k \
+        --sampler "ConfidenceThreshold(0.9)" --device cuda --gen-length 256 --limit 100
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dllm_decode import DecodeOutput, MaskPredictor, decode, load_model
+from eval.statistics import wilson
+from eval.prompts import Tokenizer, encode_prompt
+from eval.tasks import Example, Gsm8k, Task, WordProblems
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
+
+SHOWN_ANSWERS = 3
+PROTOCOLS = ("llada", "fast_dllm", "lm_eval")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one sampler did on all examples.
+
+    Attributes:
+        sampler: Which.
+        texts: One answer an example.
+        scores: The task's primary score, one an example.
+        outputs: One an batch, in order.
+    """
+
+    sampler: Sampler
+    texts: list[str]
+    scores: list[float]
+    outputs: list[DecodeOutput]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    try:
+        samplers = read_samplers(options)
+        task, chat = read_task(options)
+        examples = task.examples(num_examples=options.limit)
+        model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+        if tokenizer is None:
+            raise ValueError(
+                f"Text needs a tokenizer, got none in {options.model}; add its tokenizer files."
+            )
+        prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
+        results = []
+        for sampler in samplers:
+            result = run(model, tokenizer, task, examples, prompts, sampler, options, console)
+            if not results:
+                show_answers(console, examples, result)
+            results.append(result)
+    except (ValueError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    console.print(table_of(results, options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="mini", help="embedded name, folder, or hub id (default: mini)")
+    add("--dataset", default="word_problems", metavar="WHERE",
+        help="word_problems, gsm8k (the hub's), or a folder or file of GSM8K rows")  # fmt: skip
+    add("--sampler", action="append", metavar="EXPR",
+        help='such as "ConfidenceThreshold(0.9)"; repeat to compare '
+        "(default: one token a step, and ConfidenceThreshold(0.9))")  # fmt: skip
+    add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
+    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
+    add("--batch-size", type=int, default=32, help="rows decoded together (default: 32)")
+    add("--limit", type=int, default=96, help="number of examples (default: 96)")
+    add("--num-fewshot", type=int, help="GSM8K demonstrations (default: the protocol's)")
+    add("--protocol", choices=PROTOCOLS, default="llada",
+        help="how GSM8K prompts are written: chat turns, one chat turn, or plain text")  # fmt: skip
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    add("--dtype", type=read_dtype, help="float32, bfloat16 ... (default: the checkpoint's)")
+    return parser
+
+
+def read_dtype(name: str) -> torch.dtype:
+    """Returns the floating-point type of that name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(f"a dtype is float32, bfloat16 or float16, got {name!r}")
+    return dtype
+
+
+def read_samplers(options: argparse.Namespace) -> list[Sampler]:
+    """Returns the samplers to compare."""
+    if options.sampler:
+        return [parse(text) for text in options.sampler]
+    return [FixedSchedule(options.block_length), ConfidenceThreshold(0.9)]
+
+
+def read_task(options: argparse.Namespace) -> tuple[Task, bool]:
+    """Returns the task, and whether its prompts go through the chat template."""
+    if options.dataset == "word_problems":
+        return WordProblems(), True
+    path = None if options.dataset == "gsm8k" else options.dataset
+    task = Gsm8k(path, num_fewshot=options.num_fewshot, protocol=options.protocol)
+    return task, options.protocol != "lm_eval"
+
+
+def run(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    task: Task,
+    examples: Sequence[Example],
+    prompts: Sequence[list[int]],
+    sampler: Sampler,
+    options: argparse.Namespace,
+    console: Console,
+) -> Result:
+    """Decodes all examples, batch by batch, and scores them."""
+    texts: list[str] = []
+    scores: list[float] = []
+    outputs = []
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+           TextColumn("accuracy {task.fields[accuracy]}"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*bar, console=console) as progress:
+        shown = progress.add_task(type(sampler).__name__, total=len(examples), accuracy="-")
+        for start in range(0, len(examples), options.batch_size):
+            batch = slice(start, start + options.batch_size)
+            output = decode(
+                model,
+                prompts[batch],
+                sampler,
+                gen_length=task.gen_length if options.gen_length is None else options.gen_length,
+                block_length=options.block_length,
+            )
+            outputs.append(output)
+            for example, answer in zip(examples[batch], output.answers(), strict=True):
+                texts.append(tokenizer.decode(answer, skip_special_tokens=True))
+                scores.append(task.score(example, texts[-1])[task.primary] or 0.0)
+            progress.update(
+                shown, completed=len(texts), accuracy=f"{sum(scores) / len(scores):.3f}"
+            )
+    return Result(sampler, texts, scores, outputs)
+
+
+def show_answers(console: Console, examples: Sequence[Example], result: Result) -> None:
+    """Prints a few questions with their worked answers."""
+    for example, text, score in list(zip(examples, result.texts, result.scores, strict=True))[
+        :SHOWN_ANSWERS
+    ]:
+        console.print(f"\n[bold]Question[/bold]  {example.turns()[-1]['content']}", highlight=False)
+        mark = "[green]right[/green]" if score else "[red]wrong[/red]"
+        console.print(f"[bold]Answer[/bold] ({mark})  {text.strip()}", highlight=False)
+    console.print()
+
+
+def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
+    """Lays out one row a sampler."""
+    num_examples = len(results[0].scores)
+    table = Table(title=f"{options.model} on {num_examples} examples of {options.dataset}")
+    columns = ("accuracy", "95 % interval", "forwards", "tokens per forward", "seconds")
+    table.add_column("sampler")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for result in results:
+        low, high = wilson(round(sum(result.scores)), num_examples)
+        nfe = sum(int(output.nfe.sum()) for output in result.outputs)
+        tokens = sum(int(output.lengths().sum()) for output in result.outputs)
+        table.add_row(
+            repr(result.sampler),
+            f"{sum(result.scores) / num_examples:.3f}",
+            f"{low:.3f} - {high:.3f}",
+            f"{nfe / num_examples:.1f}",
+            f"{tokens / nfe:.2f}",
+            f"{sum(output.wall_s for output in result.outputs):.1f}",
+        )
+    table.caption = "forwards: model calls an example takes part in, mean"
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,381 @@
+"""The world of the embedded models: what they are trained on, and how they are measured.
+
+Used by `train_mini.py` and `train_mini_ar.py`.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from dllm_decode.training import (
+    Budget,
+    FreshRows,
+    Kind,
+    Minutes,
+    Objective,
+    Pair,
+    PooledRows,
+    Progress,
+    ProgressBar,
+    Rows,
+    Samples,
+    Settings,
+    make_optimisers,
+    train,
+)
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, build_tokenizer
+from eval.tasks.base import Example, GeneratedTask
+from eval.tasks.equations import Equations
+from eval.tasks.word_problems import MINI_TEMPLATES
+
+LIST_SHARES = {
+    "copy": 1.0,
+    "reverse": 1.5,
+    "sort": 2.0,
+    "replace_at": 1.5,
+    "insert_at": 1.5,
+    "remove_at": 1.5,
+    "replace_any": 1.0,
+    "remove_any": 1.0,
+    "insert_any": 1.0,
+    "shuffle": 1.5,
+    "agree": 0.5,
+    "pair_sum": 1.0,
+    "city": 0.25,
+}
+"""Index and sorting tasks are the hardest to learn, `city` is the easiest."""
+
+UNSIZED = ("pair_sum", "city")
+"""List tasks whose answers all have the same length."""
+
+PUZZLE_PERIOD = 8
+"""Puzzles come seldom, so they come all at once: a forward for a few rows is a waste."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Draws examples from tasks as token ids.
+
+    Attributes:
+        tasks: The tasks.
+        shares: How often each is drawn, in any unit.
+        ids: The tokenizer's vocabulary.
+        suffix: Ids that the chat template puts behind a question.
+    """
+
+    tasks: tuple[GeneratedTask, ...]
+    shares: tuple[float, ...]
+    ids: Mapping[str, int] = field(repr=False)
+    suffix: tuple[int, ...]
+
+    def __call__(self, rng: random.Random) -> Pair:
+        """Draws one training example."""
+        bounds = list(accumulate(self.shares))
+        task = self.tasks[bisect(bounds, rng.random() * bounds[-1])]
+        return self.encode(task.sample(rng, "train"))
+
+    def encode(self, example: Example) -> Pair:
+        """Looks the words up; several times faster than the tokenizer, and equal to it."""
+        ids = self.ids
+        prompt = [ids[word] for word in str(example.prompt).split()]
+        return [*prompt, *self.suffix], [ids[word] for word in example.target.split()]
+
+
+def world_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that both commands share."""
+    parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for everything")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=0.0, help="length of the whole run")
+    parser.add_argument("--samples", type=int, default=0, help="length, instead of --minutes")
+    parser.add_argument("--pause-after", type=float, default=0.0, help="minutes of this session")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument("--evaluate-every", type=float, default=5.0, help="in minutes")
+    parser.add_argument("--evaluate-on", type=int, default=400, help="word problems; lists: / 8")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
+    parser.add_argument("--compile", action="store_true", help="compile the layers")
+    parser.add_argument("--workers", type=int, default=0, help="processes that draw examples")
+    parser.add_argument("--pool", type=int, default=2_000_000, help="rows kept, with --workers")
+    parser.add_argument("--threads", type=int, default=0, help="of torch on the CPU")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=128, help="rows a step")
+    parser.add_argument("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
+    parser.add_argument("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
+    parser.add_argument("--word-problems", type=float, default=1.0, help="share of the rows")
+    parser.add_argument("--equations", type=float, default=1.0, help="share of the rows")
+    parser.add_argument("--lists", type=float, default=0.0, help="share of the rows")
+    parser.add_argument("--puzzles", type=float, default=0.0, help="share of the rows")
+    parser.add_argument("--max-value", type=int, default=100, help="greatest number")
+    parser.add_argument("--max-factor", type=int, default=9, help="greatest smaller factor")
+    parser.add_argument(
+        "--templates", nargs="*", default=MINI_TEMPLATES, help="ids; none is every template"
+    )
+    parser.add_argument("--prompt-length", type=int, default=40, help="of word problems, in tokens")
+    parser.add_argument(
+        "--gen-lengths", type=int, nargs="+", default=[48, 48, 48, 64], help="in tokens"
+    )
+    parser.add_argument("--list-length", type=int, default=4, help="items; 0 is 3 to 8")
+
+
+@dataclass(frozen=True)
+class World:
+    """Tokenizer, tasks and options of a run.
+
+    Attributes:
+        options: The parsed command line.
+        tokenizer: Of the model.
+        suffix: Ids that the chat template puts behind a question.
+    """
+
+    options: argparse.Namespace
+    tokenizer: PreTrainedTokenizerBase
+    suffix: tuple[int, ...]
+
+    @staticmethod
+    def of(options: argparse.Namespace) -> "World":
+        """Sets up the world that the options describe."""
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        tokenizer = build_tokenizer(max(200, options.max_value))
+        world = World(options, tokenizer, tuple(encode_prompt(tokenizer, "copy"))[1:])
+        example = world.word_problems().sample(random.Random(0))
+        prompt, _ = world.mixture([world.word_problems()], [1.0]).encode(example)
+        assert prompt == encode_prompt(tokenizer, str(example.prompt))
+        return world
+
+    def word_problems(self) -> WordProblems:
+        return WordProblems(
+            max_value=self.options.max_value,
+            max_factor=self.options.max_factor,
+            templates=tuple(self.options.templates),
+        )
+
+    def list_tasks(self) -> list[GeneratedTask]:
+        """Returns the list tasks, of one length where they have one."""
+        n = self.options.list_length or None
+        return [ListTask(each, n=None if each in UNSIZED else n) for each in LIST_SHARES]
+
+    def mixture(self, tasks: Sequence[GeneratedTask], shares: Sequence[float]) -> Mixture:
+        return Mixture(tuple(tasks), tuple(shares), self.tokenizer.get_vocab(), self.suffix)
+
+    def kinds(self) -> list[Kind]:
+        """Returns what a step is made of; kinds without a share are left out."""
+        options = self.options
+        words = self.mixture([self.word_problems()], [1.0])
+        equations = self.mixture([Equations(options.max_value, options.max_factor)], [1.0])
+        lists = self.mixture(self.list_tasks(), list(LIST_SHARES.values()))
+        puzzles = self.mixture([LatinSquare(3), LatinSquare(4), Sudoku4()], [1.0, 1.0, 2.0])
+        widths = {
+            "word_problems": (words, options.prompt_length, tuple(options.gen_lengths), 1),
+            "equations": (equations, 6, (8,), 1),
+            "lists": (lists, 16, (16,), 1),
+            "puzzles": (puzzles, 24, (24, 24, 32), PUZZLE_PERIOD),
+        }
+        shares = {name: vars(options)[name] for name in widths}
+        total = sum(shares.values())
+        return [
+            Kind(name, draw, prompt_length, gen_lengths, rows, period)
+            for name, (draw, prompt_length, gen_lengths, period) in widths.items()
+            if (rows := round(options.batch_size * shares[name] / total * period))
+        ]
+
+    def rows(self, kinds: Sequence[Kind]) -> Rows:
+        """Returns where the rows come from; worker processes start here."""
+        eos_id, options = int(self.tokenizer.eos_token_id), self.options
+        if not options.workers:
+            return FreshRows(eos_id=eos_id, seed=options.seed)
+        return PooledRows(
+            kinds,
+            eos_id=eos_id,
+            num_workers=options.workers,
+            capacity=options.pool,
+            seed=f"{options.seed};{'resumed' if options.resume else 'begun'}",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the numbers of a run depend on."""
+        word_problems = self.word_problems()
+        return {
+            "settings": {name: plain(value) for name, value in vars(self.options).items()},
+            "world": {
+                "word_problems": repr(word_problems),
+                "excluded": list(word_problems.excluded),
+                "list_shares": LIST_SHARES,
+            },
+            "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
+            "revision": revision(),
+        }
+
+
+Answer = Callable[[list[list[int]], int], list[list[int]]]
+"""Answers prompts with at most so many tokens: ids in, ids without EOS out."""
+
+
+def accuracies(world: World, answer: Answer, split: str) -> dict[str, float]:
+    """Measures the share of right answers of every task.
+
+    Args:
+        world: What is asked.
+        answer: The model.
+        split: From which the examples are.
+    """
+    num_problems = world.options.evaluate_on
+    num_lists = max(8, num_problems // 8)
+    measured = {}
+    if world.options.word_problems:
+        task = world.word_problems()
+        measured["word_problems"] = accuracy(
+            world, task, task.examples(split, num_problems), answer, task.gen_length
+        )
+    groups: list[tuple[float, list[GeneratedTask], int]] = [
+        (world.options.lists, world.list_tasks(), 16),
+        (world.options.puzzles, [LatinSquare(3), LatinSquare(4), Sudoku4()], 24),
+    ]
+    for share, tasks, gen_length in groups:
+        if share:
+            examples = [list(each.examples(split, num_lists)) for each in tasks]
+            merged = [example for part in examples for example in part]
+            texts = iter(texts_of(world, merged, answer, gen_length))
+            for each, part in zip(tasks, examples, strict=True):
+                scores = [float(each.score(e, next(texts))["answer"] or 0) for e in part]
+                measured[each.name] = sum(scores) / len(scores)
+    return measured
+
+
+def accuracy(
+    world: World,
+    task: GeneratedTask,
+    examples: Sequence[Example],
+    answer: Answer,
+    gen_length: int,
+) -> float:
+    """Measures the share of right answers among examples of one task."""
+    texts = texts_of(world, examples, answer, gen_length)
+    scores = [task.score(e, text)["answer"] or 0 for e, text in zip(examples, texts, strict=True)]
+    return sum(scores) / len(scores)
+
+
+def texts_of(
+    world: World, examples: Sequence[Example], answer: Answer, gen_length: int
+) -> list[str]:
+    """Answers examples."""
+    prompts = [encode_prompt(world.tokenizer, str(example.prompt)) for example in examples]
+    # A function of the folder's own tokenizer: special tokens stay visible where they are wrong.
+    return [str(world.tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Encodes a question as the chat template has it."""
+    turns = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(str(text), add_special_tokens=False))
+
+
+def run(
+    world: World,
+    objective: Objective,
+    kinds: Sequence[Kind],
+    rows: Rows,
+    *,
+    name: str,
+    export: Callable[[Path], Callable[[str], dict[str, float]]],
+) -> Progress:
+    """Trains, and keeps `output/name` ready to ship from the first evaluation on.
+
+    Args:
+        world: Tasks and options.
+        objective: Model and loss, on its device.
+        kinds: What a step is made of.
+        rows: Where rows come from.
+        name: Of the model.
+        export: Writes the model to a folder and returns what measures the files on a split.
+    """
+    options = world.options
+    folder: Path = options.output / name
+    settings = Settings(
+        budget=budget_of(options),
+        folder=options.output / f"{name}-checkpoints",
+        pause_after_s=60 * options.pause_after or float("inf"),
+        evaluate_every_s=60 * options.evaluate_every,
+        autocast=not options.float32,
+        seed=options.seed,
+    )
+    rates = {"matrix_lr": options.matrix_lr, "other_lr": options.other_lr}
+    console = Console()
+    with ProgressBar(console, name) as bar:
+        bar.say(f"{sum(p.numel() for p in objective.model.parameters()):,} parameters")
+
+        def evaluate() -> dict[str, float]:
+            measured = export(folder)("val")
+            shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
+            bar.say(f"measured: {shown}")
+            return measured
+
+        progress = train(
+            objective,
+            make_optimisers(objective.model, **rates),
+            kinds,
+            rows,
+            settings,
+            evaluate=evaluate,
+            observe=bar,
+            resume=options.resume,
+        )
+        finish(world, folder, progress)
+        bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
+    return progress
+
+
+def finish(world: World, folder: Path, progress: Progress) -> None:
+    """Writes the tokenizer and the record of the run beside the weights."""
+    world.tokenizer.save_pretrained(folder)
+    record = world.describe() | {
+        "samples": progress.samples,
+        "steps": progress.step,
+        "elapsed_s": round(progress.elapsed_s, 1),
+        "val": progress.history[-1],
+        "history": progress.history,
+    }
+    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def budget_of(options: argparse.Namespace) -> Budget:
+    """Reads the length of the run.
+
+    Raises:
+        SystemExit: If it is given twice or not at all.
+    """
+    if bool(options.minutes) == bool(options.samples):
+        raise SystemExit(
+            "The length of a run is --minutes or --samples, one of them; e.g. add --minutes 9."
+        )
+    return Minutes(options.minutes) if options.minutes else Samples(options.samples)
+
+
+def plain(value: object) -> object:
+    """Returns what JSON can hold; of paths, the name."""
+    return value.name if isinstance(value, Path) else value
+
+
+def revision() -> str:
+    """Returns the commit this is run from, "" outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def stop(rows: Rows) -> None:
+    """Ends worker processes, if there are any."""
+    if isinstance(rows, PooledRows):
+        rows.close()

@@ -1,0 +1,37 @@
+"""A sampler of your own: commits what is far ahead of its runner-up. Run me: --model, --prompt."""
+
+import argparse
+from dataclasses import dataclass
+
+from dllm_decode import decode, load_model
+from samplers import Decision, Sampler, State, View
+from samplers.statistics import highest_one
+
+
+@dataclass(frozen=True)
+class MarginThreshold(Sampler):
+    """Commits every eligible position whose margin reaches `threshold`, and always the best."""
+
+    threshold: float = 0.8
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        ahead = view.eligible & (view.margin >= self.threshold)
+        return Decision(commit=ahead | highest_one(view.margin, view.eligible)), state
+
+
+def main() -> None:
+    """Decodes one prompt."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--prompt", default="Tom has 3 apples . He buys 4 apples . How many ?")
+    options = parser.parse_args()
+    model, tokenizer = load_model(options.model)
+    prompt = tokenizer.encode(options.prompt) if tokenizer else [1, 2, 3]
+    out = decode(model, [prompt], MarginThreshold(), gen_length=64)
+    (answer,) = out.answers()
+    print(tokenizer.decode(answer) if tokenizer else answer)
+    print(f"{len(answer)} tokens in {out.forwards} forwards")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The command line on a tiny random model with the embedded models' tokenizer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from eval_runs import TOKENIZER
+
+from dllm_decode.models import new_llada, save_model
+from eval.__main__ import main
+from eval.records import Folder
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    model = new_llada(
+        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
+        mask_id=1, eos_ids=(0,),
+    )  # fmt: skip
+    # Fresh weights answer one token everywhere.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(20)
+    save_model(model, folder)
+    TOKENIZER.save_pretrained(folder)
+    return str(folder)
+
+
+def test_run_report_and_trace(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    command = ["run", "lists/shuffle?n=3&limit=4", out, "--model", tiny, "--batch-size", "3",
+               "--block-length", "8", "--sampler", "FixedSchedule(4)", "--sampler",
+               "ConfidenceThreshold(0.5)"]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "| **`FixedSchedule(steps_per_block=4" in shown.out
+    assert "4/4 accuracy" in shown.err
+    assert len(Folder(out).records()) == 8
+    assert main(command) == 0
+    assert len(Folder(out).records()) == 8
+    assert main(["report", out, "--replays", "1"]) == 0
+    assert len(list(Path(out).glob("replay-*.html"))) >= 1
+    capsys.readouterr()
+    assert main(["trace", out]) == 0
+    assert "target: [" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["trace", out, "--html", str(page)]) == 0
+    assert "FixedSchedule" in page.read_text()
+    assert main(["trace", out, "--example", "nonsense"]) == 2
+    assert main([*command, "--temperature", "0.7"]) == 2
+    assert "other settings (temperature: 0.0 there, 0.7 here)" in capsys.readouterr().err
+
+
+def test_a_sweep_of_a_file(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "sweep.toml"
+    config.write_text(
+        'model = "mini"\nblock_length = 4\ngen_length = 8\ntasks = ["lists/copy?n=3&limit=2"]\n'
+        'caches = ["NoCache()", "DualCache()"]\nverifiers = ["NoVerifier()", "SelfVerify()"]\n'
+        'samplers = ["FixedSchedule(4)", "Factor(1.0)"]\n'
+    )
+    out = tmp_path / "out"
+    assert main(["sweep", str(config), str(out), "--model", tiny]) == 0
+    rows = json.loads((out / "summary.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert sum("against_reference" in row for row in rows) == 7
+    shown = capsys.readouterr().out
+    assert "+ DualCache(" in shown
+    assert "+ SelfVerify(" in shown
+
+
+def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oracle", "lists/shuffle?n=4", "--rows", "50", "--sampler", "Factor(0.9)"]) == 0
+    shown = capsys.readouterr().out
+    assert "3.415 bits" in shown
+    assert "4 a step: accuracy 0.0938 = 3/32" in shown
+    assert "Factor(0.9): accuracy 1.000" in shown
+    assert main(["oracle", "word_problems"]) == 2
+    assert "closed form" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["run", "nothing", "out"], "A task is one of"),
+        (["run", "lists/copy", "out", "--sampler", "Nothing()"], "'Nothing' is not known"),
+        (["report", "nowhere"], "without it"),
+        (["sweep", "nowhere.toml", "out"], "does not exist"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(
+    command: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_several_processes_of_accelerate_share_a_run(tiny: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+         "--module", "eval", "run", "lists/copy?n=3&limit=10", str(out), "--model", tiny,
+         "--batch-size", "2", "--threads", "1"],
+        cwd=ROOT, check=True, timeout=280,
+    )  # fmt: skip
+    counts = [len((out / f"part-{rank}.jsonl").read_text().splitlines()) for rank in range(2)]
+    assert sorted(counts) == [8, 12]
+    keys = [record["key"] for record in Folder(out).records()]
+    assert len(set(keys)) == len(keys) == 20
+    assert (out / "report.md").is_file()

@@ -1,0 +1,54 @@
+import random
+
+import pytest
+
+from eval.tasks import Equations
+
+TASK = Equations(60, 7)
+
+
+def test_every_equation_is_true_and_stays_in_the_world() -> None:
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(2000):
+        example = TASK.sample(rng)
+        first, operator, second, _, result, _ = example.target.split()
+        numbers = (int(first), int(second), int(result))
+        assert all(1 <= number <= 60 for number in numbers)
+        expected = {
+            "+": numbers[0] + numbers[1],
+            "-": numbers[0] - numbers[1],
+            "*": numbers[0] * numbers[1],
+            "/": numbers[0] / numbers[1],
+        }[operator]
+        assert expected == numbers[2]
+        if operator == "*":
+            assert min(numbers[:2]) <= 7
+        if operator == "/":
+            assert numbers[1] <= 7
+        seen.add(operator)
+    assert seen == set("+-*/")
+
+
+def test_splits_share_no_equation() -> None:
+    prompts = {split: {e.prompt for e in TASK.examples(split, 100)} for split in TASK.splits}
+    assert not prompts["train"] & prompts["test"]
+    assert not prompts["val"] & prompts["test"]
+
+
+def test_the_right_answer_scores_one_and_a_wrong_one_zero() -> None:
+    for example in TASK.examples("test", 20):
+        assert TASK.score(example, f" {example.target} ")["answer"] == 1.0
+        assert TASK.score(example, example.target.replace("=", "= 1"))["answer"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_value": 3}, "max_value is at least 4"),
+        ({"max_factor": 0}, "max_factor is at least 1"),
+    ],
+)
+def test_a_world_that_is_too_small_is_refused(options: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Equations(**options)
