@@ -171,6 +171,7 @@ KINDS = {
     "a verifier that looks ahead: `SelfVerify()`": Demands(looks_ahead=True),
     "the same, with `Wino()`": Demands(looks_ahead=True, shadow=True),
     "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
+    "the same, with `Prophet()`": Demands(asks_sampler=False, scope="suffix"),
 }
 
 

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dllm_decode import DecodeOutput, MaskPredictor, decode, load_model
-from eval.statistics import wilson
 from eval.prompts import Tokenizer, encode_prompt
+from eval.statistics import wilson
 from eval.tasks import Example, Gsm8k, Task, WordProblems
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
 

@@ -1,9 +1,10 @@
-"""A sampler of your own: commits what is far ahead of its runner-up. Run me: --model, --prompt."""
+"""A sampler of your own: commits what is far ahead of its runner-up."""
 
 import argparse
 from dataclasses import dataclass
 
 from dllm_decode import decode, load_model
+from eval.tasks import WordProblems
 from samplers import Decision, Sampler, State, View
 from samplers.statistics import highest_one
 
@@ -23,7 +24,8 @@ def main() -> None:
     """Decodes one prompt."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="mini")
-    parser.add_argument("--prompt", default="Tom has 3 apples . He buys 4 apples . How many ?")
+    (example,) = WordProblems().examples("test", 1)
+    parser.add_argument("--prompt", default=f"{example.prompt} answer :")
     options = parser.parse_args()
     model, tokenizer = load_model(options.model)
     prompt = tokenizer.encode(options.prompt) if tokenizer else [1, 2, 3]

@@ -27,7 +27,7 @@ from samplers import (
 
 NUDGE = 1e-6
 # The number of rows and the width of the gate: one false alarm in 150,000 tests.
-NUM_ROWS = 1500
+NUM_ROWS = 1000
 Z = 4.5
 
 
@@ -213,26 +213,24 @@ def test_random_order_draws_from_the_distribution_and_confidence_order_does_not(
         chi_square[order] = sum((c - NUM_ROWS / 4) ** 2 / (NUM_ROWS / 4) for c in counts)
     # The upper 1e-5 quantile of chi-square with 3 degrees of freedom.
     assert chi_square["random"] < 25.9
-    assert chi_square["confidence"] > 150
+    assert chi_square["confidence"] > 100
     for count, share in zip(counts, (0.145, 0.355, 0.355, 0.145), strict=True):
         assert count / NUM_ROWS == pytest.approx(share, abs=Z * 0.5 / math.sqrt(NUM_ROWS) + 5e-4)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_where_there_is_one_answer_every_sampler_finds_it(
-    sampler: Sampler, temperature: float
+    sampler: Sampler,
 ) -> None:
-    counts = run(Joint.uniform([(0, 1, 2, 3, 4, 5)]), sampler, temperature=temperature, num_rows=8)
+    counts = run(Joint.uniform([(0, 1, 2, 3, 4, 5)]), sampler, temperature=1.0, num_rows=8)
     assert counts.accuracy == 1.0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("joint", [shuffle(4), insert_random(4)], ids=["shuffle", "insert"])
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_a_row_can_go_wrong_only_where_a_step_commits_several_tokens(
-    sampler: Sampler, joint: Joint, temperature: float
+    sampler: Sampler, joint: Joint
 ) -> None:
-    counts = run(joint, sampler, temperature=temperature, num_rows=40)
+    counts = run(joint, sampler, temperature=1.0, num_rows=40)
     single = [right for right, width in zip(counts.right, counts.widest, strict=True) if width == 1]
     assert all(single)

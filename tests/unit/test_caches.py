@@ -125,9 +125,7 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
         (lambda: DelayedCache(warm_up=0), "warm_up is at least 1 forward, got 0"),
     ],
 )
-def test_settings_out_of_range_are_refused(
-    build: Callable[[], CachePolicy], sentence: str
-) -> None:
+def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         build()
 

@@ -11,7 +11,8 @@ from eval.tasks.base import Example, cut_at
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, vocabulary
-tasks = [WordProblems(templates=()), ListTask("insert_any"), ListTask("shuffle"), LatinSquare(4), Sudoku4()]
+lists = [ListTask("insert_any"), ListTask("shuffle")]
+tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4()]
 for task in tasks:
     for split in task.splits:
         print(task.examples(split, 5))

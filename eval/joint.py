@@ -1,0 +1,202 @@
+"""Distributions over answers in exact rationals: what drawing several positions at once costs."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations
+from typing import TypeAlias
+
+Answer: TypeAlias = tuple[int, ...]
+Partition: TypeAlias = Sequence[Sequence[int]]
+"""Positions committed together, in the order of the steps."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A distribution over answers of one length, in exact rationals.
+
+    Attributes:
+        answers: Probability of each possible answer. Symbols are whole numbers from 0.
+    """
+
+    answers: Mapping[Answer, Fraction]
+
+    def __post_init__(self) -> None:
+        if len({len(answer) for answer in self.answers}) != 1:
+            raise ValueError("A joint distribution needs answers, all of one length.")
+        if sum(self.answers.values()) != 1 or min(self.answers.values()) <= 0:
+            raise ValueError("The answers' probabilities are positive and sum to 1.")
+        if min(min(answer) for answer in self.answers) < 0:
+            raise ValueError("Symbols are whole numbers from 0.")
+
+    @staticmethod
+    def uniform(answers: Iterable[Sequence[Hashable]]) -> "Joint":
+        """Returns the distribution under which the given answers are equally likely.
+
+        Symbols are numbered in the order in which they first appear.
+
+        Raises:
+            ValueError: If there are none, or of several lengths.
+        """
+        numbers: dict[Hashable, int] = {}
+        listed = {
+            tuple(numbers.setdefault(symbol, len(numbers)) for symbol in answer): None
+            for answer in answers
+        }
+        return Joint({answer: Fraction(1, len(listed)) for answer in listed})
+
+    @property
+    def length(self) -> int:
+        """Positions of an answer."""
+        return len(next(iter(self.answers)))
+
+    @cached_property
+    def num_symbols(self) -> int:
+        """One more than the greatest symbol."""
+        return 1 + max(max(answer) for answer in self.answers)
+
+    @property
+    def total_correlation(self) -> float:
+        """The sum of the positions' entropies less the entropy of the answer, in bits."""
+        return self.lost_bits([range(self.length)])
+
+    def lost_bits(self, partition: Partition) -> float:
+        """Returns what drawing the positions of a step independently loses, summed over the steps.
+
+        The loss is the expected total correlation of the step's positions given the earlier ones.
+        The accuracy is at least 2 to the power of minus this, exactly that for symmetric tasks.
+
+        Args:
+            partition: Positions of each step; it covers all positions.
+        """
+        self._check(partition)
+        return _lost(self.answers, list(partition))
+
+    def law(self, partition: Partition) -> dict[Answer, Fraction]:
+        """Returns the probability with which each possible answer comes out at temperature 1.
+
+        What is missing to 1 goes to answers that are not possible.
+
+        Args:
+            partition: As for `lost_bits`.
+        """
+        self._check(partition)
+        return dict(_outcomes(self.answers, list(partition)))
+
+    def accuracy(
+        self, partition: Partition, accepts: Callable[[Answer], bool] = lambda answer: True
+    ) -> Fraction:
+        """Returns the exact probability that draws at temperature 1 end in a right answer.
+
+        Args:
+            partition: As for `lost_bits`.
+            accepts: Which of the possible answers count as right.
+        """
+        law = self.law(partition)
+        return sum((p for answer, p in law.items() if accepts(answer)), Fraction(0))
+
+    def random_order_accuracy(self, sizes: Sequence[int]) -> Fraction:
+        """Returns the accuracy at temperature 1 when each step's positions are drawn at random.
+
+        Args:
+            sizes: Number of positions of each step; they sum to `length`.
+        """
+        if sum(sizes) != self.length or min(sizes) < 1:
+            raise ValueError(
+                f"sizes are positive and sum to the answer's length {self.length}, got {sizes}."
+            )
+        orders = list(partitions(tuple(range(self.length)), list(sizes)))
+        return sum((self.accuracy(order) for order in orders), Fraction(0)) / len(orders)
+
+    def _check(self, partition: Partition) -> None:
+        if sorted(position for step in partition for position in step) != list(range(self.length)):
+            raise ValueError(
+                f"A partition names each of the {self.length} positions once, got "
+                f"{[list(step) for step in partition]}."
+            )
+
+
+def left_to_right(length: int, tokens_per_step: int) -> list[range]:
+    """Returns the partition that commits so many positions a step from left to right."""
+    return [
+        range(start, min(start + tokens_per_step, length))
+        for start in range(0, length, tokens_per_step)
+    ]
+
+
+def even_sizes(length: int, num_steps: int) -> list[int]:
+    """Returns how many positions each step of an even schedule commits, the remainder first."""
+    base, rest = divmod(length, num_steps)
+    return [base + (step < rest) for step in range(num_steps) if base + (step < rest)]
+
+
+def partitions(positions: tuple[int, ...], sizes: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    """Yields every way to share positions out to steps of the given sizes."""
+    if not sizes:
+        yield []
+        return
+    for chosen in combinations(positions, sizes[0]):
+        rest = tuple(position for position in positions if position not in chosen)
+        for tail in partitions(rest, sizes[1:]):
+            yield [chosen, *tail]
+
+
+def _marginals(
+    answers: Mapping[Answer, Fraction], positions: Iterable[int]
+) -> dict[int, dict[int, Fraction]]:
+    """Returns the distribution of the symbol at each position; weights need not sum to 1."""
+    total = sum(answers.values(), Fraction(0))
+    marginals: dict[int, dict[int, Fraction]] = {}
+    for position in positions:
+        weights: dict[int, Fraction] = defaultdict(Fraction)
+        for answer, weight in answers.items():
+            weights[answer[position]] += weight
+        marginals[position] = {symbol: weight / total for symbol, weight in weights.items()}
+    return marginals
+
+
+def _split(
+    answers: Mapping[Answer, Fraction], positions: Sequence[int]
+) -> dict[Answer, dict[Answer, Fraction]]:
+    """Groups answers by what they hold at the positions."""
+    groups: dict[Answer, dict[Answer, Fraction]] = defaultdict(dict)
+    for answer, weight in answers.items():
+        groups[tuple(answer[position] for position in positions)][answer] = weight
+    return groups
+
+
+def _outcomes(
+    answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]
+) -> Iterator[tuple[Answer, Fraction]]:
+    if not partition:
+        (answer,) = answers
+        yield answer, Fraction(1)
+        return
+    marginals = _marginals(answers, partition[0])
+    for symbols, group in _split(answers, partition[0]).items():
+        drawn = math.prod(
+            marginals[position][symbol]
+            for position, symbol in zip(partition[0], symbols, strict=True)
+        )
+        for answer, probability in _outcomes(group, partition[1:]):
+            yield answer, drawn * probability
+
+
+def _lost(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> float:
+    if not partition:
+        return 0.0
+    total = sum(answers.values(), Fraction(0))
+    groups = _split(answers, partition[0])
+    shares = [sum(group.values(), Fraction(0)) / total for group in groups.values()]
+    marginals = _marginals(answers, partition[0])
+    here = math.fsum(_entropy(m.values()) for m in marginals.values()) - _entropy(shares)
+    later = [_lost(group, partition[1:]) for group in groups.values()]
+    return here + math.fsum(float(share) * loss for share, loss in zip(shares, later, strict=True))
+
+
+def _entropy(probabilities: Iterable[Fraction]) -> float:
+    """Returns the entropy in bits."""
+    return -math.fsum(float(p) * math.log2(p) for p in probabilities)

@@ -1,0 +1,246 @@
+"""Decodes word problems with verified drafts, and proves that the text is the same.
+
+Two references and two modes that reproduce them:
+
+- the mask predictor, one token a forward; `SelfVerify` (FreeDave) takes several steps a forward;
+- the causal target alone, greedily; `ARVerify` (DiffuSpec) lets the mask predictor draft for it.
+
+Without arguments it runs on the embedded models `mini` and `mini-ar`.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
+
+from dllm_decode import (
+    ARVerify,
+    CachePolicy,
+    DraftLength,
+    DualCache,
+    MaskPredictor,
+    NGram,
+    NoCache,
+    NoVerifier,
+    PathSearch,
+    SelfVerify,
+    StepEvent,
+    Verifier,
+    decode,
+    load_model,
+    load_target,
+)
+from dllm_decode.models.load import find_model
+from eval.prompts import encode_prompt
+from eval.tasks import Example, WordProblems
+from samplers import FixedSchedule
+
+BAR_WIDTH = 40
+NUM_FITTED = 2000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one way of decoding gave.
+
+    Attributes:
+        name: Shown in the table.
+        answers: Token ids, one answer a problem.
+        forwards: Of the mask predictor, summed over problems.
+        target_forwards: Of the causal target, summed over problems.
+        wall_s: Seconds for all problems.
+        yields: How often one forward (of the target, where there is one) gave so many tokens.
+    """
+
+    name: str
+    answers: list[list[int]]
+    forwards: int
+    target_forwards: int
+    wall_s: float
+    yields: Counter[int]
+
+
+class Yield:
+    """Observer: how many tokens each row got from each forward."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[tuple[int, int]] = Counter()
+
+    def __call__(self, event: StepEvent) -> None:
+        """Adds a step to the forward that it was taken on."""
+        ended = torch.isin(
+            event.after.region, torch.tensor(event.after.eos_ids).to(event.after.rows)
+        )
+        # What stopping a row fills in behind its EOS came from no forward.
+        behind = (ended.cumsum(-1) - ended.long() > 0) & ~event.after.running[:, None]
+        committed = (event.before.masked & ~event.after.masked & ~behind).sum(-1)
+        for row, num in zip(event.before.rows.tolist(), committed.tolist(), strict=True):
+            self.tokens[event.forwards, row] += num
+
+    def counts(self) -> Counter[int]:
+        """Returns how many forwards gave 1, 2, ... tokens."""
+        return Counter(self.tokens.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    disable_progress_bar()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=100)
+    try:
+        results = run(options)
+    except (ValueError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    for result in (results[1], results[3]):
+        show_histogram(console, result)
+    console.print(table_of(results, options))
+    for reference, verified in (results[:2], results[2:]):
+        pairs = zip(reference.answers, verified.answers, strict=True)
+        same = sum(expected == got for expected, got in pairs)
+        console.print(f"{verified.name}: {same} of {options.limit} texts equal {reference.name}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default="mini", help="mask predictor: embedded name, folder, or hub id")
+    add("--target", default="mini-ar", help="causal model with the same token ids")
+    add("--limit", type=int, default=32, help="number of problems (default: 32)")
+    add("--batch-size", type=int, default=1, help="rows decoded together (default: 1)")
+    add("--gen-length", type=int, default=64, help="answer length in tokens (default: 64)")
+    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
+    add("--draft-steps", type=int, default=4, help="states a forward looks at (default: 4)")
+    add("--draft-length", type=int, nargs=2, default=[8, 32], metavar=("MIN", "MAX"),
+        help="tokens that are drafted for the target (default: 8 32)")  # fmt: skip
+    add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    return parser
+
+
+def run(options: argparse.Namespace) -> list[Result]:
+    """Decodes all problems in four ways."""
+    model, tokenizer = load_model(options.model, device=options.device, dtype=torch.float32)
+    if tokenizer is None:
+        raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
+    target = load_target(options.target, tokenizer, device=options.device, dtype=torch.float32)
+    task = WordProblems()
+    examples = task.examples(num_examples=options.limit)
+    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+
+    def tokens_of(example: Example) -> list[int]:
+        return encode_prompt(tokenizer, example, chat=True) + tokenizer.encode(example.target)
+
+    fitted = task.examples("train", num_examples=NUM_FITTED)
+    proxy = NGram(model.vocab_size).fit([tokens_of(example) for example in fitted])
+    spec = ARVerify(target, DraftLength(*options.draft_length), PathSearch(proxy=proxy))
+
+    def decoded(name: str, verifier: Verifier, cache: CachePolicy) -> Result:
+        return measure(name, model, prompts, verifier, cache, options)
+
+    return [
+        decoded("one token a forward", NoVerifier(), DualCache()),
+        decoded("SelfVerify", SelfVerify(options.draft_steps), DualCache()),
+        alone(options, prompts),
+        decoded("ARVerify", spec, NoCache()),
+    ]
+
+
+def measure(
+    name: str,
+    model: MaskPredictor,
+    prompts: Sequence[list[int]],
+    verifier: Verifier,
+    cache: CachePolicy,
+    options: argparse.Namespace,
+) -> Result:
+    """Decodes all problems, batch by batch."""
+    answers: list[list[int]] = []
+    forwards = target_forwards = 0
+    wall_s = 0.0
+    yields: Counter[int] = Counter()
+    for start in range(0, len(prompts), options.batch_size):
+        gain = Yield()
+        out = decode(
+            model,
+            prompts[start : start + options.batch_size],
+            FixedSchedule(options.block_length),
+            cache=cache,
+            verifier=verifier,
+            gen_length=options.gen_length,
+            block_length=options.block_length,
+            observers=[gain],
+        )
+        answers += out.answers()
+        forwards += int(out.nfe.sum())
+        target_forwards += int(out.target_nfe.sum())
+        wall_s += out.wall_s
+        yields += gain.counts()
+    return Result(name, answers, forwards, target_forwards, wall_s, yields)
+
+
+def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:
+    """Lets the target write by itself, with the generation loop of its own library."""
+    folder = find_model(options.target)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.to(options.device)
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    settings = GenerationConfig(
+        max_new_tokens=options.gen_length, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+    )
+    answers, forwards, started = [], 0, time.perf_counter()
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=options.device)
+        found = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
+        )
+        written = found[0, len(prompt) :].tolist()
+        forwards += len(written)
+        answers.append(written[:-1] if written[-1] in ends else written)
+    wall_s = time.perf_counter() - started
+    return Result("the target alone", answers, 0, forwards, wall_s, Counter({1: forwards}))
+
+
+def show_histogram(console: Console, result: Result) -> None:
+    """Prints how many tokens a forward gave."""
+    console.print(f"\n[bold]{result.name}[/bold]: tokens committed per forward")
+    most = max(result.yields.values())
+    for num, count in sorted(result.yields.items()):
+        bar = "█" * max(1, round(BAR_WIDTH * count / most))
+        console.print(f"{num:4d} {bar} {count}", highlight=False)
+
+
+def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
+    """Lays out one row a way of decoding."""
+    table = Table(title=f"{options.limit} word problems, {options.model} and {options.target}")
+    table.add_column("decoding")
+    per_problem: list[tuple[str, Callable[[Result], float]]] = [
+        ("forwards", lambda result: result.forwards),
+        ("target forwards", lambda result: result.target_forwards),
+        ("tokens", lambda result: sum(num * count for num, count in result.yields.items())),
+        ("seconds", lambda result: result.wall_s),
+    ]
+    for column, _ in per_problem:
+        table.add_column(column, justify="right")
+    for result in results:
+        cells = [f"{value(result) / options.limit:.2f}" for _, value in per_problem]
+        table.add_row(result.name, *cells)
+    table.caption = "all per problem, mean"
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Toy runs for the tests of the runner; as a script it runs them in a process of its own.
+
+python tests/eval_runs.py FOLDER SECONDS_PER_FORWARD
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from toys import HashModel
+
+from dllm_decode import Inputs
+from eval.addresses import parse_task
+from eval.runner import execute
+from eval.runs import Place, Run
+from eval.tasks import build_tokenizer
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
+
+TOKENIZER = build_tokenizer()
+
+
+@dataclass
+class SlowModel(HashModel):
+    """A hash model that takes its time and counts its forwards."""
+
+    wait_s: float = 0.0
+    num_forwards: int = 0
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        self.num_forwards += 1
+        time.sleep(self.wait_s)
+        return super().predict(inputs)
+
+
+@dataclass(frozen=True)
+class Fussy(Sampler):
+    """Fails wherever a row shows a token."""
+
+    token: int
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        if bool((view.proposal == self.token).any()):
+            raise RuntimeError(f"Token {self.token} is not to my taste.")
+        return Decision(commit=view.eligible), state
+
+
+def model(wait_s: float = 0.0) -> SlowModel:
+    eos_ids = (0, *range(40, 400, 8))
+    return SlowModel(len(TOKENIZER), mask_id=1, eos_ids=eos_ids, banned_ids=(2, 3), wait_s=wait_s)
+
+
+def runs(
+    wait_s: float = 0.0,
+    *,
+    samplers: tuple[Sampler, ...] = (FixedSchedule(8), ConfidenceThreshold(0.05)),
+    task: str = "lists/shuffle?n=4&limit=10",
+    temperature: float = 1.0,
+    batch_size: int = 4,
+) -> list[Run]:
+    slow = model(wait_s)
+    return [
+        Run(
+            slow, TOKENIZER, parse_task(task), sampler, gen_length=8, block_length=4,
+            temperature=temperature, batch_size=batch_size,
+        )
+        for sampler in samplers
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    execute(runs(float(sys.argv[2])), sys.argv[1], place=Place.of_launch())

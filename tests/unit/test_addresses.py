@@ -1,0 +1,142 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dllm_decode import NoCache, NoVerifier
+from eval.addresses import digest_of, parse_cache, parse_task, parse_verifier
+from eval.sweep import read_sweep
+from eval.tasks import LatinSquare, ListTask, WordProblems
+from eval.tasks.jsonl import JsonLines
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_addresses_name_tasks_splits_and_options() -> None:
+    words = parse_task("word_problems?split=val&limit=7&max_value=150")
+    assert words.task == WordProblems(max_value=150)
+    assert (words.split, words.limit, words.examples_seed) == ("val", 7, 0)
+    assert len(words.examples()) == 7
+    assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
+    assert parse_task("puzzles/latin?order=3").task == LatinSquare(3)
+    chosen = parse_task("word_problems?templates=gain_lose,boxes_extra").task
+    assert chosen == WordProblems(templates=("gain_lose", "boxes_extra"))
+
+
+def test_an_address_is_canonical_whatever_the_order() -> None:
+    first, second = parse_task("lists/copy?n=4&limit=3"), parse_task("lists/copy?limit=3&n=4")
+    assert first.address == second.address
+    assert digest_of(first.examples()) == digest_of(second.examples())
+    assert digest_of(first.examples()) != digest_of(first.examples()[:2])
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("word_problem", "A task is one of"),
+        ("lists/shufle", "keyword is one of"),
+        ("word_problems?limt=3", "has the options .* got 'limt'"),
+        ("word_problems?limit=x", "limit is a whole number, got 'x'"),
+        ("word_problems?limit", "name=value"),
+        ("lists/copy?n=3&n=4", "each option once"),
+    ],
+)
+def test_wrong_addresses_are_refused(address: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_task(address)
+
+
+def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_others() -> None:
+    assert parse_task("gsm8k?path=x").prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=lm_eval").prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=llada").prompts == "chat"
+    assert parse_task("word_problems").prompts == "chat"
+
+
+def test_caches_and_verifiers_are_expressions() -> None:
+    assert parse_cache("NoCache()") == NoCache()
+    assert parse_verifier("NoVerifier") == NoVerifier()
+    with pytest.raises(ValueError, match="not known here"):
+        parse_cache("NoVerifier()")
+
+
+def write(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "1+1?"}]
+    path = write(
+        tmp_path / "own.jsonl",
+        json.dumps({"id": "a", "prompt": "two?", "answer": "Two", "level": 3}),
+        "",
+        json.dumps({"question": turns, "answer": 2}),
+    )
+    selection = parse_task(f"jsonl:{path}?match=number&gen_length=9")
+    assert selection.task == JsonLines(path, "number", 9)
+    first, second = selection.examples()
+    assert (first.id, first.prompt, first.target, first.meta) == ("a", "two?", "Two", {"level": 3})
+    assert second.turns() == turns
+    assert selection.task.score(second, "so it is 3-1 = 2.") == {"answer": 1.0}
+    assert selection.task.score(second, "22") == {"answer": 0.0}
+    assert JsonLines(path).score(first, "  two\n") == {"answer": 1.0}
+    assert JsonLines(path).score(first, "two of them") == {"answer": 0.0}
+    assert JsonLines(path, "contains").score(first, "all TWO of them") == {"answer": 1.0}
+    assert len(JsonLines(path).examples(num_examples=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* JSON object"),
+        (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
+        (['{"answer": "a"}'], "Line 1 .* 'prompt'"),
+        (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
+        (["[1]"], "Line 1 .* JSON object"),
+        ([""], "empty file"),
+        (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
+    ],
+)
+def test_bad_files_are_refused_with_the_line(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        JsonLines(write(tmp_path / "bad.jsonl", *lines)).examples()
+
+
+def test_a_missing_file_and_an_unknown_match_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file"):
+        JsonLines(str(tmp_path / "none.jsonl")).examples()
+    with pytest.raises(ValueError, match="match is one of"):
+        JsonLines("x", "nearly")
+
+
+def test_every_sweep_of_the_repository_can_be_read() -> None:
+    found = sorted((ROOT / "eval" / "sweeps").glob("*.toml"))
+    assert found
+    for path in found:
+        assert len(read_sweep(path).samplers) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('model = "mini"', "lacks 'tasks'"),
+        ('model = "mini"\ntasks = "lists/copy"\nsamplers = []', "tasks .* is a list"),
+        ('model = "mini"\ntasks = ["lists/copy"]\nsamplers = []', "samplers has at least one"),
+        ('model = "mini"\ntask = ["lists/copy"]', "did you mean 'tasks'"),
+        ('model = "mini"\ntasks = ["copy"]\nsamplers = ["Factor()"]', "A task is one of"),
+        ('model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Fctor()"]', "did you mean 'Factor'"),
+        ('model = "mini', "not valid TOML"),
+        ('model = "mini"\ntemperature = true', "temperature"),
+    ],
+)
+def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_sweep(write(tmp_path / "sweep.toml", text))
+
+
+def test_a_missing_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        read_sweep(tmp_path / "none.toml")

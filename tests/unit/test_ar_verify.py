@@ -1,0 +1,339 @@
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from drafted import greedy, logits_of, tiny_llama, tiny_target
+from torch import Tensor
+from toys import HashModel
+
+from dllm_decode import ARVerify, DraftLength, NGram, PathSearch, StepEvent, decode
+from dllm_decode.models.base import Inputs
+from samplers import FixedSchedule
+from samplers.noise import mix, uniform
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+SAMPLER = FixedSchedule(4)
+Law = dict[tuple[int, ...], float]
+ARGMAX = PathSearch(width=1, weight=1.0)
+
+
+@dataclass
+class Informed(HashModel):
+    """Drafts a given answer to each prompt; at one position in `wrong_every` something else."""
+
+    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    wrong_every: int = 4
+
+    def predict(self, inputs: Inputs) -> Tensor:
+        logits = super().predict(inputs)
+        for row, tokens in enumerate(inputs.tokens.tolist()):
+            for prompt, answer in self.answers.items():
+                start = self.start_of(tokens, inputs.positions[row].tolist(), prompt)
+                if start is not None:
+                    wanted = (inputs.wanted[row] - start).tolist()
+                    for place, position in enumerate(wanted):
+                        seed = torch.tensor(position * 97 + sum(prompt))
+                        if 0 <= position < len(answer) and self.is_right(seed):
+                            logits[row, place, answer[position]] += 20.0
+        return logits
+
+    def is_right(self, seed: Tensor) -> bool:
+        return float(uniform(mix(seed))) > 1 / self.wrong_every
+
+    @staticmethod
+    def start_of(tokens: list[int], positions: list[int], prompt: tuple[int, ...]) -> int | None:
+        begin = max(i for i, position in enumerate(positions) if position == 0)
+        end = begin + len(prompt)
+        return end if tuple(tokens[begin:end]) == prompt else None
+
+
+def by_prompt(answers: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
+    return {tuple(prompt): answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
+
+
+def expected(target: Any, gen_length: int, stops: tuple[int, ...]) -> list[list[int]]:
+    return [
+        greedy(target._model, prompt, gen_length=gen_length, stops=stops, banned=(23,))
+        for prompt in PROMPTS
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("wrong_every", [1, 3, 1000])
+def test_the_answer_is_the_targets_greedy_answer(seed: int, wrong_every: int) -> None:
+    target = tiny_target(seed=seed)
+    target.eos_ids = (22, 13)
+    answers = expected(target, 12, target.eos_ids)
+    model = Informed(answers=by_prompt(answers), wrong_every=wrong_every)  # fmt: skip
+    committed = Counter[int]()
+
+    def count(event: StepEvent) -> None:
+        committed.update((event.before.masked.sum(-1) - event.after.masked.sum(-1)).tolist())
+
+    for length in (1, 3, 20):
+        out = decode(
+            model, PROMPTS, SAMPLER, verifier=ARVerify(target, DraftLength(length, length), ARGMAX),
+            gen_length=12, block_length=4, observers=[count],
+        )  # fmt: skip
+        assert out.tokens.tolist() == answers
+        assert out.eos_ids == (22, 13)
+        assert (out.target_nfe <= out.lengths()).all()
+        assert torch.equal(out.target_nfe, out.nfe)
+        assert out.target_forwards == out.forwards
+    if wrong_every == 1:
+        assert (out.target_nfe >= out.lengths() - 2).all(), "wrong drafts are right by luck"
+    if wrong_every == 3:
+        assert len(committed) > 2, "drafts were never accepted in part"
+    if wrong_every == 1000:
+        assert (out.target_nfe <= 2).all()
+
+
+def test_an_eos_or_the_end_of_the_budget_inside_a_draft_ends_the_answer() -> None:
+    target = tiny_target(seed=1)
+    target.eos_ids = (15,)
+    for gen_length in (1, 5, 12):
+        answers = expected(target, gen_length, target.eos_ids)
+        longer = expected(target, 40, (-1,))
+        model = Informed(answers=by_prompt(longer), wrong_every=1000)
+        out = decode(
+            model, PROMPTS, SAMPLER, verifier=ARVerify(target, DraftLength(20, 20), ARGMAX),
+            gen_length=gen_length, block_length=gen_length,
+        )  # fmt: skip
+        assert out.tokens.tolist() == answers
+    assert any(15 in answer[:-1] for answer in answers), "no answer ended before the budget"
+    assert any(15 not in answer for answer in answers), "no answer met the end of the budget"
+
+
+def test_the_proxy_and_the_search_never_change_the_answer() -> None:
+    target = tiny_target(seed=2)
+    answers = expected(target, 12, target.eos_ids)
+    proxy = NGram(24).fit([*map(list, by_prompt(answers).values())])
+    model = Informed(answers=by_prompt(answers), wrong_every=2)
+    forwards = {}
+    odd = PathSearch(5, 1.0, 24, 0.1, proxy, "always", 0.0)
+    for search in (ARGMAX, PathSearch(proxy=proxy), odd):
+        out = decode(
+            model, PROMPTS, SAMPLER, verifier=ARVerify(target, DraftLength(4, 6), search),
+            gen_length=12, block_length=4,
+        )  # fmt: skip
+        assert out.tokens.tolist() == answers
+        forwards[search.weight] = int(out.target_nfe.sum())
+    assert forwards[0.1] < forwards[1.0], "a proxy that knows the text found no better drafts"
+
+
+def test_the_target_reads_every_token_once() -> None:
+    target, read = tiny_target(seed=2), []
+    answers = expected(target, 12, target.eos_ids)
+    original = target.read
+
+    def spied(past: Any, tokens: Tensor, counts: Tensor, *, num_logits: int) -> Any:
+        read.append((past.lengths.tolist(), counts.tolist()))
+        return original(past, tokens, counts, num_logits=num_logits)
+
+    target.read = spied  # type: ignore[method-assign]
+    model = Informed(answers=by_prompt(answers), wrong_every=3)
+    decode(
+        model, PROMPTS, SAMPLER, verifier=ARVerify(target, DraftLength(4, 4), ARGMAX),
+        gen_length=12, block_length=4,
+    )  # fmt: skip
+    assert read[0] == ([0, 0, 0], [3 + 4, 1 + 4, 6 + 4])
+    for _, counts in read[1:]:
+        assert max(counts) <= 1 + 4, "something was read again"
+
+
+def law_of(model: Any, prompt: list[int], temperature: float, length: int) -> Law:
+    """The target's own distribution over answers, by enumeration; id 4 is [MASK]."""
+    law = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for answer, share in law.items():
+            logits = logits_of(model, [*prompt, *answer])[-1].clone()
+            logits[4] = -torch.inf
+            for token, p in enumerate((logits / temperature).softmax(-1).tolist()[:4]):
+                longer[(*answer, token)] = share * p
+        law = longer
+    return law
+
+
+def chi_square(seen: Counter[tuple[int, ...]], law: Law) -> float:
+    num = sum(seen.values())
+    return sum((seen[key] - num * p) ** 2 / (num * p) for key, p in law.items() if num * p > 1)
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_sampled_answers_follow_the_targets_law_and_the_papers_rule_does_not(
+    is_biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(vocab_size=5, seed=3, scale=2.0)
+    target.eos_ids = (3,)
+    model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
+    if is_biased:
+        monkeypatch.setattr("dllm_decode.session.Session.choose", accept_by_ratio)
+    seen, num = Counter[tuple[int, ...]](), 0
+    for seed in range(4):
+        out = decode(
+            model, [[1, 2]] * 500, SAMPLER, gen_length=2, block_length=2, temperature=1.0,
+            seed=seed, verifier=ARVerify(target, DraftLength(2, 2), ARGMAX), stop_at_eos=False,
+        )  # fmt: skip
+        seen.update(map(tuple, out.tokens.tolist()))
+        num += int((out.target_nfe == 1).sum())
+    assert 100 < num < 1900, "drafts were never accepted, or always"
+    law = law_of(tiny_llama(5, 3, 2.0), [1, 2], 1.0, 2)
+    # 15 degrees of freedom: 37.7 at the level 0.001.
+    assert (chi_square(seen, law) > 37.7) == is_biased
+
+
+def accept_by_ratio(session: Any, canvas: Any, first: Tensor, logits: Tensor) -> Tensor:
+    """Takes a searched token with min(1, p / q), else draws from max(0, p - q)."""
+    view = session.view
+    p = logits.double().softmax(-1)
+    q = torch.zeros_like(p)
+    masked = view.masked.long().argmax(-1)
+    rows = torch.arange(len(p))
+    num = min(view.logits.shape[1], p.shape[1])
+    for place in range(num):
+        column = (masked + place).clamp(max=view.logits.shape[1] - 1)
+        q[:, place] = view.logits[rows, column].double().softmax(-1)
+    generator = torch.Generator().manual_seed(int(canvas.rows.sum()) + int(first.sum()))
+    draft = q.argmax(-1, keepdim=True)
+    ratio = (p.gather(-1, draft) / q.gather(-1, draft).clamp(min=1e-9)).squeeze(-1)
+    accept = torch.rand(ratio.shape, generator=generator, dtype=torch.double) < ratio
+    rest = (p - q).clamp(min=0) + 1e-12
+    drawn = torch.multinomial(rest.flatten(0, 1), 1, generator=generator).view(ratio.shape)
+    return torch.where(accept, draft.squeeze(-1), drawn)
+
+
+def test_a_seed_gives_the_same_sample_whatever_the_drafts_are() -> None:
+    target = tiny_target(seed=2, scale=2.0)
+    options: Any = {"gen_length": 10, "block_length": 5, "temperature": 1.0}
+    outs = [
+        decode(HashModel(peak=peak), PROMPTS, SAMPLER, seed=seed,
+               verifier=ARVerify(target, DraftLength(length, length)), **options)
+        for seed, (peak, length) in itertools.product((0, 1), ((6.0, 1), (3.0, 7)))
+    ]  # fmt: skip
+    assert torch.equal(outs[0].tokens, outs[1].tokens)
+    assert torch.equal(outs[2].tokens, outs[3].tokens)
+    assert not torch.equal(outs[0].tokens, outs[2].tokens)
+
+
+def test_the_papers_draft_length_collapses_and_ours_does_not() -> None:
+    def lengths(start: Any, accepted: int) -> list[int]:
+        policy = DraftLength(start=start)
+        state, found = policy.first(torch.zeros(1, dtype=torch.long)), []
+        for _ in range(4):
+            found.append(int(state.length))
+            state = policy.after(state, state.length, torch.tensor([accepted]))
+        return found
+
+    assert lengths("zero", 7) == [30, 20, 20, 20]
+    assert lengths("longest", 7) == [30, 30, 30, 30]
+    policy = DraftLength(4, 12, growth=3, momentum=1.0)
+    state = policy.first(torch.zeros(3, dtype=torch.long))
+    state = policy.after(state, torch.tensor([6, 6, 1]), torch.tensor([6, 2, 0]))
+    assert state.length.tolist() == [9, 6, 4]
+
+
+def brute_force(search: PathSearch, logs: Tensor, context: list[int]) -> list[int]:
+    best, score = [], -torch.inf
+    for path in itertools.product(range(logs.shape[1]), repeat=len(logs)):
+        total = 0.0
+        for place, token in enumerate(path):
+            before = torch.tensor([[*context, *path][place : place + len(context)]])
+            causal = search.proxy.log_probability(before, torch.tensor([[token]]))
+            total += search.weight * float(logs[place, token]) + (1 - search.weight) * float(causal)
+        if total > score:
+            best, score = list(path), total
+    return best
+
+
+def test_a_wide_search_finds_the_best_of_all_paths() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 3, 5, dtype=torch.double) * 2
+    sequences = torch.randint(5, (6, 30)).tolist()
+    search = PathSearch(125, 1.0, 5, 0.4, NGram(5).fit(sequences), length_power=0.0)
+    context = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    draft = search.search(logits, torch.tensor([3, 3, 3]), context, (9,))
+    for row in range(3):
+        expected = brute_force(search, logits[row].log_softmax(-1), context[row].tolist())
+        assert draft.tokens[row].tolist() == expected
+    argmax = logits.argmax(-1)
+    assert not torch.equal(draft.tokens, argmax), "the proxy had no say"
+    plain = ARGMAX.search(logits, torch.tensor([3, 2, 1]), context, (9,))
+    assert plain.counts.tolist() == [3, 2, 1]
+    assert torch.equal(plain.tokens[0], argmax[0])
+
+
+def test_candidates_stop_at_the_mass_and_a_path_at_its_eos() -> None:
+    rows = [[0.5, 0.31, 0.1, 0.09], [0.3, 0.1, 0.1, 0.5], [0.7, 0.1, 0.1, 0.1]]
+    logits, nothing = torch.tensor([rows]).log(), torch.zeros(1, 0).long()
+    draft = PathSearch(4, 0.8, 15, 1.0).search(logits, torch.tensor([3]), nothing, (3,))
+    assert draft.counts.tolist() == [2]
+    assert draft.tokens[0, :2].tolist() == [0, 3]
+    never = PathSearch(1, 0.4, 15, 1.0).search(logits, torch.tensor([3]), nothing, (2,))
+    assert never.counts.tolist() == [3]
+    sums = PathSearch(9, 0.4, 15, 1.0, eos="always", length_power=0.0)
+    early = sums.search(logits.flip(1), torch.tensor([3]), nothing, (3,))
+    assert early.counts.tolist() in ([1], [2]), "sums did not favour an early end"
+
+
+def test_the_counts_of_the_proxy_are_probabilities() -> None:
+    proxy = NGram(6, length=3, strength=0.5).fit([[0, 1, 2, 0, 1, 2, 0, 1, 3], [4]])
+    everything = torch.arange(6)[None]
+    for context in ([0, 1], [1, 2], [5, 5]):
+        probability = proxy.log_probability(torch.tensor([context]), everything).exp()
+        assert float(probability.sum()) == pytest.approx(1.0)
+    after = proxy.log_probability(torch.tensor([[0, 1]]), everything).exp()[0]
+    # By hand: unigrams 3,3,2,1,1 of 10; bigrams after 1: 2 twice, 3 once; trigrams alike.
+    unigram = (2 + 0.5 / 6) / 10.5
+    bigram = (2 + 0.5 * unigram) / 3.5
+    assert float(after[2]) == pytest.approx((2 + 0.5 * bigram) / 3.5)
+
+
+def never(inputs: Inputs) -> Tensor:
+    raise AssertionError("a forward was run")
+
+
+def test_a_target_with_other_ids_is_refused_before_any_forward() -> None:
+    model = HashModel()
+    model.predict = never  # type: ignore[method-assign]
+    verifier = ARVerify(tiny_target(30))
+    with pytest.raises(ValueError, match="of hash model, 24 of them, got tiny llama with 30"):
+        decode(model, [[1]], SAMPLER, verifier=verifier, gen_length=4, block_length=4)
+
+
+def test_an_answer_with_gaps_is_refused() -> None:
+    with pytest.raises(ValueError, match="writes from left to right"):
+        decode(
+            HashModel(), [[1]], SAMPLER, verifier=ARVerify(tiny_target()), gen_length=4,
+            block_length=4, templates=[[23, 5]],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: DraftLength(0, 3), "shortest is between 1 and longest=3 tokens, got 0"),
+        (lambda: DraftLength(growth=-1), "growth is at least 0 tokens, got -1"),
+        (lambda: DraftLength(momentum=0.0), r"momentum is a weight in \(0, 1\], got 0.0"),
+        (lambda: DraftLength(start="one"), 'start is "longest" or "zero", got \'one\''),
+        (lambda: PathSearch(0), "width and max_candidates are at least 1, got 0"),
+        (lambda: PathSearch(mass=0.0), r"mass is a probability in \(0, 1\], got 0.0"),
+        (lambda: PathSearch(weight=2.0), r"weight is a share in \[0, 1\], got 2.0"),
+        (lambda: PathSearch(eos="no"), 'eos is "within_mass" or "always", got \'no\''),
+        (lambda: PathSearch(length_power=-1.0), "length_power is at least 0, got -1.0"),
+        (lambda: NGram(10, 0), "length is at least 1 token, got 0"),
+        (lambda: NGram(10, strength=0.0), "strength is above 0 tokens, got 0.0"),
+        (lambda: NGram(2**30), "do not fit 64 bits"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(
+    make: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse some of these first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=sentence):
+        make()

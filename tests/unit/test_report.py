@@ -1,0 +1,199 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+
+from eval.addresses import parse_task
+from eval.joint import Joint
+from eval.metrics import Point
+from eval.records import Folder, Record, Settings, append
+from eval.replay import replay_page
+from eval.report import table, write_report
+from eval.runner import execute
+from eval.runs import Run
+from eval.statistics import wilson
+from eval.summary import method_of, summarise
+from eval.tasks.lists import Request, valid_outputs
+from eval.terminal import picture_of
+from eval.theory import accuracy, curve, joint_of
+from samplers import FixedSchedule
+
+SETTINGS = Settings(
+    model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
+    examples="", num_examples=4, sampler="FixedSchedule(4)", cache="NoCache()",
+    verifier="NoVerifier()", gen_length=6, block_length=3, temperature=0.0, seed=0,
+    stop_at_eos=True, batch_size=2, prompts="chat",
+)  # fmt: skip
+
+
+def record(
+    settings: Settings, example: str, score: float | None, *, length: int, nfe: int, **own: Any
+) -> Record:
+    return {
+        "key": settings.key(example), "settings": settings.key(""), "example": example,
+        "sampler": settings.sampler, "cache": "NoCache()", "verifier": "NoVerifier()",
+        "git": "abc", "error": None, "primary": "answer", "prompt": "ask </script>",
+        "target": "say", "text": "said", "scores": {"answer": score, "style": None},
+        "prompt_length": 2, "length": length, "nfe": nfe, "query_positions": 8 * nfe,
+        "batch_length": 2, "batch_s": 0.5, "tokens": [5, 6, 7, 8, 0, 0],
+        "trace": {"steps": [0, 1, 1, 2, 2, -1], "confidences": [0.9, 0.8, 0.7, 0.6, 0.5, None],
+                  "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0},
+        "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},
+    } | own  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Two samplers on four examples; the second fails on one and is faster."""
+    fast = replace(SETTINGS, sampler="ConfidenceThreshold(0.9)")
+    found = Folder(tmp_path / "results")
+    found.claim([SETTINGS, fast])
+    slow = [
+        record(SETTINGS, e, s, length=5, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)
+    ]
+    quick = [record(fast, e, s, length=5, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
+    error = {key: quick[0][key] for key in ("settings", "sampler", "primary", "git")}
+    error |= {"key": fast.key("d"), "example": "d", "error": "RuntimeError: no"}
+    append(found.part(0), [*slow, *quick, error])
+    return found
+
+
+def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
+    slow, quick = summarise(folder)["rows"]
+    assert slow["accuracy"]["value"] == 0.75
+    assert (slow["accuracy"]["low"], slow["accuracy"]["high"]) == wilson(3, 4)
+    assert slow["speed"]["tokens_per_forward"]["value"] == 1.0
+    assert slow["scores"] == {"answer": 0.75, "style": None}
+    assert slow["timing"]["tokens_per_second"] == 20.0
+    assert slow["timing"]["latency_s"] == {"p50": 0.5, "p90": 0.5, "p99": 0.5}
+    assert slow["order"]["order_correlation"] == pytest.approx(8 / (8 * 10) ** 0.5)
+    assert slow["order"]["leftmost_share"] == 1.0
+    assert slow["order"]["commits_per_step"] == {1: 4, 2: 8}
+    assert "against_reference" not in slow
+    # The example that raised is wrong, and has no speed.
+    assert quick["accuracy"]["value"] == 0.25
+    assert quick["num_errors"] == 1
+    assert quick["errors"] == {"RuntimeError: no": 1}
+    assert quick["speed"]["tokens_per_forward"]["value"] == 2.5
+    against = quick["against_reference"]
+    assert against["num_shared"] == 4
+    assert against["accuracy"]["value"] == -0.5
+    assert against["mcnemar"] == {"gained": 0, "lost": 2, "p_value": 0.5}
+    assert against["step_speedup"] == 2.5
+    assert slow["is_on_front"]
+    assert quick["is_on_front"]
+
+
+def test_the_report_is_whole_and_offline(folder: Folder) -> None:
+    path = write_report(folder, num_replays=1)
+    text = path.read_text()
+    assert "1 of 8 examples raised an error" in text
+    assert "| **`FixedSchedule(4)`** | 0.750 [0.301, 0.954] |" in text
+    files = {file.name for file in folder.path.iterdir()}
+    assert {"toy-lists-shuffle-n-3.png", "toy-lists-shuffle-n-3.svg", "summary.json"} <= files
+    assert sum(name.startswith("replay-") for name in files) == 1
+    assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
+    for file in folder.path.glob("*.html"):
+        page = file.read_text()
+        assert "http" not in page
+        assert "ConfidenceThreshold(0.9)" in page
+    first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
+    write_report(folder, num_replays=1)
+    assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
+
+
+def test_the_table_names_what_tells_rows_apart(folder: Folder) -> None:
+    rows = summarise(folder)["rows"]
+    assert table(rows).count("\n") == 3
+    rows[1]["settings"]["cache"] = "DualCache()"
+    assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows)
+    assert method_of(rows[1]["settings"]) == "ConfidenceThreshold + DualCache"
+
+
+def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
+    own = [r for r in folder.records() if r["error"] is None][:1]
+    own[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
+    page = replay_page([(SETTINGS, own[0])])
+    assert "<script>alert" not in page
+    assert "ask &lt;/script&gt;" in page
+    assert page.count("</script>") == 2
+    with pytest.raises(ValueError, match="traces"):
+        replay_page([(SETTINGS, own[0] | {"trace": None})])
+    with pytest.raises(ValueError, match="trace"):
+        picture_of(own[0] | {"trace": None})
+    assert picture_of(own[0]).plain.startswith("five six ")
+    joined = own[0] | {"text": "fivesix"}
+    assert picture_of(joined).plain.startswith("fivesix")
+
+
+def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
+    empty = Folder(tmp_path)
+    empty.claim([SETTINGS])
+    with pytest.raises(ValueError, match="no records yet"):
+        write_report(empty)
+
+
+def test_a_task_whose_score_is_undefined_is_reported_without_accuracy(tmp_path: Path) -> None:
+    found = Folder(tmp_path)
+    found.claim([SETTINGS])
+    append(found.part(0), [record(SETTINGS, "a", None, length=5, nfe=5, trace=None)])
+    text = write_report(found).read_text()
+    assert "| `FixedSchedule(4)` | - |" in text
+    assert "3 of 4 examples are missing" in text
+
+
+def test_a_run_without_traces_is_reported(tmp_path: Path) -> None:
+    runs = [replace(run, trace=False) for run in eval_runs.runs()]
+    text = write_report(execute(runs, tmp_path)).read_text()
+    assert "Replays" not in text
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [1, 2, 1], [1, 1, 1, 1]])
+@pytest.mark.parametrize("keyword", ["shuffle", "replace_any", "agree", "copy"])
+def test_formulas_of_exact_models_agree_with_enumeration(keyword: str, sizes: list[int]) -> None:
+    items = ("a", "b", "c") if keyword == "agree" else ("a", "b", "c", "d")
+    request = Request(keyword, items, number=4, word="new")
+    joint = Joint.uniform(valid_outputs(request))
+    assert accuracy(request, sizes) == joint.random_order_accuracy(sizes)
+
+
+def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
+    """Brackets and EOS are tokens too: the same curve from a joint distribution that has them."""
+    task = parse_task("lists/remove_any?n=4").task
+    example = task.examples(num_examples=1)[0]
+    items = joint_of(task, example)
+    whole = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
+    found = curve(task, example)
+    assert found[0] == Point(6.0, pytest.approx(0.75))
+    assert found[1] == Point(3.0, pytest.approx(float(whole.random_order_accuracy([3, 3]))))
+    assert found[-1] == Point(1.0, 1.0)
+    assert curve(parse_task("word_problems").task, example) == []
+    assert curve(parse_task("lists/shuffle").task, example) == []
+    with pytest.raises(ValueError, match="closed form"):
+        joint_of(parse_task("word_problems").task, example)
+
+
+@pytest.mark.slow
+def test_what_is_measured_on_an_exact_model_lies_on_the_exact_curve(tmp_path: Path) -> None:
+    """From the prompt's words through tokenizer, batches, decoding and scoring to the table."""
+    from exact_lists import ExactLists
+
+    selection = parse_task("lists/shuffle?n=3&limit=120")
+    runs = [
+        Run(
+            ExactLists(), eval_runs.TOKENIZER, selection, FixedSchedule(steps, "random"),
+            gen_length=6, block_length=6, temperature=1.0, batch_size=50, stop_at_eos=False,
+            trace=False,
+        )
+        for steps in (1, 2, 3, 6)
+    ]  # fmt: skip
+    rows = summarise(execute(runs, tmp_path))["rows"]
+    exact = dict(curve(selection.task, selection.examples()[0]))
+    for row, speed in zip(rows, (6.0, 3.0, 2.0, 1.0), strict=True):
+        assert row["speed"]["nfe"] == 6 / speed
+        low, high = wilson(exact[speed] * 120, 120, z=4.5)
+        assert low <= row["accuracy"]["value"] <= high
+    assert rows[-1]["accuracy"]["value"] == 1.0

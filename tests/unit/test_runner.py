@@ -1,0 +1,239 @@
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+from eval_runs import Fussy
+from rich.console import Console
+
+from eval.progress import Bar, Lines, reporter_for
+from eval.records import Folder, append
+from eval.runner import execute
+from eval.runs import Place
+from eval.summary import summarise
+from samplers import ConfidenceThreshold, FixedSchedule
+
+ROOT = Path(__file__).parents[2]
+
+
+def timeless(value: Any) -> Any:
+    """Drops what differs from run to run: time."""
+    if isinstance(value, dict):
+        return {key: timeless(own) for key, own in value.items() if key != "timing"}
+    if isinstance(value, list):
+        return [timeless(own) for own in value]
+    return value
+
+
+def summary_of(path: Path) -> Any:
+    return timeless(summarise(Folder(path)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose run was never disturbed."""
+    return execute(eval_runs.runs(), tmp_path_factory.mktemp("whole")).path
+
+
+def start(folder: Path, wait_s: float, **environment: str) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "eval_runs.py"), str(folder), str(wait_s)],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+
+
+def test_a_record_holds_what_every_number_is_computed_from(whole: Path) -> None:
+    records = Folder(whole).records()
+    assert len(records) == 20
+    first = records[0]
+    assert first["sampler"] == repr(FixedSchedule(8))
+    assert first["cache"] == "NoCache()"
+    assert first["verifier"] == "NoVerifier()"
+    assert first["batch_length"] == 4
+    assert first["nfe"] <= 8
+    assert len(first["tokens"]) == len(first["trace"]["steps"]) == 8
+    last = first["tokens"][first["length"] - 1]
+    assert last in eval_runs.model().eos_ids or first["length"] == 8
+    assert any(record["length"] < 8 for record in records), "no answer ended early"
+    assert set(first["scores"]) == {"answer", "answer_strict"}
+    assert first["pieces"][str(first["tokens"][0])]
+
+
+def test_a_run_that_is_finished_decodes_nothing_again(whole: Path) -> None:
+    runs = eval_runs.runs()
+    before = (whole / "part-0.jsonl").read_bytes()
+    execute(runs, whole)
+    assert runs[0].model.num_forwards == 0
+    assert (whole / "part-0.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(
+    whole: Path, tmp_path: Path
+) -> None:
+    """A real kill, and a torn last line besides."""
+    part = tmp_path / "part-0.jsonl"
+    process = start(tmp_path, 0.05)
+    deadline = time.monotonic() + 120
+    while not part.exists() or part.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = part.read_bytes()
+    assert 4 <= kept.count(b"\n") < 20
+    part.write_bytes(kept + b'{"key": "0123", "exa')
+    execute(eval_runs.runs(), tmp_path)
+    assert part.read_bytes().startswith(kept)
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+@pytest.mark.parametrize("num_lines", [1, 19])
+def test_a_run_cut_after_any_record_goes_on(whole: Path, tmp_path: Path, num_lines: int) -> None:
+    """Also in the middle of a batch: the batch is decoded anew, what is there stays."""
+    lines = (whole / "part-0.jsonl").read_bytes().splitlines(keepends=True)
+    part = tmp_path / "part-0.jsonl"
+    part.write_bytes(b"".join(lines[:num_lines]) + lines[num_lines][:-2])
+    (tmp_path / "settings.json").write_bytes((whole / "settings.json").read_bytes())
+    execute(eval_runs.runs(), tmp_path)
+    assert part.read_bytes().count(b"\n") == 20
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+@pytest.mark.slow
+def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, 0.0, RANK="1", WORLD_SIZE="2")
+    execute(eval_runs.runs(), tmp_path, place=Place(0, 2))
+    assert process.wait(timeout=120) == 0
+    counts = [(tmp_path / f"part-{rank}.jsonl").read_bytes().count(b"\n") for rank in range(2)]
+    assert sum(counts) == 20
+    assert min(counts) > 0
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
+    execute(eval_runs.runs(), tmp_path, place=Place(1, 3))
+    assert summarise(Folder(tmp_path))["rows"][0]["num_missing"] > 0
+    execute(eval_runs.runs(), tmp_path)
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"temperature": 0.5}, "temperature"), ({"batch_size": 5}, "batch_size"),
+     ({"task": "lists/shuffle?n=5&limit=10"}, "task"),
+     ({"samplers": (FixedSchedule(3),)}, "sampler")],
+)  # fmt: skip
+def test_a_folder_of_other_settings_is_refused(
+    whole: Path, changed: dict[str, Any], named: str
+) -> None:
+    before = {file.name: file.read_bytes() for file in whole.iterdir()}
+    with pytest.raises(ValueError, match=f"other settings .*{named}: .* there, .* here"):
+        execute(eval_runs.runs(**changed), whole)
+    assert {file.name: file.read_bytes() for file in whole.iterdir()} == before
+
+
+def test_a_folder_takes_further_samplers(tmp_path: Path) -> None:
+    first, second = FixedSchedule(2), ConfidenceThreshold(0.9)
+    execute(eval_runs.runs(samplers=(first,)), tmp_path)
+    execute(eval_runs.runs(samplers=(first, second)), tmp_path)
+    assert [row["num_missing"] for row in summarise(Folder(tmp_path))["rows"]] == [0, 0]
+
+
+def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
+    plain = execute(eval_runs.runs(samplers=(FixedSchedule(1),), temperature=0.0), tmp_path / "a")
+    token = plain.records()[6]["tokens"][0]
+    fussy = eval_runs.runs(samplers=(Fussy(token),), temperature=0.0)
+    records = execute(fussy, tmp_path / "b").records()
+    failed = [record for record in records if record["error"] is not None]
+    assert len(records) == 10
+    assert 0 < len(failed) < 10
+    assert failed[0]["error"] == f"RuntimeError: Token {token} is not to my taste."
+    row = summarise(Folder(tmp_path / "b"))["rows"][0]
+    assert row["num_errors"] == len(failed)
+    assert row["accuracy"]["num_examples"] == 10
+    execute(fussy, tmp_path / "b")
+    assert len((tmp_path / "b" / "part-0.jsonl").read_text().splitlines()) == 10
+
+
+def test_errors_can_be_tried_again(tmp_path: Path) -> None:
+    runs = eval_runs.runs(samplers=(FixedSchedule(1),))
+    folder = execute(runs, tmp_path)
+    *kept, last = folder.records()
+    (tmp_path / "part-0.jsonl").write_text("")
+    append(tmp_path / "part-0.jsonl", [*kept, {**last, "error": "RuntimeError: once"}])
+    execute(runs, tmp_path)
+    assert sum(record["error"] is not None for record in folder.records()) == 1
+    execute(runs, tmp_path, retry_errors=True)
+    assert all(record["error"] is None for record in folder.records())
+    assert len(folder.records()) == 10
+
+
+def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_path: Path) -> None:
+    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=-1.0)
+    with pytest.raises(ValueError, match="temperature is at least 0, got -1"):
+        execute(runs, tmp_path)
+    assert Folder(tmp_path).records() == []
+
+
+def test_a_damaged_line_in_the_middle_is_named(whole: Path, tmp_path: Path) -> None:
+    lines = (whole / "part-0.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "part-0.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
+    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl is a record"):
+        Folder(tmp_path).records()
+
+
+def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"without it"):
+        Folder(tmp_path).settings()
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(ValueError, match="not what this version writes"):
+        Folder(tmp_path).settings()
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "part-0.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"no settings\.json"):
+        execute(eval_runs.runs(), tmp_path)
+
+
+def test_rows_of_different_batches_do_not_share_their_noise(tmp_path: Path) -> None:
+    """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
+    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
+    answers = [tuple(record["tokens"]) for record in execute(runs, tmp_path).records()]
+    assert len(set(answers)) == len(answers)
+
+
+def test_keys_depend_on_every_setting(whole: Path) -> None:
+    first, second = Folder(whole).settings()
+    assert first.key("a") != second.key("a")
+    assert first.key("a") != first.key("b")
+    assert len({record["key"] for record in Folder(whole).records()}) == 20
+    json.loads((whole / "settings.json").read_text())
+
+
+def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    reporter = reporter_for(Console(file=stream))
+    assert isinstance(reporter, Lines)
+    execute(eval_runs.runs(samplers=(FixedSchedule(4),)), tmp_path, reporter=reporter)
+    begun, ended = stream.getvalue().splitlines()
+    assert begun.endswith("0/10")
+    assert "10/10 accuracy 0.000, " in ended
+    assert "tokens/forward" in ended
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200)
+    execute(eval_runs.runs(samplers=(FixedSchedule(4),)), tmp_path, reporter=Bar(console))
+    shown = stream.getvalue()
+    assert "10/10" in shown
+    assert "accuracy 0.000" in shown

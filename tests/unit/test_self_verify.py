@@ -1,0 +1,233 @@
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from drafted import DriftingModel
+from spied import MODELS, Spied, tiny
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    decode,
+    load_model,
+)
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.verify import self_verify
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
+TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+
+
+def tiny_in(family: str, dtype: torch.dtype) -> MaskedTransformer:
+    model: MaskedTransformer = load_model(MODELS / family, dtype=dtype)[0]
+    return model
+
+
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=repr)
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: CachePolicy) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = tiny_in(family, dtype)
+        traces = [Trace(), Trace()]
+        options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
+        plain, verified = (
+            decode(
+                model,
+                TINY_PROMPTS[:1],
+                FixedSchedule(8),
+                verifier=verifier,
+                observers=[trace],
+                **options,
+            )
+            for verifier, trace in zip(
+                (NoVerifier(), SelfVerify(4, "sequential")), traces, strict=True
+            )
+        )
+        assert torch.equal(plain.tokens, verified.tokens)
+        assert torch.equal(traces[0].steps[0], traces[1].steps[0])
+        torch.testing.assert_close(
+            traces[0].confidences[0], traces[1].confidences[0], rtol=0, atol=0, equal_nan=True
+        )
+        assert verified.forwards > plain.forwards
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=repr)
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_several_states_a_forward_differ_only_where_rounding_decides(
+    family: str, dtype: torch.dtype
+) -> None:
+    model = tiny_in(family, dtype)
+    for cache in (NoCache(), DualCache()):
+        events: dict[str, dict[int, list[StepEvent]]] = {"plain": {}, "verified": {}}
+        for name, verifier in (("plain", NoVerifier()), ("verified", SelfVerify(4))):
+            for row, prompt in enumerate(TINY_PROMPTS):
+                found = events[name].setdefault(row, [])
+                decode(
+                    model, [prompt], FixedSchedule(8), verifier=verifier, cache=cache,
+                    gen_length=16, block_length=8, stop_at_eos=False, observers=[found.append],
+                )  # fmt: skip
+        for row in range(len(TINY_PROMPTS)):
+            assert_same_or_certified(events["plain"][row], events["verified"][row])
+
+
+def assert_same_or_certified(plain: list[StepEvent], verified: list[StepEvent]) -> None:
+    for ours, theirs in zip(plain, verified, strict=True):
+        if torch.equal(ours.after.tokens, theirs.after.tokens):
+            continue
+        assert torch.equal(ours.before.tokens, theirs.before.tokens)
+        finite = ours.view.logits.isfinite()
+        error = (ours.view.logits - theirs.view.logits)[finite].abs().max().double()
+        confidence = ours.view.confidence.masked_fill(~ours.view.eligible, 0).double()
+        first, second = confidence.topk(2).values[0]
+        token_gap = ours.view.top_k(2).logits.diff(dim=-1).abs().min().double()
+        assert min((first / second).log() / 2, token_gap) <= 2 * error
+        return
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
+    plain = decode(DriftingModel(), PROMPTS, FixedSchedule(6), **options)
+    found = self_verify._Known.found
+
+    def careless(known: Any, canvas: Any) -> torch.Tensor:
+        right = found(known, canvas)
+        if known.tokens.shape[1] > place:
+            # As if the sampler had gone where the draft went.
+            right[:, place] |= (known.tokens[:, place] >= 0).all(-1) & ~right.any(-1)
+        return right
+
+    monkeypatch.setattr(self_verify._Known, "found", careless)
+    broken = decode(DriftingModel(), PROMPTS, FixedSchedule(6), verifier=SelfVerify(4), **options)
+    assert not torch.equal(plain.tokens, broken.tokens)
+
+
+@pytest.mark.parametrize("cache", [DualCache(), FreeCache("clean")], ids=repr)
+def test_the_memory_of_the_drafts_is_their_own(cache: CachePolicy) -> None:
+    plain, spied = Spied(tiny("llada")), Spied(tiny("llada"))
+    options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
+    decode(plain, TINY_PROMPTS, FixedSchedule(8), **options)
+    decode(spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(3), **options)
+    assert len(spied.held) == 3 * len(TINY_PROMPTS)
+    assert spied.memories[0].num_bytes == 3 * plain.memories[0].num_bytes
+    start = 9
+    torch.testing.assert_close(
+        spied.memories[0].keys[:, :3, :, : start + 8], plain.memories[0].keys[..., : start + 8, :]
+    )
+    wide = [call for call in spied.calls if len(call.tokens) > 3]
+    assert wide
+    for call in wide:
+        rows = spied.rows_of(call)
+        assert len(rows.unique()) == len(rows), "two states share their slots"
+
+
+def test_every_column_of_every_draft_is_on_the_bill() -> None:
+    spied = Spied(tiny("llada"))
+    out = decode(
+        spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(4), cache=DualCache(),
+        gen_length=16, block_length=8, stop_at_eos=False,
+    )  # fmt: skip
+    assert out.forwards == len(spied.calls)
+    assert int(out.query_positions.sum()) == sum(call.tokens.numel() for call in spied.calls)
+    assert max(len(call.tokens) for call in spied.calls) == 12
+
+
+def test_a_row_that_ends_inside_accepted_drafts_ends_as_without_them() -> None:
+    options: Any = {"gen_length": 12, "block_length": 12}
+    ended = saved = 0
+    for seed in range(8):
+        model = DriftingModel(eos_ids=(3, 9, 14), drift=0.2)
+        prompts = [[seed + 1, 2], [seed + 5, 7, 9]]
+        plain = decode(model, prompts, FixedSchedule(12), **options)
+        verified = decode(model, prompts, FixedSchedule(12), verifier=SelfVerify(4), **options)
+        assert torch.equal(plain.tokens, verified.tokens)
+        ended += int((plain.nfe < 12).sum())
+        saved += int(((verified.nfe < plain.nfe) & (plain.nfe < 12)).sum())
+    assert ended > 4
+    assert saved > 2
+
+
+def test_tokens_that_are_taken_back_are_taken_back_alike() -> None:
+    options: Any = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
+    revisions = saved = 0
+    for drift in (0.05, 0.2):
+        traces = [Trace(), Trace()]
+        model = DriftingModel(peak=14.0, drift=drift)
+        plain = decode(model, PROMPTS, Wino(0.3, 0.6), observers=traces[:1], **options)
+        verified = decode(
+            model, PROMPTS, Wino(0.3, 0.6), verifier=SelfVerify(3), observers=traces[1:], **options
+        )
+        assert torch.equal(plain.tokens, verified.tokens)
+        for row in range(3):
+            assert torch.equal(traces[0].steps[row], traces[1].steps[row])
+        assert traces[0].revisions == traces[1].revisions
+        revisions += sum(map(len, traces[0].revisions.values()))
+        saved += int((plain.nfe - verified.nfe).sum())
+    assert revisions > 0
+    assert saved > 0
+
+
+def test_a_draft_that_would_finish_the_block_is_not_looked_at() -> None:
+    out = decode(
+        DriftingModel(), [[1]], FixedSchedule(2), verifier=SelfVerify(8), gen_length=2,
+        block_length=2, stop_at_eos=False,
+    )  # fmt: skip
+    assert out.query_positions.tolist() == [3 * 2]
+
+
+def test_depth_one_is_plain_decoding() -> None:
+    model = DriftingModel()
+    plain = decode(model, PROMPTS, ConfidenceThreshold(0.4), gen_length=8, block_length=4)
+    verified = decode(
+        model,
+        PROMPTS,
+        ConfidenceThreshold(0.4),
+        verifier=SelfVerify(1),
+        gen_length=8,
+        block_length=4,
+    )
+    assert torch.equal(plain.tokens, verified.tokens)
+    assert torch.equal(plain.query_positions, verified.query_positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"draft_steps": 0}, "draft_steps is at least 1 state, got 0"),
+        ({"evaluate": "forest"}, 'evaluate is "batch" or "sequential", got \'forest\''),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    options: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse some of these first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=sentence):
+        SelfVerify(**options)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [DelayedCache(), PrefixCache(2), DualCache(2), FreeCache("official")],
+    ids=repr,
+)
+def test_a_cache_that_remembers_forwards_is_refused(cache: CachePolicy) -> None:
+    spied = Spied(tiny("llada"))
+    with pytest.raises(ValueError, match="depends on how many forwards led to them"):
+        decode(
+            spied, [[1]], FixedSchedule(4), cache=cache, verifier=SelfVerify(4), gen_length=4,
+            block_length=4,
+        )  # fmt: skip
+    assert not spied.calls

@@ -1,0 +1,70 @@
+import io
+
+import pytest
+import torch
+from eval_runs import TOKENIZER, model
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+from dllm_decode import DecodeOutput, Observer, decode
+from eval.terminal import draft_observer, stream_to_terminal
+from samplers import FixedSchedule
+
+
+def run(*observers: Observer) -> DecodeOutput:
+    return decode(
+        model(), [[5, 6, 7], [8]], FixedSchedule(2), gen_length=8, block_length=4,
+        observers=observers, stop_at_eos=False,
+    )  # fmt: skip
+
+
+class Streamer:
+    def __init__(self) -> None:
+        self.drafts: list[Tensor] = []
+        self.texts: list[Tensor] = []
+        self.ended = 0
+
+    def put_draft(self, value: Tensor) -> None:
+        self.drafts.append(value)
+
+    def put(self, value: Tensor) -> None:
+        self.texts.append(value)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_the_canvas_denoises_on_a_terminal() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120)
+    with stream_to_terminal(TOKENIZER, row=1, console=console) as watch:
+        out = run(watch)
+    shown = Text.from_ansi(stream.getvalue()).plain
+    assert TOKENIZER.decode(out.tokens[1].tolist()) in shown
+    assert "· · ·" in shown
+    assert "round 4, forward 4" in stream.getvalue()
+
+
+def test_only_the_answer_is_written_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with stream_to_terminal(TOKENIZER, console=Console(file=stream, width=200)) as watch:
+        out = run(watch)
+    assert stream.getvalue().strip() == TOKENIZER.decode(out.tokens[0].tolist())
+
+
+def test_drafts_go_to_a_streamer_and_the_answer_once() -> None:
+    streamer = Streamer()
+    out = run(draft_observer(streamer, row=1))
+    assert len(streamer.drafts) == 3
+    assert [int((draft == 1).sum()) for draft in streamer.drafts] == [6, 4, 2]
+    (text,) = streamer.texts
+    assert torch.equal(text, out.tokens[1][: len(text)])
+    assert streamer.ended == 1
+
+
+def test_transformers_own_streamer_takes_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = run(draft_observer(transformers.TextDiffusionStreamer(TOKENIZER)))
+    answer = out.answers()[0]
+    assert TOKENIZER.decode(answer) in capsys.readouterr().out
