@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import dllm_decode
 from benchmarks.measure import Measurement, Timed, peak_bytes
-from dllm_decode import decode
+from dllm_decode import CachePolicy, Verifier, decode
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.base import Inputs
-from samplers import parse
+from samplers import FixedSchedule
+from samplers.expression import parse_expression
 from tests import reference
 
 
@@ -108,17 +110,26 @@ def run_reference(setting: Setting) -> Measurement:
     )
 
 
-def run_decode(setting: Setting, sampler: str = "") -> Measurement:
-    """Runs `decode`, by default with the reference's schedule."""
+def run_decode(setting: Setting, options: str = "NoCache(), NoVerifier()") -> Measurement:
+    """Runs `decode` with the reference's schedule and the given cache and verifier."""
     timed = Timed(setting.model())
     gc.collect()
     model_bytes = peak_bytes(timed.device)
-    chosen = parse(sampler or f"FixedSchedule({setting.steps_per_block})")
-    options = {"gen_length": setting.gen_length, "block_length": setting.block_length}
+    named = {name: vars(dllm_decode)[name] for name in dllm_decode.__all__}
+    cache, verifier = parse_expression(f"tuple_of({options})", {"tuple_of": _tuple_of, **named})
+    lengths = {"gen_length": setting.gen_length, "block_length": setting.block_length}
     prompts = setting.prompts()
-    decode(timed, prompts, parse("FixedSchedule(1)"), stop_at_eos=False, **options)  # type: ignore[arg-type]
+    decode(timed, prompts, FixedSchedule(1), cache=cache, stop_at_eos=False, **lengths)
     timed.model_s = 0.0
-    out = decode(timed, prompts, chosen, stop_at_eos=False, **options)  # type: ignore[arg-type]
+    out = decode(
+        timed,
+        prompts,
+        FixedSchedule(setting.steps_per_block),
+        cache=cache,
+        verifier=verifier,
+        stop_at_eos=False,
+        **lengths,
+    )
     return Measurement(
         tokens=out.tokens.tolist(),
         forwards=out.forwards,
@@ -128,3 +139,7 @@ def run_decode(setting: Setting, sampler: str = "") -> Measurement:
         extra_peak_bytes=peak_bytes(timed.device) - model_bytes,
         model_bytes=model_bytes,
     )
+
+
+def _tuple_of(cache: CachePolicy, verifier: Verifier) -> tuple[CachePolicy, Verifier]:
+    return cache, verifier

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -58,6 +58,7 @@ class Result:
         target_forwards: Of the causal target, summed over problems.
         wall_s: Seconds for all problems.
         yields: How often one forward (of the target, where there is one) gave so many tokens.
+        num_right: Answers that are right.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Result:
     target_forwards: int
     wall_s: float
     yields: Counter[int]
+    num_right: int = 0
 
 
 class Yield:
@@ -150,12 +152,18 @@ def run(options: argparse.Namespace) -> list[Result]:
     def decoded(name: str, verifier: Verifier, cache: CachePolicy) -> Result:
         return measure(name, model, prompts, verifier, cache, options)
 
-    return [
+    def scored(result: Result) -> Result:
+        texts = [tokenizer.decode(answer) for answer in result.answers]
+        scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
+        return replace(result, num_right=sum(score[task.primary] == 1 for score in scores))
+
+    results = [
         decoded("one token a forward", NoVerifier(), DualCache()),
         decoded("SelfVerify", SelfVerify(options.draft_steps), DualCache()),
         alone(options, prompts),
         decoded("ARVerify", spec, NoCache()),
     ]
+    return [scored(result) for result in results]
 
 
 def measure(
@@ -232,6 +240,7 @@ def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
         ("target forwards", lambda result: result.target_forwards),
         ("tokens", lambda result: sum(num * count for num, count in result.yields.items())),
         ("seconds", lambda result: result.wall_s),
+        ("accuracy", lambda result: result.num_right),
     ]
     for column, _ in per_problem:
         table.add_column(column, justify="right")

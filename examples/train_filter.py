@@ -2,7 +2,7 @@
 
     python examples/train_filter.py --model mini --output learn2pd.safetensors
 
-Prompts are drawn from the training split of word problems and lists. The filter is then judged on
+Prompts are drawn from the training split of word problems. The filter is then judged on
 held-out prompts beside the plain confidence threshold, and written with the model's name and block
 length; use it as `Learn2PD("learn2pd.safetensors")`.
 """
@@ -32,7 +32,7 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from eval.prompts import Tokenizer, encode_prompt
-from eval.tasks import ListTask, WordProblems
+from eval.tasks import WordProblems
 
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 BATCH_SIZE = 32
@@ -57,8 +57,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="mini", help="embedded name, folder, or hub id (default: mini)")
     add("--output", type=Path, default=Path("learn2pd.safetensors"), help="where to write")
-    add("--prompts", type=int, default=600, metavar="N", help="prompts to decode (default: 600)")
-    add("--gen-length", type=int, default=96, metavar="TOKENS", help="default: 96")
+    add("--prompts", type=int, default=400, metavar="N", help="prompts to decode (default: 400)")
+    add("--gen-length", type=int, default=64, metavar="TOKENS", help="default: 64")
     add("--block-length", type=int, default=32, metavar="TOKENS", help="default: 32")
     add("--hidden", type=int, nargs="+", default=[32], help="units a hidden layer (default: 32)")
     add("--steps", type=int, default=5_000, metavar="N", help="updates (default: 5000)")
@@ -98,12 +98,8 @@ def train(options: argparse.Namespace, console: Console) -> None:
 
 
 def draw_prompts(tokenizer: Tokenizer, num_prompts: int, seed: int) -> list[list[int]]:
-    """Draws training prompts, half of them word problems, the rest lists."""
-    half = num_prompts - num_prompts // 2
-    examples = [
-        *WordProblems().examples("train", half, seed),
-        *ListTask().examples("train", max(1, num_prompts // 2), seed),
-    ]
+    """Draws word problems of the training split."""
+    examples = WordProblems().examples("train", num_prompts, seed)
     return [encode_prompt(tokenizer, example, chat=True) for example in examples]
 
 

@@ -1,0 +1,17 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards() -> None:
+    command = [sys.executable, "-m", "examples.speculative", "--limit", "3"]
+    # One thread: small models, and perhaps a busy machine.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "SelfVerify: 3 of 3 texts equal one token a forward" in done.stdout
+    assert "ARVerify: 3 of 3 texts equal the target alone" in done.stdout
