@@ -56,7 +56,9 @@ def _draw_methods(axes: Axes, rows: Sequence[Row]) -> None:
         methods[method_of(row["settings"])].append(row)
     for index, (method, own) in enumerate(methods.items()):
         own = sorted(own, key=point_of)
-        colour, shape = _COLOURS[index % len(_COLOURS)], _SHAPES[index % len(_SHAPES)]
+        # Shapes move on by one with every round of colours: 64 methods before a pair comes back.
+        colour = _COLOURS[index % len(_COLOURS)]
+        shape = _SHAPES[(index + index // len(_COLOURS)) % len(_SHAPES)]
         points = [point_of(row) for row in own]
         axes.plot([p.tokens_per_forward for p in points], [p.accuracy for p in points], "-",
                   color=colour, alpha=0.5, linewidth=1.2, zorder=2)  # fmt: skip

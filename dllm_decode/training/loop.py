@@ -46,7 +46,7 @@ class Settings:
         budget: Where the learning rate reaches zero and the run ends.
         folder: For checkpoints.
         schedule: Of the learning rate.
-        pause_after_s: Seconds after which this session of the run stops, with a checkpoint.
+        pause_after_s: Seconds after which the run pauses, with a checkpoint.
         evaluate_every_s: Seconds between evaluations; each is followed by a checkpoint.
         autocast: Compute in bfloat16.
         seed: Of masks and answer lengths.
@@ -117,7 +117,7 @@ def train(
 
 
 class _Clock:
-    """Seconds of this session, and of the whole run."""
+    """Seconds since the run was last started, and of the whole run."""
 
     def __init__(self, before_s: float) -> None:
         self._before_s = before_s
