@@ -21,10 +21,10 @@ demo: $(READY)  ## set up, then run the main example
 	$(PY) examples/llada_gsm8k.py
 
 test: $(READY)  ## set up, then run the tests (CPU, no network)
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 test-all: $(READY)  ## the slow tests too
-	$(PY) -m pytest -m "not gpu"
+	$(PY) -m pytest -n 2 -m "not gpu"
 
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -m gpu -rs

@@ -99,7 +99,7 @@ def world_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=0.0, help="length of the whole run")
     parser.add_argument("--samples", type=int, default=0, help="length, instead of --minutes")
-    parser.add_argument("--pause-after", type=float, default=0.0, help="minutes until the run pauses")
+    parser.add_argument("--pause-after", type=float, default=0.0, help="minutes until it pauses")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument("--evaluate-every", type=float, default=5.0, help="in minutes")
     parser.add_argument("--evaluate-on", type=int, default=400, help="word problems; lists: / 8")

@@ -1,0 +1,69 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llada_gsm8k.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("llada_gsm8k", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["llada_gsm8k"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
+    example: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example.main(["--limit", "6", "--batch-size", "4"])
+    shown = capsys.readouterr().out
+    assert "FixedSchedule" in shown
+    assert "ConfidenceThreshold" in shown
+    assert shown.count("Answer (") == 3
+    rows = [line.split("│") for line in shown.splitlines() if line.startswith("│")]
+    forwards = [float(cells[4]) for cells in rows if cells[4].strip()]
+    assert len(forwards) == 2
+    assert forwards[1] < forwards[0] / 2
+
+
+def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"question": "ben has 3 shells . how many ?", "answer": "he has 3 .\n#### 3"}
+    for split in ("train", "test"):
+        lines = [json.dumps({**row, "question": f"{row['question']} {i}"}) for i in range(6)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    example.main(
+        ["--dataset", str(tmp_path), "--limit", "2", "--num-fewshot", "1", "--gen-length", "32",
+         "--sampler", "LocalLeap()"]
+    )  # fmt: skip
+    assert "LocalLeap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--sampler", "Nope()"], "'Nope' is not known here"),
+        (["--sampler", "LocalLeap(radios=1)"], "did you mean 'radius'"),
+        (["--gen-length", "0"], "gen_length is at least 1 token, got 0"),
+        (["--block-length", "65"], "between 1 and gen_length=64 tokens, got 65"),
+        (["--model", "nothing"], "got 'nothing', which is none of these"),
+        (["--dataset", "nowhere"], "got no such file"),
+        (["--device", "toaster"], "got 'toaster'"),
+        (["--limit", "0"], "num_examples is at least 1, got 0"),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(
+    example: ModuleType, arguments: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        example.main(arguments)
+    assert sentence in str(stopped.value)
