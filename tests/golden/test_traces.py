@@ -5,6 +5,15 @@ trace shows a defect of that code is compared with the trace of the same code wi
 repaired, which the file holds too; [MASK] is never emitted, so that counts as such a defect.
 
 To add a method: copy its file to data/traces, add one line to METHODS and its number to COMPARED.
+
+Recordings that were left out whole, since we do not offer what they record:
+
+- fastdllm_dream_prefix, fastdllm_dream_dual, freedave_dream: the first token of every block is
+  committed from the entry forward whatever its confidence. We compute the column before the block.
+- fastdllm_dream_hybrid: a quota with carry-over beside a threshold.
+- hierarchy_remask: overwrites committed tokens, which a Decision cannot.
+- llada_eos_options: ranks proposals of EOS last, or forbids them.
+- d3llm_multiblock: several blocks open at once.
 """
 
 import json
