@@ -30,6 +30,9 @@ class DecodeOutput:
         forwards: Calls of the model for the whole batch.
         target_nfe: Forwards of a verifier's causal target each row took part in.
         target_forwards: Calls of that target for the whole batch.
+        drafted: Tokens that a verifier had drafted for each row.
+        accepted: Those of them that were verified and kept; what a forward commits beyond them is
+            the word of the sampler or the target itself.
         wall_s: Seconds from the first forward to the last answer.
         eos_ids: Tokens that end an answer.
     """
@@ -40,6 +43,8 @@ class DecodeOutput:
     forwards: int
     target_nfe: Int[Tensor, " B"]
     target_forwards: int
+    drafted: Int[Tensor, " B"]
+    accepted: Int[Tensor, " B"]
     wall_s: float
     eos_ids: tuple[int, ...]
 
@@ -146,6 +151,8 @@ def decode(
         forwards=session.forwards,
         target_nfe=session.target_nfe.cpu(),
         target_forwards=session.target_forwards,
+        drafted=session.drafted.cpu(),
+        accepted=session.accepted.cpu(),
         wall_s=time.perf_counter() - started,
         eos_ids=eos_ids,
     )

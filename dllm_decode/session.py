@@ -9,6 +9,7 @@ from torch import Tensor
 from dllm_decode.caches import CachePolicy, Columns, Forward
 from dllm_decode.caches.store import Store
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.layouts import Branches, pack, unpack, with_shadow
 from dllm_decode.models.base import Inputs, MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past, Reading
 from samplers.base import Sampler, View
@@ -29,6 +30,8 @@ class Session:
         query_positions: Columns computed for each row, summed over its forwards.
         target_forwards: Calls of a verifier's causal target.
         target_nfe: Those each row took part in.
+        drafted: Tokens that a verifier had drafted for each row.
+        accepted: Those of them that were verified and kept.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Session:
             cache: Says which columns are computed.
             temperature: Of the views.
             seed: Of the views' noise.
-            num_branches: States of one row that a forward may look at. Beside a row's own slots,
+            num_branches: States of one row that may be rows of a forward. Beside a row's own slots,
                 each further one has slots of its own in the memory, as many as the row.
         """
         self._model = model
@@ -67,6 +70,8 @@ class Session:
         self.query_positions = torch.zeros_like(self.nfe)
         self.target_forwards = 0
         self.target_nfe = torch.zeros_like(self.nfe)
+        self.drafted = torch.zeros_like(self.nfe)
+        self.accepted = torch.zeros_like(self.nfe)
 
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
@@ -78,7 +83,7 @@ class Session:
         block: Block,
         sampler: Sampler,
         *,
-        branches: Int[Tensor, " B"] | None = None,
+        branches: Branches | None = None,
     ) -> View:
         """Runs one forward and returns what the sampler may see of it.
 
@@ -86,9 +91,8 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
-            branches: Where `canvas` holds several states of one row: a number for each, below
-                `num_branches`. Those of number 0, one a row, come first and are looked at as if
-                alone; the others leave no trace in the memory.
+            branches: Where `canvas` holds several states of one row: which is which. In the layout
+                "rows" their numbers are below `num_branches`.
         """
         window = _window(canvas, block, sampler)
         logits = self._predict(canvas, canvas.columns(window), sampler.shadow, branches)
@@ -150,6 +154,17 @@ class Session:
         banned = self._banned[self._banned < logits.shape[-1]]
         return reading._replace(logits=logits.index_fill(-1, banned, -torch.inf))
 
+    def count_drafts(
+        self,
+        canvas: Canvas,
+        *,
+        drafted: Int[Tensor, " B"] | int = 0,
+        accepted: Int[Tensor, " B"] | int = 0,
+    ) -> None:
+        """Notes how many tokens were drafted for each row, and how many of them accepted."""
+        self.drafted[canvas.rows] += drafted
+        self.accepted[canvas.rows] += accepted
+
     def choose(
         self, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
     ) -> Int[Tensor, "B N"]:
@@ -169,7 +184,7 @@ class Session:
         return draw(logits, self._temperature, mix(keys[:, None] ^ mix(positions)))
 
     def _predict(
-        self, canvas: Canvas, window: slice, shadow: bool, branches: Int[Tensor, " B"] | None
+        self, canvas: Canvas, window: slice, shadow: bool, branches: Branches | None
     ) -> Float[Tensor, "B _ V"]:
         """Returns logits that predict the window's columns, banned tokens at -inf.
 
@@ -195,26 +210,54 @@ class Session:
             attend=self._attend(forward, chosen, columns),
             memory=memory,
             slots=None if memory is None else chosen,
-            rows=self._store.rows(canvas, branches),
         )
         if shadow:
-            inputs = _with_shadow(inputs, window, canvas.mask_id)
-        logits = model.predict(inputs)
+            inputs = with_shadow(inputs, window, canvas.mask_id)
+        if branches is None or branches.layout == "rows":
+            inputs = replace(inputs, rows=self._store.rows(canvas, branches))
+            logits = self._run(canvas, inputs)
+        else:
+            inputs = inputs if memory is None else replace(inputs, slots=columns)
+            logits = self._run_packed(canvas, inputs, branches, num_keys=end)
         self._store.record(forward, columns, branches)
-        self._count(canvas, inputs.tokens.shape[1])
-        logits = logits.index_fill_(-1, self._banned, -torch.inf)
         if isinstance(chosen, slice) and _covers(chosen.indices(end), needed, shift):
             return logits
         known = columns.gather(1, wanted) == predictors
         return _certain_where(logits, ~known, canvas.tokens[:, window])
 
-    def _count(self, canvas: Canvas, num_columns: int) -> None:
+    def _run_packed(
+        self, canvas: Canvas, inputs: Inputs, branches: Branches, *, num_keys: int
+    ) -> Float[Tensor, "B _ V"]:
+        """Runs one forward in which all states of a row are one row."""
+        present = canvas.take((branches.places == 0).nonzero().squeeze(-1))
+        rows = torch.searchsorted(present.rows, canvas.rows)
+        depth, width = int(branches.places.max()) + 1, inputs.tokens.shape[1]
+        with_memory = inputs.memory is not None
+        packed = pack(
+            inputs,
+            rows,
+            branches.places,
+            size=(len(present), depth),
+            num_keys=num_keys if with_memory else width,
+            first_free=canvas.length if with_memory else width,
+        )
+        packed = replace(
+            packed,
+            memory=self._store.memory(canvas.length + (depth - 1) * width),
+            rows=self._store.rows(present, None),
+        )
+        return unpack(self._run(present, packed), rows, branches.places, depth)
+
+    def _run(self, canvas: Canvas, inputs: Inputs) -> Float[Tensor, "B _ V"]:
+        """Calls the model, and puts the call on the bill of the canvas' rows."""
+        logits = self._model.predict(inputs)
         self.forwards += 1
         # Branches of a row share a forward, but each has columns of its own: assigned once however
         # often a row occurs, and added as often.
         self.nfe[canvas.rows] += 1
-        columns = torch.full_like(canvas.rows, num_columns)
+        columns = torch.full_like(canvas.rows, inputs.tokens.shape[1])
         self.query_positions.index_add_(0, canvas.rows, columns)
+        return logits.index_fill_(-1, self._banned, -torch.inf)
 
     def _attend(
         self, forward: Forward, chosen: Columns, columns: Int[Tensor, "B Q"]
@@ -254,30 +297,6 @@ def _certain_where(
     index = tokens[..., None]
     kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
     return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
-
-
-def _with_shadow(inputs: Inputs, window: slice, mask_id: int) -> Inputs:
-    """Appends a masked copy of the window, which predicts each of its columns without seeing it.
-
-    The copy has the rotary positions of the original and sees itself and every column but the one
-    it predicts; nothing else sees the copy.
-    """
-    length, width = inputs.tokens.shape[1], window.stop - window.start
-    copied = torch.arange(window.start, window.stop, device=inputs.tokens.device)
-    copies = torch.arange(length, length + width, device=copied.device)
-    present = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
-    present = present if inputs.attend is None else inputs.attend
-    attend = present.new_zeros(len(inputs.tokens), length + width, length + width)
-    attend[:, :, :length] = present
-    attend[:, length:, length:] = True
-    attend[:, copies, copied] = False
-    return replace(
-        inputs,
-        tokens=torch.cat([inputs.tokens, torch.full_like(inputs.tokens[:, copied], mask_id)], 1),
-        positions=torch.cat([inputs.positions, inputs.positions[:, copied]], 1),
-        wanted=torch.cat([inputs.wanted, copies.expand(len(present), -1)], 1),
-        attend=attend,
-    )
 
 
 def _probability(

@@ -45,8 +45,11 @@ class Spied:
         if inputs.memory is not None:
             rows = self.rows_of(inputs)[:, None]
             slots = self.slots_of(inputs)
-            self.held[rows, slots] = inputs.tokens
-            self.positions[rows, slots] = inputs.positions
+            # Branches of a tree go behind the slots of the canvas.
+            own = slots < self.held.shape[1]
+            rows = rows.expand_as(slots)
+            self.held[rows[own], slots[own]] = inputs.tokens[own]
+            self.positions[rows[own], slots[own]] = inputs.positions[own]
         return self.model.predict(inputs)
 
     def rows_of(self, inputs: Inputs) -> Tensor:

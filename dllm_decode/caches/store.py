@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dllm_decode.caches.base import Forward
 from dllm_decode.canvas import Canvas
+from dllm_decode.layouts import Branches
 from dllm_decode.models.base import Memory
 
 
@@ -34,13 +35,15 @@ class Store:
             pending=self._pending[canvas.rows],
         )
 
-    def memory(self, end: int) -> Memory | None:
-        """Returns the slots before a column."""
-        return None if self._memory is None else self._memory.first(end)
+    def memory(self, num_slots: int) -> Memory | None:
+        """Returns the first slots; those behind the canvas' own are added when first asked for."""
+        if self._memory is None:
+            return None
+        if num_slots > self._memory.keys.shape[3]:
+            self._memory = self._memory.widened(num_slots)
+        return self._memory.first(num_slots)
 
-    def rows(
-        self, canvas: Canvas, branches: Int[Tensor, " B"] | None
-    ) -> slice | Int[Tensor, " B"] | None:
+    def rows(self, canvas: Canvas, branches: Branches | None) -> slice | Int[Tensor, " B"] | None:
         """Says which rows of the memory a canvas has, as `Inputs.rows`.
 
         Branch n of a row has the slots of the row's n-th copy, which are brought up to date here:
@@ -48,8 +51,9 @@ class Store:
         """
         num_rows = len(self._previous)
         if branches is not None:
-            copies = canvas.rows + branches * num_rows
-            self._copy(canvas.rows[branches > 0], copies[branches > 0])
+            places = branches.places
+            copies = canvas.rows + places * num_rows
+            self._copy(canvas.rows[places > 0], copies[places > 0])
             return copies
         ids = self._ids(canvas)
         every = self._memory is None or self._memory.keys.shape[1] == num_rows
@@ -62,13 +66,13 @@ class Store:
         self,
         forward: Forward,
         columns: Int[Tensor, "B Q"],
-        branches: Int[Tensor, " B"] | None,
+        branches: Branches | None,
     ) -> None:
         """Notes that a forward computed these columns; what branches compute does not last."""
         canvas = forward.canvas
         rows, tokens = canvas.rows, canvas.tokens
         if branches is not None:
-            own = branches == 0
+            own = branches.places == 0
             rows, tokens, columns = rows[own], tokens[own], columns[own]
         self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
         for row in self._ids(canvas):

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Memory:
         if num_slots == self.keys.shape[3]:
             return self
         return Memory(self.keys[..., :num_slots, :], self.values[..., :num_slots, :])
+
+    def widened(self, num_slots: int) -> "Memory":
+        """Returns a copy with more slots, zeros behind those there are."""
+        more = (0, 0, 0, num_slots - self.keys.shape[3])
+        return Memory(pad(self.keys, more), pad(self.values, more))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.layouts import Branches
 from dllm_decode.session import Session
 from dllm_decode.verify.base import Verifier, settle
 from samplers.base import Sampler, State, View, take_state
@@ -44,6 +45,16 @@ class _Known(NamedTuple):
         """Says which of the known states are the rows' present ones."""
         return (self.tokens == canvas.tokens[:, None]).all(-1)
 
+    def num_drafted(self) -> Int[Tensor, " B"]:
+        """Counts what the drafts write, each beyond the state before it."""
+        drafts = self.tokens[:, 1:]
+        return ((drafts != self.tokens[:, :-1]) & (drafts >= 0)).sum((1, 2))
+
+    def num_accepted(self, reached: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Counts what tells the states that are reached from the latest ones."""
+        rows = torch.arange(len(reached), device=reached.device)
+        return (self.tokens[rows, reached] != self.tokens[rows, self.latest]).sum(-1)
+
 
 @dataclass(frozen=True)
 class SelfVerify(Verifier):
@@ -62,9 +73,11 @@ class SelfVerify(Verifier):
     columns, all of which count as query positions. It pays where a forward's time hardly depends
     on its columns: on an accelerator, with a cache that leaves few, for few rows.
 
-    With a cache, each draft needs keys and values of its own: the memory grows to `draft_steps`
-    times that of plain decoding ("batch"). Rows advance by different numbers of steps; those that
-    are ahead wait for the others, so that the next forward is for all.
+    With a cache, each draft needs keys and values of its own. As rows of a batch, drafts have a
+    copy of all that their row has: the memory grows to `draft_steps` times that of plain decoding.
+    As branches of a tree they share what is not computed: for each further draft the memory grows
+    by the columns of a forward, a block with `DualCache`. Rows advance by different numbers of
+    steps; those that are ahead wait for the others, so that the next forward is for all.
 
     Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
     Diffusion Large Language Models", https://arxiv.org/abs/2510.00294, without eager acceptance.
@@ -76,22 +89,23 @@ class SelfVerify(Verifier):
 
     Attributes:
         draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
-        evaluate: Whether these states are rows of one forward ("batch"), or have one forward each
-            ("sequential"): slower than plain decoding, with exactly its shapes at one prompt; a
-            yardstick for rounding.
+        evaluate: Whether these states are rows of one forward ("batch"), further columns of their
+            row in one forward ("tree"), or have one forward each ("sequential"): slower than plain
+            decoding, with exactly its shapes at one prompt; a yardstick for rounding. A tree
+            without a cache attends to all columns of all states and hides most: use "batch" there.
 
     Raises:
         ValueError: If an attribute is outside its range.
     """
 
     draft_steps: int = 4
-    evaluate: Literal["batch", "sequential"] = "batch"
+    evaluate: Literal["batch", "tree", "sequential"] = "batch"
 
     def __post_init__(self) -> None:
         if self.draft_steps < 1:
             raise ValueError(f"draft_steps is at least 1 state, got {self.draft_steps}.")
-        if self.evaluate not in ("batch", "sequential"):
-            raise ValueError(f'evaluate is "batch" or "sequential", got {self.evaluate!r}.')
+        if self.evaluate not in ("batch", "tree", "sequential"):
+            raise ValueError(f'evaluate is "batch", "tree" or "sequential", got {self.evaluate!r}.')
 
     @property
     def looks_ahead(self) -> bool:
@@ -113,9 +127,12 @@ class SelfVerify(Verifier):
             if not known.found(canvas).any():
                 drafts = self._draft(session, sampler, canvas, block, known, state)
                 known = self._look(session, sampler, block, drafts)
+                session.count_drafts(canvas, drafted=known.num_drafted())
         found = known.found(canvas)
         ready = found.any(-1)
-        known = known._replace(latest=torch.where(ready, found.long().argmax(-1), known.latest))
+        reached = torch.where(ready, found.long().argmax(-1), known.latest)
+        session.count_drafts(canvas, accepted=known.num_accepted(reached))
+        known = known._replace(latest=reached)
         rows = ready.nonzero().squeeze(-1)
         here = canvas.take(rows)
         view = _view(session, sampler, here, block, _Known(*(part[rows] for part in known)))
@@ -161,9 +178,10 @@ class SelfVerify(Verifier):
             [torch.full_like(level.rows, depth) for depth, level in enumerate(levels)]
         )
         tokens = torch.cat([level.canvas.tokens for level in levels])
-        if self.evaluate == "batch":
+        if self.evaluate != "sequential":
             states = replace(canvas.take(rows), tokens=tokens)
-            branches = places if num_levels > 1 else None
+            layout: Literal["rows", "columns"] = "rows" if self.evaluate == "batch" else "columns"
+            branches = Branches(places, layout) if num_levels > 1 else None
             views = [session.look(states, block, sampler, branches=branches)]
         else:
             # The present state last: then the memory is what plain decoding would leave.

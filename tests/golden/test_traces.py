@@ -304,7 +304,10 @@ def free_dave(run: Run) -> Case:
     else:
         sampler = ConfidenceThreshold(threshold)
     cache = CACHES[run.params["cache"]] if "cache" in run.params else FreeCache()
-    return Case(sampler, cache, SelfVerify(drafts) if drafts else NoVerifier())
+    if not drafts:
+        return Case(sampler, cache)
+    tree = run.params["draft_mode"] == "tree_attention"
+    return Case(sampler, cache, SelfVerify(drafts, "tree" if tree else "batch"))
 
 
 METHODS: dict[str, Mapping] = {

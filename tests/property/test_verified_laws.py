@@ -111,7 +111,7 @@ def test_most_samplers_have_drafts_accepted_and_drafts_rejected() -> None:
 
 
 @pytest.mark.parametrize("draft_steps", [1, 2, 3, 6])
-@pytest.mark.parametrize("evaluate", ["batch", "sequential"])
+@pytest.mark.parametrize("evaluate", ["batch", "tree", "sequential"])
 def test_any_depth_and_block_length_will_do(draft_steps: int, evaluate: Any) -> None:
     saved = 0
     for sampler, block_length, temperature in itertools.product(
@@ -124,17 +124,18 @@ def test_any_depth_and_block_length_will_do(draft_steps: int, evaluate: Any) -> 
         verifier = SelfVerify(draft_steps, evaluate)
         plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
         verified = history(model, sampler, verifier, PROMPTS, **options)
-        if evaluate == "batch":
+        if evaluate != "sequential":
             saved += assert_same(plain, verified, options)
         assert torch.equal(plain.out.tokens, verified.out.tokens)
         assert plain.steps == verified.steps
-    assert (saved > 0) == (draft_steps > 1 and evaluate == "batch")
+    assert (saved > 0) == (draft_steps > 1 and evaluate != "sequential")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("cache", CACHES, ids=repr)
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
+@pytest.mark.parametrize("cache", [*CACHES, DualCache(before=2, after=3)], ids=repr)
 def test_self_verification_reproduces_plain_decoding_with_the_same_cache(
-    family: str, cache: CachePolicy
+    family: str, cache: CachePolicy, evaluate: Any
 ) -> None:
     prompts = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
     saved = 0
@@ -144,7 +145,8 @@ def test_self_verification_reproduces_plain_decoding_with_the_same_cache(
             "stop_at_eos": False,
         }  # fmt: skip
         plain = history(tiny(family), sampler, NoVerifier(), prompts, **options)
-        verified = history(tiny(family), sampler, SelfVerify(4), prompts, **options)
+        verifier = SelfVerify(4, evaluate)
+        verified = history(tiny(family), sampler, verifier, prompts, **options)
         saved += assert_same(plain, verified, (sampler, cache))
     assert saved > 0
 
@@ -192,7 +194,8 @@ def test_two_thousand_decodes_have_no_mismatch() -> None:
                 "truncate_at_eos": num // 3 % 5 == 0,
             }  # fmt: skip
             plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
-            verified = history(model, sampler, SelfVerify(depth), PROMPTS, **options)
+            verifier = SelfVerify(depth, "tree" if num // 3 % 2 else "batch")
+            verified = history(model, sampler, verifier, PROMPTS, **options)
             gain = assert_same(plain, verified, (sampler, options))
             saved, missed = saved + bool(gain), missed + (not gain)
             num += len(PROMPTS)

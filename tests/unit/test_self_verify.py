@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import jaxtyping
@@ -62,14 +63,15 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=repr)
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
 def test_several_states_a_forward_differ_only_where_rounding_decides(
-    family: str, dtype: torch.dtype
+    family: str, dtype: torch.dtype, evaluate: Any
 ) -> None:
     model = tiny_in(family, dtype)
     for cache in (NoCache(), DualCache()):
         events: dict[str, dict[int, list[StepEvent]]] = {"plain": {}, "verified": {}}
-        for name, verifier in (("plain", NoVerifier()), ("verified", SelfVerify(4))):
+        for name, verifier in (("plain", NoVerifier()), ("verified", SelfVerify(4, evaluate))):
             for row, prompt in enumerate(TINY_PROMPTS):
                 found = events[name].setdefault(row, [])
                 decode(
@@ -131,6 +133,50 @@ def test_the_memory_of_the_drafts_is_their_own(cache: CachePolicy) -> None:
     for call in wide:
         rows = spied.rows_of(call)
         assert len(rows.unique()) == len(rows), "two states share their slots"
+
+
+@pytest.mark.parametrize("cache", [DualCache(), PrefixCache(), FreeCache("clean")], ids=repr)
+def test_the_branches_of_a_tree_share_the_memory_of_their_row(cache: CachePolicy) -> None:
+    plain, spied = Spied(tiny("llada")), Spied(tiny("llada"))
+    options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
+    decode(plain, TINY_PROMPTS, FixedSchedule(8), **options)
+    decode(spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(3, "tree"), **options)
+    length = 9 + 16
+    assert len(spied.held) == len(TINY_PROMPTS)
+    tree = [call for call in spied.calls if call.memory.keys.shape[3] > length]
+    columns = [call.tokens.shape[1] // 3 for call in tree if call.tokens.shape[1] % 3 == 0]
+    assert max(call.memory.keys.shape[3] for call in tree) == length + 2 * max(columns)
+    # The rows' own slots hold in the end what they hold without drafts.
+    torch.testing.assert_close(
+        tree[-1].memory.keys[..., : 9 + 8, :], plain.memories[0].keys[..., : 9 + 8, :]
+    )
+
+
+def test_no_branch_of_a_tree_sees_another() -> None:
+    model, seen = tiny("llada"), []
+
+    class Meddling(Spied):
+        """Changes the tokens of every second branch, and keeps the logits of the others."""
+
+        def predict(self, inputs: Any) -> torch.Tensor:
+            packed = inputs.attend is not None and inputs.attend.shape[1] > 1
+            if packed and not seen:
+                clean = self.model.predict(inputs)
+                width = inputs.wanted.shape[1] // 3
+                columns = inputs.tokens.shape[1] // 3
+                tokens = inputs.tokens.clone()
+                tokens[:, columns : 2 * columns] = 99
+                changed = self.model.predict(replace(inputs, tokens=tokens))
+                seen.append((clean.unflatten(1, (3, width)), changed.unflatten(1, (3, width))))
+            return super().predict(inputs)
+
+    decode(
+        Meddling(model), TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(3, "tree"),
+        gen_length=16, block_length=8, stop_at_eos=False, cache=DualCache(),
+    )  # fmt: skip
+    ((clean, changed),) = seen
+    torch.testing.assert_close(clean[:, [0, 2]], changed[:, [0, 2]], rtol=0, atol=0)
+    assert (clean[:, 1] - changed[:, 1]).abs().max() > 0.01
 
 
 def test_every_column_of_every_draft_is_on_the_bill() -> None:
@@ -206,7 +252,7 @@ def test_depth_one_is_plain_decoding() -> None:
     ("options", "sentence"),
     [
         ({"draft_steps": 0}, "draft_steps is at least 1 state, got 0"),
-        ({"evaluate": "forest"}, 'evaluate is "batch" or "sequential", got \'forest\''),
+        ({"evaluate": "forest"}, 'evaluate is "batch", "tree" or "sequential", got \'forest\''),
     ],
 )
 def test_settings_out_of_range_are_refused(
