@@ -10,6 +10,7 @@ from dllm_decode.caches import (
 )
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.decode import DecodeOutput, decode
+from dllm_decode.many import decode_many
 from dllm_decode.models import CausalTarget, load_model, load_target
 from dllm_decode.models.base import Inputs, MaskPredictor, Memory
 from dllm_decode.trace import Observer, Revision, StepEvent, Trace
@@ -53,6 +54,7 @@ __all__ = [
     "Uniform",
     "Verifier",
     "decode",
+    "decode_many",
     "load_model",
     "load_target",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,23 @@ class Canvas:
 
     Columns are absolute; positions count from the first column of the answer region. All rows
     share that column. A block-causal model wants blocks to start at multiples of its block length;
-    there each row's region begins with the tail of its prompt that does not fill a block.
+    there each row's region begins with the tail of its prompt that does not fill a block. Where
+    rows join others, the region begins with the block that is next, and what a row has of its
+    answer lies before it.
 
     Attributes:
         tokens: All columns.
         fixed: Answer positions that hold a token from the start and are never written.
         pads: Columns of left padding.
-        lead: Prompt tokens at the start of the answer region.
+        lead: Position at which the row's own answer begins: prompt tokens at the start of the
+            region or, negative, answer tokens before it.
         ends: Answer positions that belong to the row; later ones only fill up the batch.
         running: Rows that are still decoded.
         rows: The row's index in the batch it was made for; stays with it when rows are taken.
         gen_length: Answer length in tokens, without `lead`.
         mask_id: The [MASK] token.
         eos_ids: Tokens that end an answer; the first fills what lies behind it.
-        padded: Whether any row of the original batch has padding.
+        padded: Whether any row of the original batch has columns that are not its own.
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
     """
 
@@ -86,7 +90,10 @@ class Canvas:
             ValueError: If there is no prompt, a prompt is empty or contains `mask_id`, `gen_length`
                 is not positive, or the templates do not fit.
         """
-        _check_prompts(prompts, mask_id)
+        if not prompts:
+            raise ValueError("decode needs at least one prompt, got none.")
+        for row, prompt in enumerate(prompts):
+            check_prompt(prompt, mask_id, row=row)
         _check_templates(templates, len(prompts), gen_length)
         templates = templates or [[]] * len(prompts)
         leads = [len(prompt) % align for prompt in prompts]
@@ -176,9 +183,10 @@ class Canvas:
         )
 
     def put(self, part: "Canvas") -> "Canvas":
-        """Returns this canvas, the whole batch, with the rows of a part brought up to date."""
+        """Returns this canvas with the rows of a part brought up to date."""
         tokens, running = self.tokens.clone(), self.running.clone()
-        tokens[part.rows], running[part.rows] = part.tokens, part.running
+        index = torch.searchsorted(self.rows, part.rows)
+        tokens[index], running[index] = part.tokens, part.running
         return replace(self, tokens=tokens, running=running)
 
     def write(self, start: int, where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]) -> "Canvas":
@@ -212,34 +220,74 @@ class Canvas:
     @property
     def _eos(self) -> Bool[Tensor, "B R"]:
         """Answer positions of the row that hold an EOS."""
-        eos = torch.tensor(self.eos_ids, device=self.tokens.device)
         positions = torch.arange(self.region_length, device=self.tokens.device)
         inside = (positions >= self.lead[:, None]) & (positions < self.ends[:, None])
-        return torch.isin(self.region, eos) & inside
+        # One comparison a token: a tensor of them would have to be sent to the device every step.
+        eos = [self.region == token for token in self.eos_ids]
+        return torch.stack(eos).any(0) & inside
 
     def _fill(self, where: Bool[Tensor, "B R"]) -> "Canvas":
         return self.write(0, where, torch.full_like(self.region, self.eos_ids[0]))
 
     def answers(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, `gen_length` tokens."""
-        positions = torch.arange(self.gen_length, device=self.tokens.device)
-        return self.region.gather(1, positions + self.lead[:, None])
+        columns = self.start + torch.arange(self.gen_length, device=self.tokens.device)
+        return self.tokens.gather(1, columns + self.lead[:, None])
+
+    def behind(self, position: int) -> "Canvas":
+        """Returns the canvas with a region that begins at a position, all before it decided."""
+        return replace(
+            self,
+            fixed=self.fixed[:, position:],
+            lead=self.lead - position,
+            ends=self.ends - position,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Canvas"]) -> "Canvas":
+        """Returns the rows of several canvases, in the order of `rows`, regions aligned.
+
+        Columns that no row has as its own are left out.
+        """
+        start = max(int((part.start - part.pads).max()) for part in parts)
+        width = max(int(part.ends.max()) for part in parts)
+        tokens, fixed, pads = zip(*(part._placed(start, width) for part in parts), strict=True)
+        ends, lead = torch.cat([p.ends for p in parts]), torch.cat([p.lead for p in parts])
+        whole = replace(
+            parts[0],
+            tokens=torch.cat(tokens),
+            fixed=torch.cat(fixed),
+            pads=torch.cat(pads),
+            lead=lead,
+            ends=ends,
+            running=torch.cat([part.running for part in parts]),
+            rows=torch.cat([part.rows for part in parts]),
+            padded=bool((torch.cat(pads) > 0).any() | (ends < width).any()),
+        )
+        return whole.take(whole.rows.argsort())
+
+    def _placed(
+        self, start: int, width: int
+    ) -> tuple[Int[Tensor, "B _"], Bool[Tensor, "B _"], Int[Tensor, " B"]]:
+        """Returns tokens, `fixed` and `pads` with another start and width of the region."""
+        left, right = start - self.start, width - self.region_length
+        tokens = pad(self.tokens, (left, 0), value=self.eos_ids[0])
+        tokens = pad(tokens, (0, right), value=self.mask_id)
+        return tokens, pad(self.fixed, (0, right)), self.pads + left
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], mask_id: int) -> None:
-    if not prompts:
-        raise ValueError("decode needs at least one prompt, got none.")
-    for row, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(
-                f"A prompt has at least one token, got an empty one in row {row}; "
-                "start it with the tokenizer's beginning-of-text token."
-            )
-        if mask_id in prompt:
-            raise ValueError(
-                f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
-                "to fill in between fixed tokens, pass them in `templates`."
-            )
+def check_prompt(prompt: Sequence[int], mask_id: int, *, row: int) -> None:
+    """Raises ValueError if a prompt is empty or contains the mask id."""
+    if not len(prompt):
+        raise ValueError(
+            f"A prompt has at least one token, got an empty one in row {row}; "
+            "start it with the tokenizer's beginning-of-text token."
+        )
+    if mask_id in prompt:
+        raise ValueError(
+            f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
+            "to fill in between fixed tokens, pass them in `templates`."
+        )
 
 
 def _check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:

@@ -114,36 +114,23 @@ def decode(
         RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
             stated bound.
     """
-    _check(model, block_length, gen_length, temperature)
-    sampler.check(model=model.name, gen_length=gen_length, block_length=block_length)
-    compatibility.check(model, sampler, cache, verifier=verifier)
-    verifier.check(model)
-    eos_ids = verifier.eos_ids(model)
-    started = time.perf_counter()
-    canvas = Canvas.blank(
-        prompts,
-        gen_length,
-        mask_id=model.mask_id,
-        eos_ids=eos_ids,
-        templates=templates,
-        align=model.causal_block_length or 1,
-        truncates=truncate_at_eos,
-        device=model.device,
-    )
-    session = Session(
-        model,
-        canvas,
-        cache,
+    setting = Setting(
+        model=model,
+        sampler=sampler,
+        cache=cache,
+        verifier=verifier,
+        gen_length=gen_length,
+        block_length=block_length,
         temperature=temperature,
         seed=seed,
-        num_branches=verifier.num_branches,
+        stop_at_eos=stop_at_eos,
+        truncate_at_eos=truncate_at_eos,
     )
-    if stop_at_eos:
-        canvas = canvas.stop_at_eos()
+    started = time.perf_counter()
+    canvas = setting.blank(prompts, templates)
+    session = setting.session(canvas)
     for block in verifier.blocks(canvas, block_length):
-        canvas = _finish_block(
-            session, sampler, verifier, canvas, block, stop_at_eos=stop_at_eos, observers=observers
-        )
+        canvas = finish_block(setting, session, canvas, block, observers=observers)
     return DecodeOutput(
         tokens=canvas.answers().cpu(),
         nfe=session.nfe.cpu(),
@@ -154,21 +141,75 @@ def decode(
         drafted=session.drafted.cpu(),
         accepted=session.accepted.cpu(),
         wall_s=time.perf_counter() - started,
-        eos_ids=eos_ids,
+        eos_ids=canvas.eos_ids,
     )
 
 
-def _finish_block(
+@dataclass(frozen=True)
+class Setting:
+    """How answers are decoded; the attributes are those of `decode`.
+
+    Raises:
+        ValueError: If sampler, cache, verifier, model and lengths do not fit together.
+    """
+
+    model: MaskPredictor
+    sampler: Sampler
+    cache: CachePolicy
+    verifier: Verifier
+    gen_length: int
+    block_length: int
+    temperature: float
+    seed: int
+    stop_at_eos: bool
+    truncate_at_eos: bool
+
+    def __post_init__(self) -> None:
+        _check(self.model, self.block_length, self.gen_length, self.temperature)
+        self.sampler.check(
+            model=self.model.name, gen_length=self.gen_length, block_length=self.block_length
+        )
+        compatibility.check(self.model, self.sampler, self.cache, verifier=self.verifier)
+        self.verifier.check(self.model)
+
+    def blank(
+        self, prompts: Sequence[Sequence[int]], templates: Sequence[Sequence[int]] = ()
+    ) -> Canvas:
+        """Lays out prompts and masked answers."""
+        canvas = Canvas.blank(
+            prompts,
+            self.gen_length,
+            mask_id=self.model.mask_id,
+            eos_ids=self.verifier.eos_ids(self.model),
+            templates=templates,
+            align=self.model.causal_block_length or 1,
+            truncates=self.truncate_at_eos,
+            device=self.model.device,
+        )
+        return canvas.stop_at_eos() if self.stop_at_eos else canvas
+
+    def session(self, canvas: Canvas) -> Session:
+        """Allocates what a canvas needs."""
+        return Session(
+            self.model,
+            canvas,
+            self.cache,
+            temperature=self.temperature,
+            seed=self.seed,
+            num_branches=self.verifier.num_branches,
+        )
+
+
+def finish_block(
+    setting: Setting,
     session: Session,
-    sampler: Sampler,
-    verifier: Verifier,
     canvas: Canvas,
     block: Block,
     *,
-    stop_at_eos: bool,
-    observers: Sequence[Observer],
+    observers: Sequence[Observer] = (),
 ) -> Canvas:
     """Decodes one block; rows that have finished it are no longer computed."""
+    sampler, verifier = setting.sampler, setting.verifier
     session.open()
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
     limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
@@ -178,7 +219,7 @@ def _finish_block(
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
         moved = (part.tokens != before.tokens).any(-1)
-        part = part.stop_at_eos() if stop_at_eos else part
+        part = part.stop_at_eos() if setting.stop_at_eos else part
         steps += moved
         left, taken, now = torch.stack((part.num_open(block), steps, moved)).tolist()
         _tell(observers, session, before, part, block, where=None if all(now) else moved)

@@ -1,5 +1,6 @@
 """The only object that calls the model, so that the bill cannot be cheated."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ class Session:
     verifiers never meet them.
 
     Attributes:
+        temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
         forwards: Calls of the model.
         nfe: Forwards each row took part in.
@@ -57,13 +59,14 @@ class Session:
         """
         self._model = model
         self._cache = cache
-        self._temperature = temperature
+        self.temperature = temperature
         self._seed = seed
         slots = (len(canvas) * num_branches, canvas.length)
         memory = model.new_memory(*slots) if cache.needs_memory else None
         self._store = Store(memory, canvas)
         self._banned = torch.tensor(sorted({model.mask_id, *model.banned_ids}), device=model.device)
         self._step = 0
+        self._requests = canvas.rows
         self.view: View | None = None
         self.forwards = 0
         self.nfe = torch.zeros(len(canvas), dtype=torch.long, device=model.device)
@@ -76,6 +79,25 @@ class Session:
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
         self._step = 0
+
+    def rearrange(
+        self, canvas: Canvas, shifts: Mapping[int, int], requests: Mapping[int, int]
+    ) -> None:
+        """Goes on with another canvas, between two blocks.
+
+        Args:
+            canvas: Its rows are numbered like those of the first one.
+            shifts: By how many columns the rows that stay have moved.
+            requests: For the other rows, which are new, whose noise each has: that of the row of
+                this number. Their bill starts at 0.
+        """
+        self._store.rearrange(canvas, shifts)
+        rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
+        numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
+        self._requests = self._requests.index_copy(0, rows, numbers)
+        bill = (self.nfe, self.query_positions, self.target_nfe, self.drafted, self.accepted)
+        for counts in bill:
+            counts[rows] = 0
 
     def look(
         self,
@@ -130,8 +152,9 @@ class Session:
             start=window.start,
             gen_length=canvas.gen_length,
             committed=canvas.committed,
-            temperature=self._temperature,
-            keys=row_keys(self._seed, canvas.rows, canvas.committed),
+            temperature=self.temperature,
+            keys=row_keys(self._seed, self._requests[canvas.rows], canvas.committed),
+            lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
             shadow=shadow,
         )
@@ -177,11 +200,19 @@ class Session:
             first: Answer position, in each row, of the first logits.
             logits: Of consecutive positions.
         """
-        if self._temperature == 0.0:
+        if self.temperature == 0.0:
             return most_likely(logits)
-        positions = first[:, None] + torch.arange(logits.shape[1], device=first.device)
-        keys = row_keys(self._seed, canvas.rows, torch.zeros_like(first))
-        return draw(logits, self._temperature, mix(keys[:, None] ^ mix(positions)))
+        keys = self.position_keys(canvas, first, logits.shape[1])
+        return draw(logits, self.temperature, keys)
+
+    def position_keys(
+        self, canvas: Canvas, first: Int[Tensor, " B"], num_positions: int
+    ) -> Int[Tensor, "B N"]:
+        """Returns noise keys of consecutive positions: of seed, row and position alone."""
+        positions = first[:, None] + torch.arange(num_positions, device=first.device)
+        positions = positions - canvas.lead[:, None]
+        keys = row_keys(self._seed, self._requests[canvas.rows], torch.zeros_like(first))
+        return mix(keys[:, None] ^ mix(positions))
 
     def _predict(
         self, canvas: Canvas, window: slice, shadow: bool, branches: Branches | None
@@ -266,7 +297,9 @@ class Session:
         canvas, length = forward.canvas, self._model.causal_block_length
         keys = _all(canvas, forward.end) if self._cache.needs_memory else columns
         pads = canvas.pads[:, None]
-        present = (keys >= pads)[:, None] if canvas.padded else None
+        present = None
+        if canvas.padded:
+            present = ((keys >= pads) & (keys < canvas.start + canvas.ends[:, None]))[:, None]
         first = chosen.indices(forward.end)[0] if isinstance(chosen, slice) else 0
         if not length or (not canvas.padded and first // length == (forward.end - 1) // length):
             # Bidirectional, or queries of the last block that there is.

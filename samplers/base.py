@@ -44,6 +44,8 @@ class View:
             window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy.
         keys: One noise key a row; see `samplers.noise.row_keys`. `None` is key 0.
+        lead: Position at which the row's own answer begins, negative if some of it lies before
+            position 0. `None`: 0 in every row.
         block: Columns of the window that are the open block.
         shadow: Probability of the token in place when the model cannot see it; 0 where masked. Only
             for samplers that ask for it.
@@ -59,6 +61,7 @@ class View:
     committed: Int[Tensor, " B"] | None = None
     temperature: float = 0.0
     keys: Int[Tensor, " B"] | None = None
+    lead: Int[Tensor, " B"] | None = None
     block: slice = field(default_factory=lambda: slice(None))
     shadow: Float[Tensor, "B W"] | None = None
     bonus: Bonus | None = None
@@ -188,15 +191,22 @@ class View:
             eligible=self.eligible[rows],
             committed=None if self.committed is None else self.committed[rows],
             keys=None if self.keys is None else self.keys[rows],
+            lead=None if self.lead is None else self.lead[rows],
             shadow=None if self.shadow is None else self.shadow[rows],
             bonus=None if self.bonus is None else self.bonus.at(rows),
         )
 
     @property
-    def _position_keys(self) -> Int[Tensor, "B W"]:
+    def positions(self) -> Int[Tensor, "B W"]:
+        """Places of the window's columns in each row's own answer, from 0."""
         positions = self.start + torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        first = torch.zeros_like(self.tokens[:, 0]) if self.lead is None else self.lead
+        return positions - first[:, None]
+
+    @property
+    def _position_keys(self) -> Int[Tensor, "B W"]:
         keys = torch.zeros_like(self.tokens[:, 0]) if self.keys is None else self.keys
-        return noise.mix(keys[:, None] ^ noise.mix(positions))
+        return noise.mix(keys[:, None] ^ noise.mix(self.positions))
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ class Prophet(Sampler):
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         progress = view.progress
         if self.num_steps:
-            before = view.within("block").start * self.num_steps // view.gen_length
+            start = view.within("block").positions[:, 0]
+            before = start * self.num_steps // view.gen_length
             progress = (before + steps + 1).double() / self.num_steps
         edges = progress.new_tensor(self.edges)
         return progress.new_tensor(self.thresholds)[(progress[:, None] >= edges).sum(-1)]
@@ -155,13 +156,12 @@ class Prophet(Sampler):
             in_view = spelled.any(-1, keepdim=True) & (columns < width)
             return _Answer(columns, in_view, in_view.any(-1))
         if self.answer_start is None:
-            columns = torch.arange(width, device=device)
+            columns = torch.arange(width, device=device).expand(rows, -1)
         else:
-            columns = self.answer_start - view.start + ahead
-        in_view = (columns >= 0) & (columns < width)
+            columns = self.answer_start - view.positions[:, :1] + ahead
         # What lies before the window is committed.
         exists = torch.ones(rows, dtype=torch.bool, device=device)
-        return _Answer(columns.expand(rows, -1), in_view.expand(rows, -1), exists)
+        return _Answer(columns, (columns >= 0) & (columns < width), exists)
 
 
 class _Answer(NamedTuple):

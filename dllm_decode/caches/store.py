@@ -1,5 +1,7 @@
 """The memory of one decode, and what is in it."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -77,6 +79,29 @@ class Store:
         self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
         for row in self._ids(canvas):
             self._previous[row] = forward.needed.start
+
+    def rearrange(self, canvas: Canvas, shifts: Mapping[int, int]) -> None:
+        """Follows rows to other columns of a canvas of another length.
+
+        Args:
+            canvas: The new canvas.
+            shifts: By how many columns each row moved; of rows that are not named nothing is known.
+        """
+        old, self._pending = (
+            self._pending,
+            self._pending.new_ones(len(self._pending), canvas.length),
+        )
+        self.memory(canvas.length)
+        buffers = () if self._memory is None else (self._memory.keys, self._memory.values)
+        previous, self._previous = self._previous, [None] * len(self._previous)
+        for row, shift in shifts.items():
+            here = slice(max(0, -shift), min(old.shape[1], canvas.length - shift))
+            there = slice(here.start + shift, here.stop + shift)
+            self._pending[row, there] = old[row, here]
+            first = previous[row]
+            self._previous[row] = None if first is None else first + shift
+            for buffer in buffers if shift else ():
+                buffer[:, row, :, there] = buffer[:, row, :, here].clone()
 
     def _copy(self, rows: Int[Tensor, " N"], copies: Int[Tensor, " N"]) -> None:
         if self._memory is not None:
