@@ -90,7 +90,9 @@ def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> 
     tokens = view.proposal if decision.tokens is None else decision.tokens
     commit = decision.commit & allowed & (tokens != canvas.mask_id)
     stuck = ~commit.any(-1, keepdim=True)
-    if stuck.any():
+    # Asking whether any row is stuck would make the host wait for an accelerator; deciding it for
+    # nothing costs one more look at scores that nearly every sampler has computed.
+    if stuck.device.type != "cpu" or stuck.any():
         forced = stuck & highest_one(view.confidence, view.eligible)
         commit, tokens = commit | forced, torch.where(forced, view.proposal, tokens)
     settled = canvas.write(view.start, commit, tokens)
