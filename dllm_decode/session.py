@@ -34,6 +34,8 @@ class Session:
         target_nfe: Those each row took part in.
         drafted: Tokens that a verifier had drafted for each row.
         accepted: Those of them that were verified and kept.
+        foreseen: For a verifier to keep what it knows beyond the open block: per row the tokens of
+            a state of the canvas, and the logits of the block that is next there.
     """
 
     def __init__(
@@ -75,6 +77,16 @@ class Session:
         self.target_nfe = torch.zeros_like(self.nfe)
         self.drafted = torch.zeros_like(self.nfe)
         self.accepted = torch.zeros_like(self.nfe)
+        self.foreseen: dict[int, tuple[Int[Tensor, " L"], Float[Tensor, "W V"]]] = {}
+
+    @property
+    def forgets_blocks(self) -> bool:
+        """Whether logits are the same whichever block is open: nothing depends on where it began.
+
+        So it is without a cache, and on block-causal models, where every cache that depends on the
+        committed tokens alone is exact.
+        """
+        return bool(self._model.causal_block_length) or not self._cache.needs_memory
 
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
@@ -92,6 +104,7 @@ class Session:
                 this number. Their bill starts at 0.
         """
         self._store.rearrange(canvas, shifts)
+        self.foreseen.clear()
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
         self._requests = self._requests.index_copy(0, rows, numbers)

@@ -80,12 +80,14 @@ class SelfVerify(Verifier):
     steps; those that are ahead wait for the others, so that the next forward is for all.
 
     Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
-    Diffusion Large Language Models", https://arxiv.org/abs/2510.00294, without eager acceptance.
+    Diffusion Large Language Models", https://arxiv.org/abs/2510.00294.
     Differs: Any sampler, not only one token a step; batches; rows at their own pace. The
     authors' first forward of a block looks at one state, as here, and each later one at up to
     `draft_steps`, of which here the first is the row's present state. A draft is accepted if it is
     the state that the sampler reaches; the authors' threshold mode accepts subsets of it, which
-    changes the text.
+    changes the text. Their eager acceptance drafts any number of steps into the blocks that follow,
+    on any model; here ("next") drafts go up to the finished block, so that the next one needs no
+    first forward, and only where that changes nothing.
 
     Attributes:
         draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
@@ -93,6 +95,10 @@ class SelfVerify(Verifier):
             row in one forward ("tree"), or have one forward each ("sequential"): slower than plain
             decoding, with exactly its shapes at one prompt; a yardstick for rounding. A tree
             without a cache attends to all columns of all states and hides most: use "batch" there.
+        reach: Whether drafts end before the block is finished ("block"), or the finished block is a
+            draft too ("next"), looked at together with the block behind it. The latter only without
+            a cache or on a block-causal model, for samplers that see the open block alone, and not
+            under "sequential": elsewhere the logits of a block depend on when it was opened.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -100,12 +106,15 @@ class SelfVerify(Verifier):
 
     draft_steps: int = 4
     evaluate: Literal["batch", "tree", "sequential"] = "batch"
+    reach: Literal["block", "next"] = "next"
 
     def __post_init__(self) -> None:
         if self.draft_steps < 1:
             raise ValueError(f"draft_steps is at least 1 state, got {self.draft_steps}.")
         if self.evaluate not in ("batch", "tree", "sequential"):
             raise ValueError(f'evaluate is "batch", "tree" or "sequential", got {self.evaluate!r}.')
+        if self.reach not in ("block", "next"):
+            raise ValueError(f'reach is "block" or "next", got {self.reach!r}.')
 
     @property
     def looks_ahead(self) -> bool:
@@ -118,15 +127,16 @@ class SelfVerify(Verifier):
     def advance(
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
     ) -> tuple[Canvas, State]:
+        ahead = self._ahead(session, sampler, canvas, block)
         if carry is None:
-            known = self._look(session, sampler, block, [_everything(canvas)])
+            known = self._enter(session, sampler, canvas, block, ahead)
             state = sampler.init(_view(session, sampler, canvas, block, known))
         else:
             assert isinstance(carry, tuple)
             state, known = carry[0], _Known(*carry[1])
             if not known.found(canvas).any():
-                drafts = self._draft(session, sampler, canvas, block, known, state)
-                known = self._look(session, sampler, block, drafts)
+                drafts = self._draft(session, sampler, canvas, block, known, state, ahead)
+                known = self._look(session, sampler, ahead, drafts)
                 session.count_drafts(canvas, drafted=known.num_drafted())
         found = known.found(canvas)
         ready = found.any(-1)
@@ -140,7 +150,53 @@ class SelfVerify(Verifier):
         session.view = view
         tokens = canvas.tokens.clone()
         tokens[rows] = settle(here, view, decision, sampler).tokens
-        return replace(canvas, tokens=tokens), (_put(state, rows, after), tuple(known))
+        canvas = replace(canvas, tokens=tokens)
+        if ahead != block:
+            _foresee(session, canvas, block, known)
+        return canvas, (_put(state, rows, after), tuple(known))
+
+    def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
+        """Returns the block, or, if drafts reach as far, both the block and the next."""
+        if (
+            self.reach == "block"
+            or self.draft_steps == 1
+            or self.evaluate == "sequential"
+            or sampler.scope != "block"
+            or sampler.shadow
+            or not session.forgets_blocks
+        ):
+            return block
+        return Block(block.start, min(2 * block.end - block.start, canvas.region_length))
+
+    def _enter(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, ahead: Block
+    ) -> _Known:
+        """Returns what is known of the first states of a block; runs a forward for the others."""
+        foreseen = [
+            (index, seen[1])
+            for index, row in enumerate(canvas.rows.tolist())
+            if (seen := session.foreseen.pop(row, None)) is not None
+            and torch.equal(seen[0], canvas.tokens[index])
+        ]
+        if not foreseen:
+            return self._look(session, sampler, ahead, [_everything(canvas)])
+        there = [index for index, _ in foreseen]
+        missing = [index for index in range(len(canvas)) if index not in there]
+        logits = [part[None] for _, part in foreseen]
+        if missing:
+            part = canvas.take(torch.tensor(missing, device=canvas.rows.device))
+            looked = self._look(session, sampler, block, [_everything(part)])
+            # The other rows' first forward, which may have to refresh what they cache, is to come.
+            session.open()
+            logits += looked.logits[:, 0].split(1)
+        order = torch.tensor([*there, *missing], device=canvas.rows.device).argsort()
+        known = torch.cat(logits)[order, None]
+        return _Known(
+            tokens=canvas.tokens[:, None],
+            logits=known,
+            shadow=known[..., :0, 0],
+            latest=torch.zeros_like(canvas.rows),
+        )
 
     def _draft(
         self,
@@ -150,6 +206,7 @@ class SelfVerify(Verifier):
         block: Block,
         known: _Known,
         state: State,
+        ahead: Block,
     ) -> list[_Level]:
         """Lets the sampler go on from the present state on the logits of its last step."""
         levels = [_everything(canvas)]
@@ -158,6 +215,8 @@ class SelfVerify(Verifier):
             view = _imagined(_view(session, sampler, canvas, block, known))
             decision, state = sampler.step(view, state)
             canvas = settle(canvas, view, decision, sampler)
+            if ahead != block:
+                levels.append(_Level(rows, canvas))
             unfinished = canvas.num_open(block).nonzero().squeeze(-1)
             if not len(unfinished):
                 break
@@ -165,7 +224,8 @@ class SelfVerify(Verifier):
                 rows, canvas = rows[unfinished], canvas.take(unfinished)
                 known = _Known(*(part[unfinished] for part in known))
                 state = take_state(state, unfinished)
-            levels.append(_Level(rows, canvas))
+            if ahead == block:
+                levels.append(_Level(rows, canvas))
         return levels
 
     def _look(
@@ -198,6 +258,17 @@ class SelfVerify(Verifier):
         )
 
 
+def _foresee(session: Session, canvas: Canvas, block: Block, known: _Known) -> None:
+    """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
+    width = block.end - block.start
+    found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
+    if known.logits.shape[2] == width:
+        return
+    for index, place in found.nonzero().tolist():
+        logits = known.logits[index, place, width:].clone()
+        session.foreseen[int(canvas.rows[index])] = (canvas.tokens[index], logits)
+
+
 def _everything(canvas: Canvas) -> _Level:
     return _Level(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
 
@@ -207,6 +278,8 @@ def _view(session: Session, sampler: Sampler, canvas: Canvas, block: Block, know
     rows = torch.arange(len(canvas), device=canvas.tokens.device)
     shadow = known.shadow[rows, known.latest] if sampler.shadow else None
     logits = known.logits[rows, known.latest]
+    # What was seen of the next block is not the sampler's concern yet.
+    logits = logits if sampler.scope != "block" else logits[:, : block.end - block.start]
     return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jaxtyping
 import pytest
@@ -307,7 +307,8 @@ def free_dave(run: Run) -> Case:
     if not drafts:
         return Case(sampler, cache)
     tree = run.params["draft_mode"] == "tree_attention"
-    return Case(sampler, cache, SelfVerify(drafts, "tree" if tree else "batch"))
+    reach: Literal["block", "next"] = "next" if run.params["eager"] else "block"
+    return Case(sampler, cache, SelfVerify(drafts, "tree" if tree else "batch", reach))
 
 
 METHODS: dict[str, Mapping] = {

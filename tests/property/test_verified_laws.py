@@ -194,7 +194,8 @@ def test_two_thousand_decodes_have_no_mismatch() -> None:
                 "truncate_at_eos": num // 3 % 5 == 0,
             }  # fmt: skip
             plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
-            verifier = SelfVerify(depth, "tree" if num // 3 % 2 else "batch")
+            evaluate: Any = "tree" if num // 3 % 2 else "batch"
+            verifier = SelfVerify(depth, evaluate, "block" if num // 3 % 7 == 0 else "next")
             verified = history(model, sampler, verifier, PROMPTS, **options)
             gain = assert_same(plain, verified, (sampler, options))
             saved, missed = saved + bool(gain), missed + (not gain)

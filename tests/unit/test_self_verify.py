@@ -23,7 +23,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import self_verify
-from samplers import ConfidenceThreshold, FixedSchedule, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -233,6 +233,73 @@ def test_a_draft_that_would_finish_the_block_is_not_looked_at() -> None:
     assert out.query_positions.tolist() == [3 * 2]
 
 
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
+@pytest.mark.parametrize(
+    ("family", "cache"),
+    [("sdar", PrefixCache()), ("sdar", FreeCache("clean")), ("sdar", DualCache()),
+     ("sdar", NoCache()), ("llada", NoCache())],
+    ids=str,
+)  # fmt: skip
+def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next(
+    family: str, cache: CachePolicy, evaluate: Any
+) -> None:
+    options: Any = {
+        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
+    }  # fmt: skip
+    saved = 0
+    for prompts in (TINY_PROMPTS, TINY_PROMPTS[:1], TINY_PROMPTS[:2]):
+        plain = decode(tiny(family), prompts, FixedSchedule(4), **options)
+        near, far = (
+            decode(
+                tiny(family), prompts, FixedSchedule(4), verifier=SelfVerify(6, evaluate, reach),
+                **options,
+            )
+            for reach in ("block", "next")
+        )  # fmt: skip
+        assert torch.equal(plain.tokens, near.tokens)
+        assert torch.equal(plain.tokens, far.tokens)
+        assert (far.nfe <= near.nfe).all()
+        saved += int((near.nfe - far.nfe).sum())
+    assert saved > 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "cache", "family"),
+    [(FixedSchedule(4), DualCache(), "llada"), (Prophet(), NoCache(), "llada"),
+     (FixedSchedule(4), FreeCache("clean"), "dream")],
+    ids=str,
+)  # fmt: skip
+def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
+    sampler: Any, cache: CachePolicy, family: str
+) -> None:
+    options: Any = {
+        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
+    }  # fmt: skip
+    near, far = (
+        decode(
+            tiny(family), TINY_PROMPTS[:1], sampler, verifier=SelfVerify(6, "batch", reach),
+            **options,
+        )
+        for reach in ("block", "next")
+    )  # fmt: skip
+    assert torch.equal(near.tokens, far.tokens)
+    assert torch.equal(near.query_positions, far.query_positions)
+
+
+def test_the_laws_notice_drafts_that_reach_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking a bidirectional model with a cache for one that forgets blocks changes the text."""
+    monkeypatch.setattr("dllm_decode.session.Session.forgets_blocks", True)
+    different = 0
+    for prompts in (TINY_PROMPTS[:1], TINY_PROMPTS[1:2], TINY_PROMPTS[2:]):
+        options: Any = {
+            "gen_length": 24, "block_length": 4, "cache": DualCache(), "stop_at_eos": False,
+        }  # fmt: skip
+        plain = decode(tiny("llada"), prompts, FixedSchedule(4), **options)
+        wrong = decode(tiny("llada"), prompts, FixedSchedule(4), verifier=SelfVerify(6), **options)
+        different += not torch.equal(plain.tokens, wrong.tokens)
+    assert different > 0
+
+
 def test_depth_one_is_plain_decoding() -> None:
     model = DriftingModel()
     plain = decode(model, PROMPTS, ConfidenceThreshold(0.4), gen_length=8, block_length=4)
@@ -252,6 +319,7 @@ def test_depth_one_is_plain_decoding() -> None:
     ("options", "sentence"),
     [
         ({"draft_steps": 0}, "draft_steps is at least 1 state, got 0"),
+        ({"reach": "end"}, 'reach is "block" or "next", got \'end\''),
         ({"evaluate": "forest"}, 'evaluate is "batch", "tree" or "sequential", got \'forest\''),
     ],
 )
