@@ -262,10 +262,11 @@ def _foresee(session: Session, canvas: Canvas, block: Block, known: _Known) -> N
     """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
     width = block.end - block.start
     found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
-    if known.logits.shape[2] == width:
-        return
-    for index, place in found.nonzero().tolist():
-        logits = known.logits[index, place, width:].clone()
+    places = found.long().argmax(-1)
+    reached = torch.where(found.any(-1), places, known.latest)
+    session.count_drafts(canvas, accepted=known.num_accepted(reached))
+    for index in found.any(-1).nonzero().squeeze(-1).tolist():
+        logits = known.logits[index, places[index], width:].clone()
         session.foreseen[int(canvas.rows[index])] = (canvas.tokens[index], logits)
 
 
