@@ -12,6 +12,7 @@ from torch import Tensor
 from samplers import noise, statistics
 from samplers.bonus import Bonus
 from samplers.statistics import TopK
+from samplers.summary import Summary
 
 # Not recursive in its own name: the run-time type checker of the tests cannot follow that.
 State: TypeAlias = Tensor | tuple[Any, ...] | None
@@ -20,6 +21,9 @@ tuples of such, nested as needed."""
 
 Scope: TypeAlias = Literal["block", "suffix", "answer"]
 """Which positions a sampler must see: the open block, from there to the end, or all."""
+
+Order: TypeAlias = Literal["confidence", "random", "margin", "entropy"]
+"""Which positions come first: of highest confidence or margin, lowest entropy, or any."""
 
 # Vocabulary ids draw token noise; this key, which no vocabulary reaches, draws orders.
 _ORDER_STREAM = -1
@@ -78,7 +82,7 @@ class View:
         """The token of the highest logit, the lowest id of ties."""
         if self.bonus is not None:
             return self.bonus.most_likely()
-        return statistics.most_likely(self.logits)
+        return self._plain.most_likely
 
     @cached_property
     def confidence(self) -> Float[Tensor, "B W"]:
@@ -94,7 +98,7 @@ class View:
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
-        plain = statistics.entropy(self.logits)
+        plain = self._plain.entropy
         return plain if self.bonus is None else self.bonus.entropy(plain)
 
     @cached_property
@@ -102,7 +106,7 @@ class View:
         """Logarithm of the sum of the exponentials of the logits."""
         if self.bonus is not None:
             return self.bonus.log_normaliser + self.bonus.growth()
-        return statistics.log_normaliser(self.logits, self.most_likely)
+        return self._plain.log_normaliser
 
     @cached_property
     def all_logits(self) -> Float[Tensor, "B W V"]:
@@ -126,7 +130,7 @@ class View:
             columns: Of which columns of the window; `None`: of all.
         """
         if columns is None:
-            plain, bonus = statistics.top_k(self.logits, n), self.bonus
+            plain, bonus = self._plain.top_k(n), self.bonus
         else:
             rows = torch.arange(len(columns), device=columns.device)[:, None]
             plain = statistics.top_k(self.logits[rows, columns], n)
@@ -139,6 +143,18 @@ class View:
         if self.bonus is not None:
             logits = logits + self.bonus.value_of(tokens)
         return (logits - self.log_normaliser).exp()
+
+    def scores(self, order: Order) -> Float[Tensor, "B W"]:
+        """Returns a number a position whose descending order is the given one."""
+        match order:
+            case "confidence":
+                return self.confidence
+            case "margin":
+                return self.margin
+            case "entropy":
+                return -self.entropy
+            case "random":
+                return self.uniform()
 
     def uniform(self) -> Float[Tensor, "B W"]:
         """Returns a number in (0, 1) a position, keyed as token noise is, for random orders."""
@@ -160,7 +176,13 @@ class View:
         """
         plain = self if self.bonus is None else self.with_logits(self.all_logits)
         bonus = Bonus.of(tokens, values, plain.logits, self.log_normaliser)
-        return replace(plain, bonus=bonus)
+        return replace(plain, bonus=bonus).knowing(plain)
+
+    def knowing(self, other: "View") -> "View":
+        """Takes over what another view of the very same logits has computed of them."""
+        if self.logits is other.logits:
+            vars(self)["_plain"] = other._plain
+        return self
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for."""
@@ -195,6 +217,11 @@ class View:
             shadow=None if self.shadow is None else self.shadow[rows],
             bonus=None if self.bonus is None else self.bonus.at(rows),
         )
+
+    @cached_property
+    def _plain(self) -> Summary:
+        """Statistics of `logits`, without the bonus."""
+        return Summary(self.logits)
 
     @property
     def positions(self) -> Int[Tensor, "B W"]:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from jaxtyping import Float
-from torch import Tensor
-
 from samplers.base import Decision, Sampler, State, View
 from samplers.statistics import in_order, leading, ranks
 
@@ -46,17 +43,8 @@ class EntropyBound(Sampler):
             raise ValueError(f"order is one of {', '.join(get_args(Order))}, got {self.order!r}.")
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
-        rank = ranks(self._scores(view), view.eligible)
+        rank = ranks(view.scores(self.order), view.eligible)
         entropy = in_order(view.entropy, rank)
         shared = entropy.cumsum(-1) - entropy.cummax(-1).values
         count = leading(shared <= self.bound).clamp(min=1)
         return Decision(commit=view.eligible & (rank < count[:, None])), state
-
-    def _scores(self, view: View) -> Float[Tensor, "B W"]:
-        match self.order:
-            case "entropy":
-                return -view.entropy
-            case "confidence":
-                return view.confidence
-            case "margin":
-                return view.margin

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Order, Sampler, State, View
 from samplers.statistics import highest
 
-Order = Literal["confidence", "random", "margin", "entropy"]
 Schedule = Literal["even", "dream"]
 
 # Dream's default `eps`: the noise level at which its time grid ends.
@@ -79,19 +78,8 @@ class FixedSchedule(Sampler):
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than the plan: never fall to zero while masks remain.
-        commit = highest(self._scores(view), view.eligible, quota.clamp(min=1))
+        commit = highest(view.scores(self.order), view.eligible, quota.clamp(min=1))
         return Decision(commit=commit), (masks, steps + 1)
-
-    def _scores(self, view: View) -> Float[Tensor, "B W"]:
-        match self.order:
-            case "confidence":
-                return view.confidence
-            case "margin":
-                return view.margin
-            case "entropy":
-                return -view.entropy
-            case "random":
-                return view.uniform()
 
     def _dream_quota(
         self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]

@@ -1,16 +1,19 @@
 """Statistics that a view offers, against closed forms and float64."""
 
+import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from views import view_of, with_confidences
 
 from samplers import View
 from samplers.noise import row_keys
-from samplers.statistics import highest, highest_one, in_order, leading, ranks
+from samplers.statistics import highest, highest_one, in_order, leading, most_likely, ranks, top_k
 
 
 def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
@@ -158,6 +161,91 @@ def test_statistics_are_alike_however_the_rows_are_cut(monkeypatch: pytest.Monke
     monkeypatch.setattr("samplers.statistics._CHUNK_BYTES", {"cpu": 500, "cuda": 500})
     cut = random_view(torch.float32)
     torch.testing.assert_close((cut.entropy, cut.log_normaliser), values)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 30, 2047, 2048, 2049, 2559, 7000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_largest_logits_are_found_in_any_vocabulary(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (3 * torch.randn(4, 9, vocab_size, generator=generator)).to(dtype)
+    logits[0, :, : vocab_size // 2] = -torch.inf
+    # Few values: most are ties, within and between the blocks that are searched.
+    logits[1] = logits[1].clamp(-1, 2).round()
+    logits[2, :, -1] = 100.0
+    # The second is tied between the best block and an earlier one.
+    for token, logit in ((600, 99.0), (1700, 99.0), (1600, 100.0)):
+        logits[3, :, token % vocab_size] = logit
+    # A slice of columns, as a window is.
+    logits = logits[:, 2:7]
+    order = logits.sort(dim=-1, descending=True, stable=True)
+    for n in (n for n in (1, 2, 5) if n <= vocab_size):
+        found = top_k(logits, n)
+        assert torch.equal(found.logits.to(dtype), order.values[..., :n])
+        assert torch.equal(logits.gather(-1, found.tokens), order.values[..., :n])
+        if n <= 2:
+            possible = order.values[..., :n] > -torch.inf
+            assert torch.equal(found.tokens[possible], order.indices[..., :n][possible])
+    assert torch.equal(most_likely(logits), order.indices[..., 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_it_makes_no_difference_what_is_asked_for_first(dtype: torch.dtype) -> None:
+    names = ("most_likely", "log_normaliser", "confidence", "margin", "entropy")
+    expected = {name: getattr(random_view(dtype), name) for name in names}
+    for first, second in itertools.permutations(names, 2):
+        view = random_view(dtype)
+        assert torch.equal(getattr(view, first), expected[first])
+        assert torch.equal(getattr(view, second), expected[second])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_no_statistic_copies_the_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+) -> None:
+    """A bug: a window that was a slice of the logits was copied whole by each statistic."""
+    B, W, V = 4, 8, 20_000
+    limit = 4 * V * torch.float64.itemsize
+    monkeypatch.setattr("samplers.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
+    logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ones = torch.ones(B, W, dtype=torch.bool)
+    view = View(ones.long(), logits[:, 1:-1], ones, ones, 0, W, temperature=temperature)
+    with Largest(besides=logits) as largest:
+        for name in ("proposal", "confidence", "margin", "entropy"):
+            getattr(view, name)
+        view.top_k(5)
+    assert largest.num_seen > 20
+    # Above the chunk, masks of a byte and what is searched for the largest.
+    assert 0 < largest.num_bytes <= 1.1 * limit
+    assert largest.num_bytes < logits[:, 1:-1].numel() * dtype.itemsize
+
+
+class Largest(TorchDispatchMode):
+    """Measures the largest tensor that operations make while it is entered."""
+
+    def __init__(self, besides: Tensor) -> None:
+        super().__init__()
+        self.besides = besides.untyped_storage().data_ptr()
+        self.num_bytes = self.num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for part in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(part, Tensor) and part.untyped_storage().data_ptr() != self.besides:
+                self.num_bytes = max(self.num_bytes, part.untyped_storage().nbytes())
+                self.num_seen += 1
+        return made
+
+
+def test_a_nan_is_not_taken_for_certainty() -> None:
+    logits = torch.zeros(1, 2, 5)
+    logits[0, 0, 3] = torch.nan
+    view = view_of(torch.ones(1, 2, 4).double())
+    view = replace(view, logits=logits)
+    assert view.entropy.isnan().tolist() == [[True, False]]
+    assert view.confidence.isnan().tolist() == [[True, False]]
 
 
 def test_nothing_is_computed_for_an_empty_batch() -> None:
