@@ -53,5 +53,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  f"Python 3.11 or later is required, got {v[0]}.{v[1]}. Name another one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,test]"
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,eval-text,lm-eval,test]"
 	@touch $@

@@ -13,14 +13,17 @@ from dllm_decode.decode import DecodeOutput, decode
 from dllm_decode.many import decode_many
 from dllm_decode.models import CausalTarget, load_model, load_target
 from dllm_decode.models.base import Inputs, MaskPredictor, Memory
-from dllm_decode.trace import Observer, Revision, StepEvent, Trace
+from dllm_decode.trace import Gain, Gains, Observer, Revision, StepEvent, Trace
 from dllm_decode.verify import (
     ARVerify,
+    Draft,
+    Drafting,
     DraftLength,
     Guided,
     NGram,
     NoVerifier,
     PathSearch,
+    Sampled,
     SelfVerify,
     Uniform,
     Verifier,
@@ -34,9 +37,13 @@ __all__ = [
     "CausalTarget",
     "DecodeOutput",
     "DelayedCache",
+    "Draft",
     "DraftLength",
+    "Drafting",
     "DualCache",
     "FreeCache",
+    "Gain",
+    "Gains",
     "Guided",
     "Inputs",
     "MaskPredictor",
@@ -48,6 +55,7 @@ __all__ = [
     "PathSearch",
     "PrefixCache",
     "Revision",
+    "Sampled",
     "SelfVerify",
     "StepEvent",
     "Trace",

@@ -269,6 +269,8 @@ def _tell(
         view=session.view,
         forwards=session.forwards,
         query_positions=session.query_positions[before.rows],
+        drafted=session.drafted[before.rows],
+        accepted=session.accepted[before.rows],
     )
     for observer in observers:
         observer(event)

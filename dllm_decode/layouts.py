@@ -104,6 +104,9 @@ def unpack(
 ) -> Float[Tensor, "N W V"]:
     """Returns the logits of each state, from those of `pack`."""
     states: Tensor = packed.unflatten(1, (depth, -1))
+    if len(states) == 1:
+        # Place by place already, so that nothing has to be copied.
+        return states[0]
     return states[rows, places]
 
 

@@ -24,6 +24,8 @@ class StepEvent:
             forward, each with a view of its own.
         forwards: Forwards so far in this decode, this step's included.
         query_positions: Columns computed so far for each of these rows.
+        drafted: Tokens that a verifier had drafted for them so far.
+        accepted: Those of them that were verified and kept.
     """
 
     before: Canvas
@@ -32,6 +34,8 @@ class StepEvent:
     view: View
     forwards: int
     query_positions: Int[Tensor, " B"]
+    drafted: Int[Tensor, " B"]
+    accepted: Int[Tensor, " B"]
 
 
 Observer: TypeAlias = Callable[[StepEvent], None]
@@ -97,6 +101,52 @@ class Trace:
             steps[window][where] = now
             confidences[window][where] = probability[index].float().cpu()[where]
             self.rounds[row] = now + 1
+
+
+class Gain(NamedTuple):
+    """What a row got from its forwards.
+
+    Attributes:
+        per_forward: Tokens that each forward committed, in order; a verifier's accepted lengths.
+        committed: Positions that are filled in the end.
+    """
+
+    per_forward: list[int]
+    committed: int
+
+
+class Gains:
+    """Records how many tokens each forward gave each row.
+
+    The steps that a verifier takes on one forward count together. EOS that the engine fills in
+    behind a row's end counts nowhere. Cheap: nothing is looked at until the numbers are asked for.
+    Pass it in `observers`; it serves one call of `decode`.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Int[Tensor, "4 B"]] = []
+
+    def __call__(self, event: StepEvent) -> None:
+        before, after = event.before.masked, event.after.masked
+        written = (before & ~after & ~_filled(event)).sum(-1)
+        removed = (after & ~before).sum(-1)
+        # Columns computed so far tell a row's forwards apart; the batch's go on without it.
+        forward = event.query_positions
+        self._steps.append(torch.stack([event.before.rows, forward, written, removed]))
+
+    def by_row(self) -> dict[int, Gain]:
+        """Returns the gain of each row of the batch that took a step."""
+        gains: dict[int, dict[int, int]] = {}
+        removed: dict[int, int] = {}
+        for step in self._steps:
+            for row, forward, num_written, num_removed in step.T.tolist():
+                own = gains.setdefault(row, {})
+                own[forward] = own.get(forward, 0) + num_written
+                removed[row] = removed.get(row, 0) + num_removed
+        return {
+            row: Gain(list(own.values()), sum(own.values()) - removed[row])
+            for row, own in gains.items()
+        }
 
 
 def _filled(event: StepEvent) -> Bool[Tensor, "B R"]:

@@ -1,9 +1,10 @@
 """Decodes word problems with verified drafts, and proves that the text is the same.
 
-Two references and two modes that reproduce them:
+Two references and the modes that reproduce them:
 
 - the mask predictor, one token a forward; `SelfVerify` (FreeDave) takes several steps a forward;
-- the causal target alone, greedily; `ARVerify` (DiffuSpec) lets the mask predictor draft for it.
+- the causal target alone, greedily; `ARVerify` (DiffuSpec) lets the mask predictor draft for it, in
+  one forward or in a few, and at temperature 1 with drafts that are drawn: that text is a sample.
 
 Without arguments it runs on the embedded models `mini` and `mini-ar`.
 """
@@ -26,13 +27,14 @@ from dllm_decode import (
     CachePolicy,
     DraftLength,
     DualCache,
+    Gains,
     MaskPredictor,
     NGram,
     NoCache,
     NoVerifier,
     PathSearch,
+    Sampled,
     SelfVerify,
-    StepEvent,
     Verifier,
     decode,
     load_model,
@@ -41,10 +43,21 @@ from dllm_decode import (
 from dllm_decode.models.load import find_model
 from eval.prompts import encode_prompt
 from eval.tasks import Example, WordProblems
-from samplers import FixedSchedule
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 BAR_WIDTH = 40
 NUM_FITTED = 2000
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way of decoding with the mask predictor; see `decode`."""
+
+    name: str
+    verifier: Verifier
+    cache: CachePolicy
+    sampler: Sampler
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,28 +83,6 @@ class Result:
     num_right: int = 0
 
 
-class Yield:
-    """Observer: how many tokens each row got from each forward."""
-
-    def __init__(self) -> None:
-        self.tokens: Counter[tuple[int, int]] = Counter()
-
-    def __call__(self, event: StepEvent) -> None:
-        """Adds a step to the forward that it was taken on."""
-        ended = torch.isin(
-            event.after.region, torch.tensor(event.after.eos_ids).to(event.after.rows)
-        )
-        # What stopping a row fills in behind its EOS came from no forward.
-        behind = (ended.cumsum(-1) - ended.long() > 0) & ~event.after.running[:, None]
-        committed = (event.before.masked & ~event.after.masked & ~behind).sum(-1)
-        for row, num in zip(event.before.rows.tolist(), committed.tolist(), strict=True):
-            self.tokens[event.forwards, row] += num
-
-    def counts(self) -> Counter[int]:
-        """Returns how many forwards gave 1, 2, ... tokens."""
-        return Counter(self.tokens.values())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = make_parser()
@@ -107,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for result in (results[1], results[3]):
         show_histogram(console, result)
     console.print(table_of(results, options))
-    for reference, verified in (results[:2], results[2:]):
+    for reference, verified in (results[:2], results[2:4], results[2:5:2]):
         pairs = zip(reference.answers, verified.answers, strict=True)
         same = sum(expected == got for expected, got in pairs)
         console.print(f"{verified.name}: {same} of {options.limit} texts equal {reference.name}")
@@ -128,12 +119,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--draft-steps", type=int, default=4, help="states a forward looks at (default: 4)")
     add("--draft-length", type=int, nargs=2, default=[8, 32], metavar=("MIN", "MAX"),
         help="tokens that are drafted for the target (default: 8 32)")  # fmt: skip
+    add("--looks", type=int, default=4,
+        help="forwards for a draft where it may have several (default: 4)")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     return parser
 
 
 def run(options: argparse.Namespace) -> list[Result]:
-    """Decodes all problems in four ways."""
+    """Decodes all problems in every way."""
     model, tokenizer = load_model(options.model, device=options.device, dtype=torch.float32)
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
@@ -147,32 +140,28 @@ def run(options: argparse.Namespace) -> list[Result]:
 
     fitted = task.examples("train", num_examples=NUM_FITTED)
     proxy = NGram(model.vocab_size).fit([tokens_of(example) for example in fitted])
-    spec = ARVerify(target, DraftLength(*options.draft_length), PathSearch(proxy=proxy))
-
-    def decoded(name: str, verifier: Verifier, cache: CachePolicy) -> Result:
-        return measure(name, model, prompts, verifier, cache, options)
+    lengths, one_token = DraftLength(*options.draft_length), FixedSchedule(options.block_length)
+    once, more = (PathSearch(proxy=proxy, num_forwards=num) for num in (1, options.looks))
+    modes = [
+        Mode("one token a forward", NoVerifier(), DualCache(), one_token),
+        Mode("SelfVerify", SelfVerify(options.draft_steps), DualCache(), one_token),
+        Mode("ARVerify", ARVerify(target, lengths, once), NoCache(), one_token),
+        Mode(f"ARVerify, {options.looks} looks", ARVerify(target, lengths, more), NoCache(),
+             ConfidenceThreshold(0.9)),
+        Mode("ARVerify, sampled", ARVerify(target, lengths, Sampled()), NoCache(), one_token, 1.0),
+    ]  # fmt: skip
 
     def scored(result: Result) -> Result:
         texts = [tokenizer.decode(answer) for answer in result.answers]
         scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
         return replace(result, num_right=sum(score[task.primary] == 1 for score in scores))
 
-    results = [
-        decoded("one token a forward", NoVerifier(), DualCache()),
-        decoded("SelfVerify", SelfVerify(options.draft_steps), DualCache()),
-        alone(options, prompts),
-        decoded("ARVerify", spec, NoCache()),
-    ]
-    return [scored(result) for result in results]
+    results = [measure(mode, model, prompts, options) for mode in modes]
+    return [scored(result) for result in [*results[:2], alone(options, prompts), *results[2:]]]
 
 
 def measure(
-    name: str,
-    model: MaskPredictor,
-    prompts: Sequence[list[int]],
-    verifier: Verifier,
-    cache: CachePolicy,
-    options: argparse.Namespace,
+    mode: Mode, model: MaskPredictor, prompts: Sequence[list[int]], options: argparse.Namespace
 ) -> Result:
     """Decodes all problems, batch by batch."""
     answers: list[list[int]] = []
@@ -180,23 +169,26 @@ def measure(
     wall_s = 0.0
     yields: Counter[int] = Counter()
     for start in range(0, len(prompts), options.batch_size):
-        gain = Yield()
+        gains = Gains()
         out = decode(
             model,
             prompts[start : start + options.batch_size],
-            FixedSchedule(options.block_length),
-            cache=cache,
-            verifier=verifier,
+            mode.sampler,
+            cache=mode.cache,
+            verifier=mode.verifier,
             gen_length=options.gen_length,
             block_length=options.block_length,
-            observers=[gain],
+            temperature=mode.temperature,
+            seed=start,
+            observers=[gains],
         )
         answers += out.answers()
         forwards += int(out.nfe.sum())
         target_forwards += int(out.target_nfe.sum())
         wall_s += out.wall_s
-        yields += gain.counts()
-    return Result(name, answers, forwards, target_forwards, wall_s, yields)
+        for gain in gains.by_row().values():
+            yields.update(gain.per_forward)
+    return Result(mode.name, answers, forwards, target_forwards, wall_s, yields)
 
 
 def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:

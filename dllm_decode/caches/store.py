@@ -92,7 +92,7 @@ class Store:
             self._pending.new_ones(len(self._pending), canvas.length),
         )
         self.memory(canvas.length)
-        buffers = () if self._memory is None else (self._memory.keys, self._memory.values)
+        buffers = () if self._memory is None else self._memory.buffers
         previous, self._previous = self._previous, [None] * len(self._previous)
         for row, shift in shifts.items():
             here = slice(max(0, -shift), min(old.shape[1], canvas.length - shift))
@@ -104,9 +104,8 @@ class Store:
                 buffer[:, row, :, there] = buffer[:, row, :, here].clone()
 
     def _copy(self, rows: Int[Tensor, " N"], copies: Int[Tensor, " N"]) -> None:
-        if self._memory is not None:
-            for part in (self._memory.keys, self._memory.values):
-                part[:, copies] = part[:, rows]
+        for buffer in () if self._memory is None else self._memory.buffers:
+            buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
 
     def _ids(self, canvas: Canvas) -> list[int]:
         # One transfer to the host when rows leave, not one a forward: writing keeps the tensor.

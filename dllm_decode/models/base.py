@@ -19,26 +19,43 @@ class Memory:
     Attributes:
         keys: Zeros until written, axis 0 is the layer.
         values: As `keys`.
+        further: Of the layers that follow, where they are on another device.
     """
 
     keys: Float[Tensor, "N R H K D"]
     values: Float[Tensor, "N R H K D"]
+    further: "Memory | None" = None
+
+    @property
+    def buffers(self) -> tuple[Float[Tensor, "_ R H K D"], ...]:
+        """All keys and values, of all layers; axis 1 is the row, axis 3 the slot."""
+        rest = () if self.further is None else self.further.buffers
+        return (self.keys, self.values, *rest)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held by both buffers."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Bytes held by all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def layer(self, index: int) -> tuple[Float[Tensor, "R H K D"], Float[Tensor, "R H K D"]]:
+        """Returns the keys and values of one layer; writing to them writes here."""
+        if index < len(self.keys):
+            return self.keys[index], self.values[index]
+        assert self.further is not None
+        return self.further.layer(index - len(self.keys))
 
     def first(self, num_slots: int) -> "Memory":
         """Returns the first slots; writing to them writes here."""
         if num_slots == self.keys.shape[3]:
             return self
-        return Memory(self.keys[..., :num_slots, :], self.values[..., :num_slots, :])
+        further = None if self.further is None else self.further.first(num_slots)
+        return Memory(self.keys[..., :num_slots, :], self.values[..., :num_slots, :], further)
 
     def widened(self, num_slots: int) -> "Memory":
         """Returns a copy with more slots, zeros behind those there are."""
         more = (0, 0, 0, num_slots - self.keys.shape[3])
-        return Memory(pad(self.keys, more), pad(self.values, more))
+        further = None if self.further is None else self.further.widened(num_slots)
+        return Memory(pad(self.keys, more), pad(self.values, more), further)
 
 
 @dataclass(frozen=True)

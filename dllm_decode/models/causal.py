@@ -1,5 +1,7 @@
 """Causal language models that judge drafts: transformers models whose cache rolls back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
 
 from dllm_decode.models.load import find_model
 
@@ -187,12 +190,25 @@ def load_target(
     own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or "auto", device_map={"": torch.device(device)}
-    )
+    with _silence():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", device_map={"": torch.device(device)}
+        )
     return CausalTarget(
         model.eval().requires_grad_(False), name=name, num_shared_ids=num_shared_ids
     )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps transformers from drawing a progress bar: a library leaves that to its caller."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def count_shared_ids(

@@ -27,8 +27,10 @@ def new_llada(
     tied_head: bool = False,
     name: str = "llada",
     seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> MaskedTransformer:
-    """Builds a randomly initialised float32 model that `save_model` can write.
+    """Builds a randomly initialised model that `save_model` can write.
 
     Weights are normal with standard deviation 0.02, those that write to the residual stream with
     0.02 / sqrt(2 num_layers); norm weights are 1.
@@ -45,7 +47,10 @@ def new_llada(
         rope_theta: Base of the rotary frequencies.
         tied_head: The head is the embedding.
         name: Of the model.
-        seed: Of the weights; the same seed gives the same model.
+        seed: Of the weights; the same seed gives the same model on the same kind of device and in
+            the same dtype.
+        device: Where the weights are made.
+        dtype: Of the weights, from the start: no other copy is held meanwhile.
 
     Raises:
         ValueError: If the sizes do not fit together.
@@ -69,7 +74,7 @@ def new_llada(
     )
     with torch.device("meta"):
         transformer = Transformer(shape)
-    transformer.to_empty(device="cpu")
+    transformer.to(dtype).to_empty(device=device)
     _initialise(transformer, seed)
     return MaskedTransformer(transformer, name=name, mask_id=mask_id, eos_ids=eos_ids)
 
@@ -92,7 +97,8 @@ def save_model(
         max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
 
     Raises:
-        ValueError: If the LLaDA format has no way to say what the model is.
+        ValueError: If the LLaDA format has no way to say what the model is, or weights are not
+            there.
     """
     _require_expressible(model)
     folder = Path(folder)
@@ -119,7 +125,7 @@ def save_model(
 
 
 def _initialise(transformer: Transformer, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(transformer.embedding.weight.device).manual_seed(seed)
     residual_std = 0.02 / (2 * transformer.shape.num_layers) ** 0.5
     for name, part in transformer.parts().items():
         if name.endswith("norm.weight"):
@@ -131,6 +137,11 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 
 
 def _require_expressible(model: MaskedTransformer) -> None:
+    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
+        raise ValueError(
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
+            "or kept elsewhere between forwards. Load it on one device, as it was stored."
+        )
     shape = model.transformer.shape
     obstacles = {
         "qk_norm": shape.qk_norm,

@@ -58,6 +58,19 @@ def for_queries(plan: Plan, wanted: Int[Tensor, "B W"]) -> Plan:
     return plan._replace(bias=bias.gather(2, index))
 
 
+def on_device(plan: Plan, device: torch.device) -> Plan:
+    """Moves a plan to where the next layers are."""
+    target = plan.target
+    if target is not None:
+        rows, slots = target
+        target = Target(
+            rows if isinstance(rows, slice) else rows.to(device),
+            slots if isinstance(slots, slice) else slots.to(device),
+        )
+    bias = None if plan.bias is None else plan.bias.to(device)
+    return Plan(plan.cos.to(device), plan.sin.to(device), bias, target)
+
+
 @lru_cache(maxsize=32)
 def _frequencies(head_dim: int, theta: float, device: torch.device) -> Float[Tensor, " D"]:
     # Not a buffer: building on the meta device leaves non-persistent buffers uninitialised, which

@@ -1,85 +1,44 @@
 """One transformer for every family: the differences are fields of `Shape`, not code."""
 
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.models.attention import Attention, Norm
+from dllm_decode.models.attention import Norm
 from dllm_decode.models.base import Inputs, Memory
-from dllm_decode.models.plan import Plan, for_queries, make_plan
+from dllm_decode.models.layer import Layer
+from dllm_decode.models.plan import for_queries, make_plan, on_device
 from dllm_decode.models.shape import Shape
 
 
-class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+class Route(NamedTuple):
+    """Where the parts of a model are computed that is spread over devices."""
 
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.mlp_hidden_size, bias=False)
-        self.down = nn.Linear(shape.mlp_hidden_size, shape.hidden_size, bias=False)
-
-    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
-        """Maps every column by itself."""
-        gate, up = self.gate_up(hidden).chunk(2, -1)
-        mixed: Tensor = self.down(F.silu(gate) * up)
-        return mixed
-
-
-class Layer(nn.Module):
-    """A pre-norm decoder block."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        exact = shape.norm_weight_in_float32
-        self.attention_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
-        self.attention = Attention(shape)
-        self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
-        self.mlp = MLP(shape)
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "B Q H"],
-        plan: Plan,
-        keys: Float[Tensor, "R G K D"] | None = None,
-        values: Float[Tensor, "R G K D"] | None = None,
-        wanted: Int[Tensor, "B W"] | None = None,
-    ) -> Float[Tensor, "B _ H"]:
-        """Returns all columns, or the wanted ones; keys and values are always of all columns."""
-        mixed = self.attention(self.attention_norm(hidden), plan, keys, values, wanted)
-        hidden = _take(hidden, wanted) + mixed
-        moved: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return moved
-
-    def parts(self) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        attention, mlp = self.attention, self.mlp
-        gate, up = mlp.gate_up.weight.data.chunk(2)
-        named = {
-            "attention_norm.weight": self.attention_norm.weight.data,
-            "mlp_norm.weight": self.mlp_norm.weight.data,
-            "output.weight": attention.output.weight.data,
-            "gate.weight": gate,
-            "up.weight": up,
-            "down.weight": mlp.down.weight.data,
-        }
-        kv_rows = attention.num_kv_heads * attention.head_dim
-        rows = [attention.num_heads * attention.head_dim, kv_rows, kv_rows]
-        for kind, fused in attention.qkv.named_parameters():
-            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
-            named |= {f"{name}.{kind}": piece for name, piece in pieces}
-        if attention.qk_norm:
-            named["query_norm.weight"] = attention.query_norm.weight.data
-            named["key_norm.weight"] = attention.key_norm.weight.data
-        return named
+    embedding: torch.device
+    layers: tuple[torch.device, ...]
+    norm: torch.device
+    head: torch.device
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm and head of a decoder that may attend in any direction."""
+    """Embedding, layers, final norm and head of a decoder that may attend in any direction.
+
+    Attributes:
+        shape: Its sizes.
+        route: Where it is computed; `None`: all on the device that the weights are on.
+        quantized: How the weights of the layers are stored; `None`: in their dtype.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.route: Route | None = None
+        self.quantized: str | None = None
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = Norm(
@@ -123,14 +82,30 @@ class Transformer(nn.Module):
         plan = make_plan(self.shape, hidden.dtype, positions, attend=attend, slots=slots, rows=rows)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            keys = None if memory is None else memory.keys[i]
-            values = None if memory is None else memory.values[i]
+            if self.route is not None and hidden.device != (there := self.route.layers[i]):
+                hidden, plan = hidden.to(there), on_device(plan, there)
+            keys, values = (None, None) if memory is None else memory.layer(i)
             if i == last and wanted is not None:
+                wanted = wanted.to(hidden.device)
                 hidden = layer(hidden, for_queries(plan, wanted), keys, values, wanted)
             else:
                 hidden = layer(hidden, plan, keys, values)
-        normed: Tensor = self.norm(hidden)
+        normed: Tensor = self.norm(hidden if self.route is None else hidden.to(self.route.norm))
         return normed
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
+        if self.route is not None:
+            raise ValueError(
+                "A model that is spread over devices stays as it was loaded, got a call that moves "
+                "or converts it. Load it again with another device or dtype."
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are expected."""
+        return self.embedding.weight.device if self.route is None else self.route.embedding
 
     def parts(self) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
@@ -151,8 +126,12 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
         """Turns hidden states into logits, raw and unshifted."""
+        if self.route is not None:
+            hidden = hidden.to(self.route.head)
+        # The module is called, not its weight: a hook may have to fetch that.
         tied = self.shape.tied_head
-        return F.linear(hidden, self.embedding.weight if tied else self.lm_head.weight)
+        logits: Tensor = F.linear(hidden, self.embedding.weight) if tied else self.lm_head(hidden)
+        return logits
 
 
 class MaskedTransformer(nn.Module):
@@ -196,8 +175,8 @@ class MaskedTransformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are expected."""
-        return self.transformer.embedding.weight.device
+        """Where tensors are expected, and logits returned."""
+        return self.transformer.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -218,21 +197,18 @@ class MaskedTransformer(nn.Module):
             )
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
-            return self.transformer.head(hidden)
+            return self.transformer.head(hidden).to(self.device)
 
     def new_memory(self, num_rows: int, num_slots: int) -> Memory:
-        """Allocates a zeroed store in the model's dtype, on its device."""
-        shape = self.transformer.shape
-        size = (shape.num_layers, num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-        return Memory(
-            torch.zeros(size, dtype=self.dtype, device=self.device),
-            torch.zeros(size, dtype=self.dtype, device=self.device),
-        )
-
-
-def _take(
-    hidden: Float[Tensor, "B Q H"], wanted: Int[Tensor, "B W"] | None
-) -> Float[Tensor, "B _ H"]:
-    if wanted is None:
-        return hidden
-    return hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2]))
+        """Allocates a zeroed store in the model's dtype, each layer's part on its device."""
+        shape, route = self.transformer.shape, self.transformer.route
+        devices = (self.device,) * shape.num_layers if route is None else route.layers
+        size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
+        memory: Memory | None = None
+        for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
+            keys, values = (
+                torch.zeros((layers, *size), dtype=self.dtype, device=device) for _ in range(2)
+            )
+            memory = Memory(keys, values, memory)
+        assert memory is not None
+        return memory

@@ -3,19 +3,24 @@
 from dllm_decode.verify.ar_verify import ARVerify
 from dllm_decode.verify.base import NoVerifier, Verifier
 from dllm_decode.verify.draft_length import DraftLength
+from dllm_decode.verify.drafting import Draft, Drafting
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.path_search import PathSearch
+from dllm_decode.verify.sampled import Sampled
 from dllm_decode.verify.self_verify import SelfVerify
 
 __all__ = [
     "ARVerify",
+    "Draft",
     "DraftLength",
+    "Drafting",
     "Guided",
     "NGram",
     "NoVerifier",
     "PathSearch",
     "Proxy",
+    "Sampled",
     "SelfVerify",
     "Uniform",
     "Verifier",

@@ -1,7 +1,7 @@
 """Verification by an autoregressive model (DiffuSpec): it writes, the mask predictor drafts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +11,13 @@ from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past
 from dllm_decode.session import Session
-from dllm_decode.verify.base import Verifier
+from dllm_decode.verify.accepting import accept
+from dllm_decode.verify.base import Verifier, settle
 from dllm_decode.verify.draft_length import DraftLength, Lengths
-from dllm_decode.verify.judging import check_target, first_masks, judge, whole_answer, write
-from dllm_decode.verify.path_search import Draft, PathSearch
-from samplers.base import Sampler, State
+from dllm_decode.verify.drafting import Draft, Drafting
+from dllm_decode.verify.judging import check_target, first_masks, judge, look, whole_answer, write
+from dllm_decode.verify.path_search import PathSearch
+from samplers.base import Sampler, State, take_state
 from samplers.statistics import leading
 
 
@@ -23,39 +25,40 @@ from samplers.statistics import leading
 class ARVerify(Verifier):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
-    In each round the mask predictor looks at the canvas once, a path search makes a draft of what
-    it sees, and the target reads the draft in one forward. The target says at every position which
-    token it would write; as long as that is the draft's, it is as if the target had written it
-    alone. The first token that differs is replaced by the target's and ends the round; behind a
-    draft that it would have written whole, the target adds one token.
+    In each round the mask predictor looks at the canvas, a draft is made of what it sees, and the
+    target reads the draft in one forward. It accepts the draft's tokens from left to right, as far
+    as they are as good as its own, writes a token of its own in place of the first that is not,
+    and adds one behind a draft that it accepts whole.
 
-    Every token is the target's own: its most likely one at temperature 0, else a draw from its
-    distribution with noise keyed by seed, row and position. So the answer is that of the target
-    alone, whatever the drafts are worth, and at temperature 0 it is its greedy answer; rounding
-    aside, since reading many tokens at once may round differently. The answer ends with one of the
-    target's EOS tokens.
+    A searched draft (`PathSearch`) is accepted as far as it says what the target would write: its
+    most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
+    row and position. So the answer is that of the target alone, whatever the drafts are worth, and
+    at temperature 0 it is its greedy answer; rounding aside, since reading many tokens at once may
+    round differently. A drawn draft (`Sampled`) is accepted by the ratio of both models'
+    probabilities: the law of the answer is the target's too, but what a seed gives depends on the
+    drafts; with a cache, so also on the other rows, which have a say in what it computes.
 
-    The answer is written from left to right; blocks do not matter, and the sampler is not asked.
-    The target reads each token once, and forgets what was rejected. The mask predictor may have any
-    cache, since drafts may be approximate; `FreeCache()` keeps what stands to the left of the
-    drafts, the others start anew in each round.
+    The answer ends with one of the target's EOS tokens. It is written from left to right; blocks do
+    not matter, and the sampler is only asked by a search that looks more than once. The target
+    reads each token once, and forgets what was rejected. The mask predictor may have any cache,
+    since drafts may be approximate; `FreeCache()` keeps what stands to the left of the drafts, the
+    others start anew in each round.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
-    Decoding", https://arxiv.org/abs/2510.02358, with one drafting forward a round.
+    Decoding", https://arxiv.org/abs/2510.02358.
     Differs: Rows at their own pace. The mask predictor sees the whole answer that is left, not the
     draft's part alone. At temperatures above 0 the paper accepts a searched token with probability
-    min(1, p/q), which is only right for tokens drawn from q and favours what the search likes;
-    here the target draws, and a draft is accepted if it is what was drawn.
+    min(1, p/q), which is only right for tokens drawn from q and favours what the search likes.
 
     Attributes:
         target: Writes the answer.
         draft_length: How many tokens are drafted.
-        search: Which tokens are drafted.
+        drafting: Which tokens are drafted: `PathSearch()` or `Sampled()`.
     """
 
     target: CausalTarget
     draft_length: DraftLength = field(default_factory=DraftLength)
-    search: PathSearch = field(default_factory=PathSearch)
+    drafting: Drafting = field(default_factory=PathSearch)
 
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="ARVerify")
@@ -64,11 +67,11 @@ class ARVerify(Verifier):
         return self.target.eos_ids
 
     def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
-        return whole_answer(canvas, verifier="ARVerify")
+        return whole_answer(canvas, self.target, verifier="ARVerify")
 
     @property
     def asks_sampler(self) -> bool:
-        return False
+        return self.drafting.num_forwards > 1
 
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
         return num_masks
@@ -85,18 +88,17 @@ class ARVerify(Verifier):
         left = canvas.masked.sum(-1)
         wanted = torch.minimum(lengths.length, left)
         logits = self._look(session, sampler, canvas, wanted)
-        context = canvas.tokens.gather(1, self._context(canvas, first))
-        draft = self.search.search(logits, wanted, context, canvas.eos_ids)
+        draft = self.drafting.draft(session, canvas, logits, wanted)
         judgement = judge(session, self.target, canvas, draft, past)
-        written = session.choose(canvas, first, judgement.logits)
-        accepted = _accepted(draft, written)
+        tokens, accepted = accept(session, canvas, draft, judgement.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
-        ends = torch.isin(written, torch.tensor(canvas.eos_ids, device=first.device))
+        ends = torch.isin(tokens, torch.tensor(canvas.eos_ids, device=first.device))
         num = torch.minimum(num, leading(~ends) + 1)
+        session.count_drafts(canvas, drafted=draft.counts, accepted=accepted)
         drafted = self._drafted(logits, wanted, canvas.eos_ids)
         after = self.draft_length.after(lengths, drafted, accepted)
-        canvas = write(canvas, first, Draft(written, num))
+        canvas = write(canvas, first, Draft(tokens, num))
         return canvas, (tuple(judgement.past(num)), tuple(after))
 
     def _look(
@@ -108,17 +110,49 @@ class ARVerify(Verifier):
         end = int((first + wanted).max()) + 1
         window = Block(int(first.min()), min(end, canvas.region_length))
         session.open()
-        logits = session.look(canvas, window, sampler).within("block").logits
+        logits = look(session, self.target, canvas, window, sampler).within("block").logits
+        if self.drafting.num_forwards > 1:
+            logits = self._look_again(session, sampler, canvas, window, wanted)
         offsets = torch.arange(int(wanted.max()), device=first.device)
         places = (first[:, None] - window.start + offsets).clamp(max=logits.shape[1] - 1)
         logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
-        logits[..., self.target.num_shared_ids :] = -torch.inf
-        return logits
+        return logits[..., : self.target.num_shared_ids]
 
-    def _context(self, canvas: Canvas, first: Int[Tensor, " B"]) -> Int[Tensor, "B C"]:
-        """Lists the columns before each row's first mask that the proxy looks at."""
-        back = torch.arange(self.search.proxy.order - 1, 0, -1, device=first.device)
-        return (canvas.start + first[:, None] - back).clamp(min=0)
+    def _look_again(
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        window: Block,
+        wanted: Int[Tensor, " B"],
+    ) -> Float[Tensor, "B W V"]:
+        """Lets the sampler commit tokens to a draft, and the mask predictor look at it."""
+        shown = session.view
+        assert shown is not None
+        view, rows = shown, torch.arange(len(canvas), device=wanted.device)
+        logits = view.within("block").logits.clone()
+        # To the sampler only what is drafted is open, and only that may it take back.
+        ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
+        part = drafts = replace(canvas, ends=ends, fixed=fixed)
+        state: State = None
+        for step in range(1, self.drafting.num_forwards):
+            view = session.show(part, window, sampler, logits=view.logits, shadow=view.shadow)
+            view = replace(view, temperature=0.0)
+            state = sampler.init(view) if step == 1 else state
+            decision, state = sampler.step(view, state)
+            part = settle(part, view, decision, sampler)
+            drafts = drafts.put(part)
+            unfinished = part.num_open(window).nonzero().squeeze(-1)
+            if not len(unfinished):
+                break
+            rows, part = rows[unfinished], part.take(unfinished)
+            state = take_state(state, unfinished)
+            # The mask predictor sees all masks that are left, as ever.
+            everything = replace(part, ends=canvas.ends[rows])
+            view = look(session, self.target, everything, window, sampler)
+            logits[rows] = view.within("block").logits
+        session.view = shown
+        return _certain(logits, drafts.tokens[:, canvas.columns(window)], canvas.mask_id)
 
     def _drafted(
         self, logits: Float[Tensor, "B K V"], wanted: Int[Tensor, " B"], eos_ids: tuple[int, ...]
@@ -129,8 +163,9 @@ class ARVerify(Verifier):
         return torch.minimum(leading(~ends), wanted)
 
 
-def _accepted(draft: Draft, written: Int[Tensor, "B K1"]) -> Int[Tensor, " B"]:
-    """Counts the drafted tokens up to the first that the target would not have written."""
-    places = torch.arange(draft.tokens.shape[1], device=draft.counts.device)
-    agree = (draft.tokens == written[:, :-1]) & (places < draft.counts[:, None])
-    return leading(agree)
+def _certain(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], mask_id: int
+) -> Float[Tensor, "B W V"]:
+    """Makes each token in place the only possible one."""
+    only = torch.full_like(logits, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
+    return torch.where((tokens == mask_id)[..., None], logits, only)

@@ -12,15 +12,16 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past
 from dllm_decode.session import Session
 from dllm_decode.verify.base import Verifier
+from dllm_decode.verify.drafting import Draft
 from dllm_decode.verify.judging import (
     Judgement,
     check_target,
     first_masks,
     judge,
+    look,
     whole_answer,
     write,
 )
-from dllm_decode.verify.path_search import Draft
 from samplers.base import Sampler, State
 from samplers.statistics import gather, leading, widen
 
@@ -82,7 +83,7 @@ class Guided(Verifier):
         check_target(self.target, model, verifier="Guided")
 
     def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
-        return whole_answer(canvas, verifier="Guided")
+        return whole_answer(canvas, self.target, verifier="Guided")
 
     @property
     def asks_sampler(self) -> bool:
@@ -99,7 +100,7 @@ class Guided(Verifier):
         counts = canvas.masked.sum(-1).clamp(max=self.num_proposals)
         window = Block(int(first.min()), int((first + counts).max()))
         session.open()
-        proposal = session.look(canvas, window, sampler).within("block").proposal
+        proposal = look(session, self.target, canvas, window, sampler).within("block").proposal
         offsets = torch.arange(int(counts.max()), device=first.device)
         places = (first[:, None] - window.start + offsets).clamp(max=proposal.shape[1] - 1)
         draft = Draft(proposal.gather(1, places), counts)
@@ -107,7 +108,9 @@ class Guided(Verifier):
         judgement = judge(session, self.target, canvas, draft._replace(counts=counts - 1), past)
         passed = self._passes(draft, judgement) & (offsets < counts[:, None])
         ends = torch.isin(draft.tokens, torch.tensor(canvas.eos_ids, device=first.device))
-        num = torch.minimum(leading(passed), leading(~ends) + 1).clamp(min=1)
+        accepted = torch.minimum(leading(passed), leading(~ends) + 1)
+        session.count_drafts(canvas, drafted=counts, accepted=accepted)
+        num = accepted.clamp(min=1)
         return write(canvas, first, Draft(draft.tokens, num)), tuple(judgement.past(num))
 
     def _passes(self, draft: Draft, judgement: Judgement) -> Bool[Tensor, "B K"]:

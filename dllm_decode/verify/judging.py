@@ -11,7 +11,8 @@ from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past, Reading
 from dllm_decode.session import Session
-from dllm_decode.verify.path_search import Draft
+from dllm_decode.verify.drafting import Draft
+from samplers.base import Sampler, View
 
 
 class Judgement(NamedTuple):
@@ -48,11 +49,12 @@ def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -
         )
 
 
-def whole_answer(canvas: Canvas, *, verifier: str) -> Iterator[Block]:
+def whole_answer(canvas: Canvas, target: CausalTarget, *, verifier: str) -> Iterator[Block]:
     """Returns the answer as one block.
 
     Raises:
-        ValueError: If a token is given behind an open position.
+        ValueError: If a token is given behind an open position, or one that the target does not
+            know.
     """
     masked = canvas.masked
     behind = masked.cumsum(-1) > 0
@@ -61,6 +63,15 @@ def whole_answer(canvas: Canvas, *, verifier: str) -> Iterator[Block]:
         raise ValueError(
             f"{verifier} writes from left to right, so a template gives the beginning of an "
             "answer, got one with given tokens behind open positions. Use another verifier."
+        )
+    columns = torch.arange(canvas.length, device=masked.device)
+    is_read = (canvas.tokens != canvas.mask_id) & (columns >= canvas.pads[:, None])
+    highest = int(canvas.tokens.masked_fill(~is_read, 0).max())
+    if highest >= target.num_shared_ids:
+        raise ValueError(
+            f"{verifier} needs prompts that {target.name} can read, of ids below "
+            f"{target.num_shared_ids}, got {highest} in a prompt or template. "
+            "Leave out tokens that only the mask predictor knows."
         )
     return canvas.blocks(canvas.region_length)
 
@@ -77,6 +88,15 @@ def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
     where = (offsets >= 0) & (offsets < draft.counts[:, None])
     index = offsets.clamp(0, draft.tokens.shape[1] - 1)
     return canvas.write(0, where, draft.tokens.gather(1, index))
+
+
+def look(
+    session: Session, target: CausalTarget, canvas: Canvas, window: Block, sampler: Sampler
+) -> View:
+    """Runs one forward of the mask predictor; what the target cannot say is impossible."""
+    view = session.look(canvas, window, sampler)
+    view.logits[..., target.num_shared_ids :] = -torch.inf
+    return view
 
 
 def judge(
@@ -99,6 +119,8 @@ def judge(
     begin = canvas.pads + past.lengths
     columns = begin[:, None] + torch.arange(width, device=begin.device)
     tokens = drafted.gather(1, columns.clamp(max=canvas.length - 1))
+    # The target may not know [MASK].
+    tokens = tokens.masked_fill(tokens == canvas.mask_id, target.eos_ids[0])
     skipped = int(unread.min()) - 1
     reading = session.consult(target, canvas, past, tokens, counts, num_logits=width - skipped)
     places = torch.arange(draft.tokens.shape[1] + 1, device=begin.device)

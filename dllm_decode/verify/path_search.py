@@ -7,20 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.canvas import Canvas
+from dllm_decode.session import Session
+from dllm_decode.verify.drafting import Draft, Drafting
+from dllm_decode.verify.judging import first_masks
 from dllm_decode.verify.ngram import Proxy, Uniform
 from samplers.statistics import widen
-
-
-class Draft(NamedTuple):
-    """One draft a row.
-
-    Attributes:
-        tokens: The tokens, from the first masked position on.
-        counts: How many of them are meant.
-    """
-
-    tokens: Int[Tensor, "B K"]
-    counts: Int[Tensor, " B"]
 
 
 class _Beam(NamedTuple):
@@ -47,7 +39,7 @@ class _Candidates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PathSearch:
+class PathSearch(Drafting):
     """Finds, left to right, a sequence that both the drafter and a causal proxy find likely.
 
     A masked-diffusion model predicts each position for itself, so the likeliest tokens side by
@@ -56,10 +48,16 @@ class PathSearch:
     the drafter's and `1 - weight` times the proxy's log-probability. A sequence that places an EOS
     is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
 
+    With `num_forwards` above 1 the mask predictor looks more than once. After each forward but the
+    last the sampler commits to likeliest tokens of the draft, at the pace that is its own, and the
+    next forward sees them; the search fills in what is still open, or finds everything decided.
+    Rows in which nothing is open take part in no further forward.
+
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
     Differs: The paper keeps EOS at every position (`eos="always"`), and sums favour early ends;
-    by default EOS must be within `mass`, and finished sequences are compared by the mean.
+    by default EOS must be within `mass`, and finished sequences are compared by the mean. The paper
+    does not say what its S forwards a draft write; here it is what the sampler decides.
 
     Attributes:
         width: Beginnings kept at each position.
@@ -69,6 +67,7 @@ class PathSearch:
         proxy: Scores the order of tokens.
         eos: Whether EOS is a candidate where it is likely ("within_mass"), or "always".
         length_power: Scores are divided by the length to this power at the end; 0: not at all.
+        num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -81,6 +80,7 @@ class PathSearch:
     proxy: Proxy = field(default_factory=Uniform)
     eos: Literal["within_mass", "always"] = "within_mass"
     length_power: float = 1.0
+    num_forwards: int = 1
 
     def __post_init__(self) -> None:
         if min(self.width, self.max_candidates) < 1:
@@ -96,6 +96,21 @@ class PathSearch:
             raise ValueError(f'eos is "within_mass" or "always", got {self.eos!r}.')
         if self.length_power < 0.0:
             raise ValueError(f"length_power is at least 0, got {self.length_power}.")
+        if self.num_forwards < 1:
+            raise ValueError(f"num_forwards is at least 1, got {self.num_forwards}.")
+
+    def draft(
+        self,
+        session: Session,
+        canvas: Canvas,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+    ) -> Draft:
+        # The columns before each row's first mask that the proxy looks at.
+        back = torch.arange(self.proxy.order - 1, 0, -1, device=logits.device)
+        columns = (canvas.start + first_masks(canvas)[:, None] - back).clamp(min=0)
+        context = canvas.tokens.gather(1, columns)
+        return self.search(logits, lengths, context, canvas.eos_ids)
 
     def search(
         self,

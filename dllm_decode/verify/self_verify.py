@@ -211,8 +211,9 @@ class SelfVerify(Verifier):
         """Lets the sampler go on from the present state on the logits of its last step."""
         levels = [_everything(canvas)]
         rows, canvas = levels[0]
+        seen = _view(session, sampler, canvas, block, known)
         while len(levels) < self.draft_steps:
-            view = _imagined(_view(session, sampler, canvas, block, known))
+            view = _imagined(_shown(session, sampler, canvas, block, seen))
             decision, state = sampler.step(view, state)
             canvas = settle(canvas, view, decision, sampler)
             if ahead != block:
@@ -222,8 +223,7 @@ class SelfVerify(Verifier):
                 break
             if len(unfinished) < len(rows):
                 rows, canvas = rows[unfinished], canvas.take(unfinished)
-                known = _Known(*(part[unfinished] for part in known))
-                state = take_state(state, unfinished)
+                seen, state = seen.take(unfinished), take_state(state, unfinished)
             if ahead == block:
                 levels.append(_Level(rows, canvas))
         return levels
@@ -252,8 +252,8 @@ class SelfVerify(Verifier):
         size = (len(canvas), num_levels)
         return _Known(
             tokens=_placed(tokens, rows, places, size, fill=-1),
-            logits=_placed(torch.cat(logits), rows, places, size),
-            shadow=_placed(torch.cat(shadows), rows, places, size),
+            logits=_placed(_joined(logits), rows, places, size),
+            shadow=_placed(_joined(shadows), rows, places, size),
             latest=torch.zeros_like(canvas.rows),
         )
 
@@ -284,12 +284,22 @@ def _view(session: Session, sampler: Sampler, canvas: Canvas, block: Block, know
     return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
 
 
+def _shown(session: Session, sampler: Sampler, canvas: Canvas, block: Block, seen: View) -> View:
+    """Shows a canvas with the logits of another view of its rows."""
+    view = session.show(canvas, block, sampler, logits=seen.logits, shadow=seen.shadow)
+    return view.knowing(seen)
+
+
 def _imagined(view: View) -> View:
     """Completes the shadow: what was committed since was predicted without being seen."""
     if view.shadow is None:
         return view
     before = view.probability(view.tokens)
     return replace(view, shadow=torch.where(view.shadow == 0.0, before, view.shadow))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _placed(
@@ -301,8 +311,9 @@ def _placed(
     fill: int = 0,
 ) -> Shaped[Tensor, "B D ..."]:
     """Lays parts out by row and place."""
-    if size[1] == 1:
-        return parts[:, None]
+    if len(parts) == size[0] * size[1]:
+        # Nothing is missing: they come place by place, so a view will do.
+        return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
     laid = parts.new_full((*size, *parts.shape[1:]), fill)
     laid[rows, places] = parts
     return laid

@@ -1,7 +1,7 @@
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jaxtyping
 import pytest
@@ -10,8 +10,20 @@ from drafted import greedy, logits_of, tiny_llama, tiny_target
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import ARVerify, DraftLength, NGram, PathSearch, StepEvent, decode
+from dllm_decode import (
+    ARVerify,
+    Canvas,
+    Draft,
+    Drafting,
+    DraftLength,
+    NGram,
+    PathSearch,
+    Sampled,
+    StepEvent,
+    decode,
+)
 from dllm_decode.models.base import Inputs
+from dllm_decode.session import Session
 from samplers import FixedSchedule
 from samplers.noise import mix, uniform
 
@@ -164,47 +176,66 @@ def chi_square(seen: Counter[tuple[int, ...]], law: Law) -> float:
     return sum((seen[key] - num * p) ** 2 / (num * p) for key, p in law.items() if num * p > 1)
 
 
-@pytest.mark.parametrize("is_biased", [False, True])
-def test_sampled_answers_follow_the_targets_law_and_the_papers_rule_does_not(
-    is_biased: bool, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Biased(Drafting):
+    """Searches, and says that it drew: the paper's rule.
+
+    Attributes:
+        says: The whole law that it claims, or the probability of the draft alone.
+    """
+
+    says: Literal["law", "value"]
+
+    def draft(self, session: Session, canvas: Canvas, logits: Tensor, lengths: Tensor) -> Draft:
+        draft = ARGMAX.draft(session, canvas, logits, lengths)
+        logs = logits.double().log_softmax(-1)
+        if self.says == "value":
+            drafted = torch.nn.functional.one_hot(draft.tokens, logs.shape[-1]).bool()
+            logs = logs.masked_fill(~drafted, -torch.inf)
+        return draft._replace(logs=logs)
+
+
+def ended(law: Law, eos: int) -> Law:
+    """The law of answers in which all behind an EOS is EOS."""
+    ends: Law = Counter()
+    for answer, share in law.items():
+        length = answer.index(eos) if eos in answer else len(answer)
+        ends[answer[:length] + (eos,) * (len(answer) - length)] += share
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("drafting", "is_biased", "stop_at_eos"),
+    [(ARGMAX, False, True), (PathSearch(1, weight=1.0, num_forwards=2), False, True),
+     (Sampled(), False, True), (Sampled(), False, False),
+     (Biased("law"), True, True), (Biased("value"), True, True)],
+    ids=repr,
+)  # fmt: skip
+def test_answers_follow_the_targets_law_and_those_of_the_papers_rule_do_not(
+    drafting: Drafting, is_biased: bool, stop_at_eos: bool
 ) -> None:
     target = tiny_target(vocab_size=5, seed=3, scale=2.0)
     target.eos_ids = (3,)
     model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
-    if is_biased:
-        monkeypatch.setattr("dllm_decode.session.Session.choose", accept_by_ratio)
-    seen, num = Counter[tuple[int, ...]](), 0
-    for seed in range(4):
+    prompts, lengths = [[1, 2], [0], [2, 2, 1]], DraftLength(2, 2)
+    seen: list[Counter[tuple[int, ...]]] = [Counter(), Counter(), Counter()]
+    accepted = Counter[int]()
+    for seed in range(3):
         out = decode(
-            model, [[1, 2]] * 500, SAMPLER, gen_length=2, block_length=2, temperature=1.0,
-            seed=seed, verifier=ARVerify(target, DraftLength(2, 2), ARGMAX), stop_at_eos=False,
+            model, prompts * 600, SAMPLER, gen_length=3, block_length=3, temperature=1.0, seed=seed,
+            verifier=ARVerify(target, lengths, drafting), stop_at_eos=stop_at_eos,
         )  # fmt: skip
-        seen.update(map(tuple, out.tokens.tolist()))
-        num += int((out.target_nfe == 1).sum())
-    assert 100 < num < 1900, "drafts were never accepted, or always"
-    law = law_of(tiny_llama(5, 3, 2.0), [1, 2], 1.0, 2)
-    # 15 degrees of freedom: 37.7 at the level 0.001.
-    assert (chi_square(seen, law) > 37.7) == is_biased
-
-
-def accept_by_ratio(session: Any, canvas: Any, first: Tensor, logits: Tensor) -> Tensor:
-    """Takes a searched token with min(1, p / q), else draws from max(0, p - q)."""
-    view = session.view
-    p = logits.double().softmax(-1)
-    q = torch.zeros_like(p)
-    masked = view.masked.long().argmax(-1)
-    rows = torch.arange(len(p))
-    num = min(view.logits.shape[1], p.shape[1])
-    for place in range(num):
-        column = (masked + place).clamp(max=view.logits.shape[1] - 1)
-        q[:, place] = view.logits[rows, column].double().softmax(-1)
-    generator = torch.Generator().manual_seed(int(canvas.rows.sum()) + int(first.sum()))
-    draft = q.argmax(-1, keepdim=True)
-    ratio = (p.gather(-1, draft) / q.gather(-1, draft).clamp(min=1e-9)).squeeze(-1)
-    accept = torch.rand(ratio.shape, generator=generator, dtype=torch.double) < ratio
-    rest = (p - q).clamp(min=0) + 1e-12
-    drawn = torch.multinomial(rest.flatten(0, 1), 1, generator=generator).view(ratio.shape)
-    return torch.where(accept, draft.squeeze(-1), drawn)
+        for row, answer in enumerate(out.tokens.tolist()):
+            seen[row % 3][tuple(answer)] += 1
+        accepted.update(out.accepted.tolist())
+    assert min(accepted[length] for length in (0, 1, 2)) > 50
+    failed = 0
+    for prompt, found in zip(prompts, seen, strict=True):
+        law = law_of(tiny_llama(5, 3, 2.0), prompt, 1.0, 3)
+        law = ended(law, 3) if stop_at_eos else law
+        # At most 63 degrees of freedom: 112 at the level 0.0001.
+        failed += chi_square(found, law) > 112.0
+    assert failed == (3 if is_biased else 0)
 
 
 def test_a_seed_gives_the_same_sample_whatever_the_drafts_are() -> None:
@@ -325,6 +356,7 @@ def test_an_answer_with_gaps_is_refused() -> None:
         (lambda: PathSearch(weight=2.0), r"weight is a share in \[0, 1\], got 2.0"),
         (lambda: PathSearch(eos="no"), 'eos is "within_mass" or "always", got \'no\''),
         (lambda: PathSearch(length_power=-1.0), "length_power is at least 0, got -1.0"),
+        (lambda: PathSearch(num_forwards=0), "num_forwards is at least 1, got 0"),
         (lambda: NGram(10, 0), "length is at least 1 token, got 0"),
         (lambda: NGram(10, strength=0.0), "strength is above 0 tokens, got 0.0"),
         (lambda: NGram(2**30), "do not fit 64 bits"),

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models import MaskedTransformer, load, load_model, new_llada, save_model
+from dllm_decode.models import MaskedTransformer, load, load_model, new_llada, save_model, weights
 from dllm_decode.models.families import DREAM, FAMILIES, LLADA, SDAR, family_of
 
 LLADA_SWITCHES = {
@@ -202,10 +202,24 @@ def test_a_seed_is_a_model() -> None:
         assert part.std() < 0.03, name
 
 
+def test_a_new_model_is_made_in_its_dtype_from_the_start(monkeypatch) -> None:
+    made = []
+
+    def normal(part: torch.Tensor, *args: object, **kwargs: object) -> None:
+        made.append((part.device.type, part.dtype))
+
+    monkeypatch.setattr(torch.Tensor, "normal_", normal)
+    model = small(dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert {dtype for device, dtype in made if device != "meta"} == {torch.bfloat16}
+    monkeypatch.undo()
+    assert same(small(seed=3, dtype=torch.bfloat16), small(seed=3, dtype=torch.bfloat16))
+
+
 def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
     """Counts tensors alive, not bytes: the model is made once, and each tensor is gone in time."""
     alive: list[weakref.ref[torch.Tensor]] = []
-    opened_as_before = load.safe_open
+    opened_as_before = weights.safe_open
 
     class Watched:
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -230,7 +244,7 @@ def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
             alive.append(weakref.ref(tensor))
             return tensor
 
-    monkeypatch.setattr(load, "safe_open", Watched)
+    monkeypatch.setattr(weights, "safe_open", Watched)
     model, _ = load_model(folder)
     assert len(alive) == len(model.transformer.parts())
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import torch
 from toys import HashModel
 
-from dllm_decode import Revision, StepEvent, Trace, decode
+from dllm_decode import Gain, Gains, Revision, StepEvent, Trace, decode
 from samplers import Decision, FixedSchedule, Sampler, State, View
 
 
@@ -48,6 +48,16 @@ def test_a_revision_is_kept_with_its_history() -> None:
         assert 0.0 < revision.confidence < 1.0
         assert not trace.confidences[row].isnan().any()
     assert (out.tokens[:, 1] == seen[2][:, 1]).all()
+
+
+def test_a_token_that_is_taken_back_was_gained_but_is_not_committed() -> None:
+    gains = Gains()
+    decode(
+        HashModel(), [[1, 2], [3]], SecondThoughts(), gen_length=4, block_length=4,
+        stop_at_eos=False, observers=[gains],
+    )  # fmt: skip
+    # Three; one, while position 1 is taken back; position 1 again.
+    assert gains.by_row() == dict.fromkeys((0, 1), Gain([3, 1, 1], 4))
 
 
 def test_eos_behind_the_end_was_committed_by_no_round() -> None:

@@ -1,0 +1,80 @@
+"""A decoder block: attention, then an MLP."""
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dllm_decode.models.attention import Attention, Norm
+from dllm_decode.models.plan import Plan
+from dllm_decode.models.shape import Shape
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.mlp_hidden_size, bias=False)
+        self.down = nn.Linear(shape.mlp_hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
+        """Maps every column by itself."""
+        gate, up = self.gate_up(hidden).chunk(2, -1)
+        mixed: Tensor = self.down(F.silu(gate) * up)
+        return mixed
+
+
+class Layer(nn.Module):
+    """A pre-norm decoder block."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        exact = shape.norm_weight_in_float32
+        self.attention_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
+        self.attention = Attention(shape)
+        self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
+        self.mlp = MLP(shape)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "B Q H"],
+        plan: Plan,
+        keys: Float[Tensor, "R G K D"] | None = None,
+        values: Float[Tensor, "R G K D"] | None = None,
+        wanted: Int[Tensor, "B W"] | None = None,
+    ) -> Float[Tensor, "B _ H"]:
+        """Returns all columns, or the wanted ones; keys and values are always of all columns."""
+        mixed = self.attention(self.attention_norm(hidden), plan, keys, values, wanted)
+        hidden = _take(hidden, wanted) + mixed
+        moved: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return moved
+
+    def parts(self) -> dict[str, Tensor]:
+        """See `Transformer.parts`."""
+        attention, mlp = self.attention, self.mlp
+        gate, up = mlp.gate_up.weight.data.chunk(2)
+        named = {
+            "attention_norm.weight": self.attention_norm.weight.data,
+            "mlp_norm.weight": self.mlp_norm.weight.data,
+            "output.weight": attention.output.weight.data,
+            "gate.weight": gate,
+            "up.weight": up,
+            "down.weight": mlp.down.weight.data,
+        }
+        kv_rows = attention.num_kv_heads * attention.head_dim
+        rows = [attention.num_heads * attention.head_dim, kv_rows, kv_rows]
+        for kind, fused in attention.qkv.named_parameters():
+            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
+            named |= {f"{name}.{kind}": piece for name, piece in pieces}
+        if attention.qk_norm:
+            named["query_norm.weight"] = attention.query_norm.weight.data
+            named["key_norm.weight"] = attention.key_norm.weight.data
+        return named
+
+
+def _take(
+    hidden: Float[Tensor, "B Q H"], wanted: Int[Tensor, "B W"] | None
+) -> Float[Tensor, "B _ H"]:
+    if wanted is None:
+        return hidden
+    return hidden.gather(1, wanted[:, :, None].expand(-1, -1, hidden.shape[2]))

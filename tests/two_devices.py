@@ -1,0 +1,83 @@
+"""Runs models over two accelerators that do not exist; a process of its own, since it invents them.
+
+Fake tensors have shapes and devices but no values, and refuse to meet on two devices. Prints one
+JSON object: by name of the case, what was seen or the message of the refusal.
+"""
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError, FakeTensorMode
+from torch.utils import backend_registration
+
+from dllm_decode.models import Inputs, MaskedTransformer, placement
+from dllm_decode.models.families import family_of
+from dllm_decode.models.transformer import Transformer
+
+FAMILIES = ("llada", "dream", "sdar")
+MAPS: dict[str, placement.DeviceMap] = {
+    "halves": {"embedding": "fake:0", "layers.0": "fake:0", "": "fake:1"},
+    "in turn": {"": "fake:1", "layers.1": "fake:0", "norm": "fake:0"},
+    "ends apart": {"": "fake:1", "embedding": "fake:0", "lm_head": "fake:0"},
+}
+
+
+def spread(config: Path, device_map: placement.DeviceMap) -> MaskedTransformer:
+    read = json.loads(config.read_text())
+    facts = family_of(read).read(read)
+    with torch.device("meta"):
+        transformer = Transformer(facts.shape)
+    placed = placement.place(transformer, device_map)
+    for part, place in placed.kept.items():
+        for name, weight in list(transformer.get_submodule(part).named_parameters(prefix=part)):
+            owner, _, leaf = name.rpartition(".")
+            fake = torch.empty(weight.shape, dtype=torch.bfloat16, device=place)
+            setattr(transformer.get_submodule(owner), leaf, nn.Parameter(fake, requires_grad=False))
+    placement.dispatch(transformer, placed)
+    return MaskedTransformer(
+        transformer, name="spread", mask_id=facts.mask_id, eos_ids=facts.eos_ids
+    )
+
+
+def run(model: MaskedTransformer, *, with_memory: bool) -> list[str]:
+    """A forward over all, and with a memory one over some columns of some rows."""
+    device = model.device
+    tokens = torch.zeros(3, 12, dtype=torch.long, device=device)
+    columns = torch.arange(12, device=device).expand(3, 12)
+    attend = torch.ones(3, 12, 12, dtype=torch.bool, device=device)
+    if not with_memory:
+        logits = model.predict(Inputs(tokens, columns, columns[:, 3:9], attend=attend))
+        return [str(logits.device)]
+    memory = model.new_memory(3, 12)
+    whole = Inputs(tokens, columns, columns, attend=attend, memory=memory, slots=slice(0, 12))
+    model.predict(whole)
+    block, rows = columns[:2, 3:6], torch.arange(2, device=device)
+    logits = model.predict(
+        Inputs(tokens[:2, 3:6], block, block - 3, memory=memory, slots=block, rows=rows)
+    )
+    return [str(logits.device), *(str(buffer.device) for buffer in memory.buffers)]
+
+
+def main(golden: Path) -> None:
+    backend_registration._setup_privateuseone_for_python_backend("fake")
+    seen: dict[str, object] = {}
+    # One mode for all: frequencies are kept from model to model.
+    with FakeTensorMode():
+        for family, (name, device_map), with_memory in product(FAMILIES, MAPS.items(), (0, 1)):
+            model = spread(golden / family / "config.json", device_map)
+            case = f"{family}, {name}, {'memory' if with_memory else 'afresh'}"
+            seen[case] = run(model, with_memory=bool(with_memory))
+            model.transformer.route = None
+            try:
+                run(model, with_memory=bool(with_memory))
+            except FakeTensorDeviceMismatchError as error:
+                seen[f"{case}, without a route"] = str(error)
+    sys.stdout.write(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
