@@ -1,88 +1,98 @@
-"""`python -m benchmarks`: the plain reference loop and `decode`, side by side in one run."""
+"""Speed and memory of decoding beside a plain reference loop, in one run.
 
-import argparse
-import dataclasses
+Part "check", where there is an accelerator, compares its answers with the CPU's; "table" compares
+the plain loop with `decode`, its caches and its verifiers; "growth" times a step by prompt length
+and batch size. Every contender has a process of its own.
+"""
+
+import datetime
 import json
+import platform
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
 
-from benchmarks.contenders import Setting, run_decode, run_reference
+from benchmarks.contenders import run_decode, run_reference
+from benchmarks.correctness import check_against_cpu
+from benchmarks.floor import Machine, measure_machine
+from benchmarks.growth import measure_growth, points_of
 from benchmarks.measure import Measurement, in_a_process_of_its_own
+from benchmarks.options import Options, read_options
+from benchmarks.setting import Setting
+from benchmarks.tables import table_of_contenders, table_of_correctness, table_of_growth
 
-CONTENDERS = (
-    "NoCache(), NoVerifier()",
-    "PrefixCache(), NoVerifier()",
-    "DualCache(), NoVerifier()",
-    "FreeCache(), NoVerifier()",
-    "DelayedCache(), NoVerifier()",
-    "DualCache(), SelfVerify(4)",
-)
-"""Cache and verifier of each row of the table."""
+REFERENCE = "plain reference loop"
 
 
-def main() -> None:
+class Record:
+    """What was measured so far, on disk as soon as it is known."""
+
+    def __init__(self, setting: Setting, path: Path | None, words: list[str]) -> None:
+        self._path = path
+        self._found: dict[str, Any] = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["python -m benchmarks", *words]),
+            "hardware": describe_hardware(setting),
+            "torch": torch.__version__,
+            "setting": asdict(setting),
+        }
+
+    def add(self, name: str, found: object) -> None:
+        """Adds a part, or more of it."""
+        self._found[name] = found
+        if self._path:
+            self._path.write_text(json.dumps(self._found, indent=1) + "\n")
+
+
+def main(words: list[str]) -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    for field in dataclasses.fields(Setting):
-        option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=type(field.default), default=field.default, help=" ")
-    parser.add_argument("--no-reference", action="store_true", help="leave out the plain loop")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = vars(parser.parse_args())
-    written, no_reference = options.pop("json"), options.pop("no_reference")
-    setting = Setting(**options)
-    figures = {}
-    if not no_reference:
-        figures["plain reference loop"] = in_a_process_of_its_own(run_reference, setting)
-    for name in CONTENDERS:
-        figures[name] = in_a_process_of_its_own(run_decode, setting, name)
-    Console(width=110).print(table_of(figures, setting))
-    if written:
-        rows = {name: dataclasses.asdict(figure) for name, figure in figures.items()}
-        written.write_text(json.dumps({"setting": options, "figures": rows}, indent=1) + "\n")
+    options = read_options(__doc__ or "", words)
+    setting, console = options.setting, Console(width=136)
+    record = Record(setting, options.json, words)
+    machine = in_a_process_of_its_own(measure_machine, setting)
+    record.add("machine", asdict(machine))
+    if "check" in options.parts and torch.device(setting.device).type != "cpu":
+        found = in_a_process_of_its_own(check_against_cpu, setting)
+        record.add("check", asdict(found))
+        console.print(table_of_correctness(found, setting))
+    if "table" in options.parts:
+        figures = _compare(options, machine, record)
+        console.print(table_of_contenders(figures, setting, machine))
+    if "growth" in options.parts:
+        settings = points_of(setting, options.prompt_lengths, options.batch_sizes)
+        points = in_a_process_of_its_own(measure_growth, settings, machine)
+        record.add("growth", [asdict(point) for point in points])
+        console.print(table_of_growth(points))
 
 
-def table_of(figures: dict[str, Measurement], setting: Setting) -> Table:
-    """Lays out one row a contender; ratios are against the first."""
-    first = next(iter(figures.values()))
-    table = Table(title=f"{setting.num_layers} layers x {setting.hidden_size}, {setting.dtype}")
-    table.add_column("contender")
-    columns = (
-        "s",
-        "speed-up",
-        "forwards",
-        "columns",
-        "ms/forward",
-        "outside model",
-        "extra MB",
-        "tokens",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, figure in figures.items():
-        table.add_row(
-            name,
-            f"{figure.wall_s:.2f}",
-            f"{first.wall_s / figure.wall_s:.2f}x",
-            str(figure.forwards),
-            str(figure.query_positions),
-            f"{1000 * figure.wall_s / figure.forwards:.1f}",
-            f"{1 - figure.model_s / figure.wall_s:.1%}",
-            f"{figure.extra_peak_bytes / 1e6:.0f}",
-            "same" if figure.tokens == first.tokens else "differ",
-        )
-    table.caption = (
-        f"prompt {setting.prompt_length}, answer {setting.gen_length}, blocks of "
-        f"{setting.block_length}, batch {setting.batch_size}, {setting.num_threads} threads"
-    )
-    return table
+def _compare(options: Options, machine: Machine, record: Record) -> dict[str, Measurement]:
+    setting = options.setting
+    figures: dict[str, Measurement] = {}
+    names = [REFERENCE, *options.contenders] if options.with_reference else options.contenders
+    for name in track(names, "contenders", console=Console(stderr=True)):
+        if name == REFERENCE:
+            figures[name] = in_a_process_of_its_own(run_reference, setting, machine)
+        else:
+            figures[name] = in_a_process_of_its_own(run_decode, setting, machine, name)
+        record.add("table", {name: asdict(figure) for name, figure in figures.items()})
+    return figures
+
+
+def describe_hardware(setting: Setting) -> str:
+    """Names the processor that is measured."""
+    if torch.device(setting.device).type == "cuda":
+        return torch.cuda.get_device_name(setting.device)
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {setting.num_threads} threads"
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,145 +1,183 @@
-"""What is compared: the plain reference loop and `decode` with its options."""
+"""What is compared: the plain reference loop, and `decode` with its caches and verifiers."""
 
-import gc
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 import dllm_decode
-from benchmarks.measure import Measurement, Timed, peak_bytes
-from dllm_decode import CachePolicy, Verifier, decode
-from dllm_decode.models import MaskedTransformer, new_llada
+from benchmarks.floor import Machine
+from benchmarks.measure import Measurement, Watch
+from benchmarks.memory import PeakMemory
+from benchmarks.setting import Setting
+from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.base import Inputs
 from samplers import FixedSchedule
 from samplers.expression import parse_expression
 from tests import reference
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One model and one decode, the same for all contenders.
-
-    Attributes:
-        hidden_size: Width of the model, in heads of 64.
-        num_layers: Depth.
-        vocab_size: LLaDA's, since head and softmax are the cost that is measured.
-        prompt_length: Tokens.
-        gen_length: Tokens.
-        block_length: Tokens.
-        steps_per_block: Forwards a block.
-        batch_size: Rows.
-        dtype: Of parameters and activations.
-        device: Where it runs.
-        num_threads: Of torch, on the CPU.
-    """
-
-    hidden_size: int = 512
-    num_layers: int = 8
-    vocab_size: int = 126_464
-    prompt_length: int = 256
-    gen_length: int = 128
-    block_length: int = 32
-    steps_per_block: int = 8
-    batch_size: int = 1
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    num_threads: int = 2
-
-    def model(self) -> MaskedTransformer:
-        """Builds the model with random weights, peaked so that no step is decided by a tie."""
-        torch.set_num_threads(self.num_threads)
-        model = new_llada(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.hidden_size // 64,
-            mlp_hidden_size=3 * self.hidden_size,
-            mask_id=self.vocab_size - 1,
-            eos_ids=(self.vocab_size - 2,),
-        )
-        with torch.no_grad():
-            model.transformer.lm_head.weight.mul_(10.0)
-            for layer in model.transformer.layers:
-                layer.attention.output.weight.mul_(8.0)
-                layer.mlp.down.weight.mul_(8.0)
-        return model.to(device=self.device, dtype=getattr(torch, self.dtype)).eval()
-
-    def prompts(self) -> list[list[int]]:
-        """Returns random prompts, the same in every process."""
-        generator = torch.Generator().manual_seed(0)
-        size = (self.batch_size, self.prompt_length)
-        return torch.randint(self.vocab_size - 2, size, generator=generator).tolist()
+CONTENDERS = (
+    "NoCache(), NoVerifier()",
+    "PrefixCache(), NoVerifier()",
+    "DualCache(), NoVerifier()",
+    "FreeCache(), NoVerifier()",
+    "DelayedCache(), NoVerifier()",
+    "NoCache(), SelfVerify(4)",
+    "DualCache(), SelfVerify(2)",
+    "DualCache(), SelfVerify(4)",
+    "DualCache(), SelfVerify(8)",
+    'DualCache(), SelfVerify(4, "tree")',
+    "FreeCache(), ARVerify(target())",
+    "FreeCache(), Guided(target())",
+)
+"""Cache and verifier of each row of the table."""
 
 
-def run_reference(setting: Setting) -> Measurement:
+def run_reference(setting: Setting, machine: Machine) -> Measurement:
     """Runs the loop of the published code: full-canvas head, float64 softmax, one row at a time."""
-    timed = Timed(setting.model())
-    model_bytes = peak_bytes(timed.device)
-
-    def logits_of(canvas: Tensor) -> Tensor:
-        columns = torch.arange(canvas.shape[1], device=timed.device)[None]
-        return timed.predict(Inputs(canvas.to(timed.device), positions=columns, wanted=columns))
-
-    logits_of(torch.zeros(1, setting.prompt_length + setting.gen_length, dtype=torch.long))
-    timed.model_s = 0.0
+    torch.set_num_threads(setting.num_threads)
+    tiny = _tiny(setting)
+    _loop(tiny.model(), tiny)
+    model = setting.model()
+    watch, peak = _observe(model)
+    _loop(model, replace(setting, gen_length=setting.block_length, steps_per_block=1))
+    watch.clear()
     started = time.perf_counter()
-    results = [
+    results = _loop(model, setting)
+    wall_s = time.perf_counter() - started
+    forwards = sum(len(result.commits) for result in results)
+    return _measurement(
+        setting,
+        machine,
+        model,
+        watch,
+        tokens=[result.tokens for result in results],
+        forwards=forwards,
+        query_positions=forwards * (setting.prompt_length + setting.gen_length),
+        wall_s=wall_s,
+        extra_peak_bytes=peak.extra_bytes(),
+    )
+
+
+def run_decode(setting: Setting, machine: Machine, options: str) -> Measurement:
+    """Runs `decode` with the reference's schedule and the given cache and verifier."""
+    torch.set_num_threads(setting.num_threads)
+    tiny = _tiny(setting)
+    _decode(tiny.model(), tiny, parse_pair(options, tiny.target))
+    targets = []
+
+    def target() -> CausalTarget:
+        targets.append(setting.target())
+        return targets[-1]
+
+    pair = parse_pair(options, target)
+    model = setting.model()
+    watch, peak = _observe(model, targets)
+    _decode(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)), pair)
+    watch.clear()
+    out = _decode(model, setting, pair)
+    return _measurement(
+        setting,
+        machine,
+        model,
+        watch,
+        tokens=out.tokens.tolist(),
+        forwards=out.forwards,
+        query_positions=int(out.query_positions.sum()),
+        wall_s=out.wall_s,
+        extra_peak_bytes=peak.extra_bytes(),
+    )
+
+
+def parse_pair(options: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
+    """Reads "DualCache(), SelfVerify(4)"; `target()` stands for a causal target."""
+    named = {name: vars(dllm_decode)[name] for name in dllm_decode.__all__}
+    named |= {"pair": _pair, "target": target}
+    cache, verifier = parse_expression(f"pair({options})", named)
+    return cache, verifier
+
+
+def _pair(cache: CachePolicy, verifier: Verifier) -> tuple[CachePolicy, Verifier]:
+    return cache, verifier
+
+
+def _tiny(setting: Setting) -> Setting:
+    """Is run first: it loads the libraries' own code and buffers, which no model answers for."""
+    return replace(setting, geometry="tiny", prompt_length=8)
+
+
+def _observe(
+    model: MaskedTransformer, targets: Sequence[CausalTarget] = ()
+) -> tuple[Watch, PeakMemory]:
+    watch = Watch(model.device)
+    watch.follow(model)
+    for target in targets:
+        watch.follow_target(target)
+    return watch, PeakMemory(model.device)
+
+
+def _loop(model: MaskedTransformer, setting: Setting) -> list[reference.Reference]:
+    def logits_of(canvas: Tensor) -> Tensor:
+        columns = torch.arange(canvas.shape[1], device=model.device)[None]
+        return model.predict(Inputs(canvas.to(model.device), positions=columns, wanted=columns))
+
+    return [
         reference.fixed_schedule(
             logits_of,
             prompt,
             gen_length=setting.gen_length,
             block_length=setting.block_length,
             steps_per_block=setting.steps_per_block,
-            mask_id=timed.mask_id,
+            mask_id=model.mask_id,
         )
         for prompt in setting.prompts()
     ]
-    wall_s = time.perf_counter() - started
-    forwards = sum(len(result.commits) for result in results)
-    columns = setting.prompt_length + setting.gen_length
-    return Measurement(
-        tokens=[result.tokens for result in results],
-        forwards=forwards,
-        query_positions=forwards * columns,
-        wall_s=wall_s,
-        model_s=timed.model_s,
-        extra_peak_bytes=peak_bytes(timed.device) - model_bytes,
-        model_bytes=model_bytes,
-    )
 
 
-def run_decode(setting: Setting, options: str = "NoCache(), NoVerifier()") -> Measurement:
-    """Runs `decode` with the reference's schedule and the given cache and verifier."""
-    timed = Timed(setting.model())
-    gc.collect()
-    model_bytes = peak_bytes(timed.device)
-    named = {name: vars(dllm_decode)[name] for name in dllm_decode.__all__}
-    cache, verifier = parse_expression(f"tuple_of({options})", {"tuple_of": _tuple_of, **named})
-    lengths = {"gen_length": setting.gen_length, "block_length": setting.block_length}
-    prompts = setting.prompts()
-    decode(timed, prompts, FixedSchedule(1), cache=cache, stop_at_eos=False, **lengths)
-    timed.model_s = 0.0
-    out = decode(
-        timed,
-        prompts,
+def _decode(
+    model: MaskedTransformer, setting: Setting, pair: tuple[CachePolicy, Verifier]
+) -> DecodeOutput:
+    cache, verifier = pair
+    return decode(
+        model,
+        setting.prompts(),
         FixedSchedule(setting.steps_per_block),
         cache=cache,
         verifier=verifier,
+        gen_length=setting.gen_length,
+        block_length=setting.block_length,
         stop_at_eos=False,
-        **lengths,
     )
+
+
+def _measurement(
+    setting: Setting,
+    machine: Machine,
+    model: MaskedTransformer,
+    watch: Watch,
+    *,
+    tokens: list[list[int]],
+    forwards: int,
+    query_positions: int,
+    wall_s: float,
+    extra_peak_bytes: int | None,
+) -> Measurement:
+    is_complete = len(watch.forwards) == forwards
+    floor_s = sum(machine.seconds(setting, forward) for forward in watch.forwards)
+    logits = setting.batch_size * setting.block_length * model.vocab_size
     return Measurement(
-        tokens=out.tokens.tolist(),
-        forwards=out.forwards,
-        query_positions=int(out.query_positions.sum()),
-        wall_s=out.wall_s,
-        model_s=timed.model_s,
-        extra_peak_bytes=peak_bytes(timed.device) - model_bytes,
-        model_bytes=model_bytes,
+        tokens=tokens,
+        forwards=forwards,
+        query_positions=query_positions,
+        wall_s=wall_s,
+        model_s=watch.model_s() if is_complete else None,
+        target_s=watch.target_s(),
+        floor_s=floor_s if is_complete else None,
+        memory_bytes=watch.memory_bytes,
+        logits_bytes=logits * model.dtype.itemsize,
+        weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        extra_peak_bytes=extra_peak_bytes,
     )
-
-
-def _tuple_of(cache: CachePolicy, verifier: Verifier) -> tuple[CachePolicy, Verifier]:
-    return cache, verifier

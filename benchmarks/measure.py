@@ -1,17 +1,19 @@
 """Runs one contender in a process of its own and measures it."""
 
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dllm_decode.models import MaskedTransformer
+from benchmarks.floor import Columns
+from dllm_decode.models import CausalTarget, MaskedTransformer
 from dllm_decode.models.base import Inputs, Memory
+from dllm_decode.models.causal import Past, Reading
 
 
 @dataclass(frozen=True)
@@ -20,68 +22,143 @@ class Measurement:
 
     Attributes:
         tokens: The answers, to compare contenders.
-        forwards: Calls of the model.
+        forwards: Calls of the mask predictor.
         query_positions: Columns computed, over all rows and forwards.
         wall_s: Seconds for the whole decode, warm.
-        model_s: Seconds of it inside the model, head included.
-        extra_peak_bytes: Greatest resident memory less that with the model loaded.
-        model_bytes: Bytes of the parameters.
+        model_s: Seconds of it inside the mask predictor, head included; `None`: not all forwards
+            went through `predict`, as replayed graphs do not.
+        target_s: Seconds of it inside a causal target.
+        floor_s: Least seconds of these forwards; `None` as before.
+        memory_bytes: Keys and values.
+        logits_bytes: Of one block in every row.
+        weight_bytes: All parameters of the mask predictor, embedding included.
+        extra_peak_bytes: The most that was held beyond the weights; `None`: the system does not
+            tell.
     """
 
     tokens: list[list[int]]
     forwards: int
     query_positions: int
     wall_s: float
-    model_s: float
-    extra_peak_bytes: int
-    model_bytes: int
-
-
-class Timed:
-    """A model that keeps the time spent in `predict`; everything else is the model's."""
-
-    def __init__(self, model: MaskedTransformer) -> None:
-        self._model = model
-        self.model_s = 0.0
-        self.name = model.name
-        self.vocab_size = model.vocab_size
-        self.mask_id = model.mask_id
-        self.eos_ids = model.eos_ids
-        self.banned_ids = model.banned_ids
-        self.logit_shift = model.logit_shift
-        self.causal_block_length = model.causal_block_length
+    model_s: float | None
+    target_s: float
+    floor_s: float | None
+    memory_bytes: int
+    logits_bytes: int
+    weight_bytes: int
+    extra_peak_bytes: int | None
 
     @property
-    def device(self) -> torch.device:
-        """Where tensors are expected."""
-        return self._model.device
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.tokens))
 
-    def predict(self, inputs: Inputs) -> Tensor:
-        """Runs one forward and adds up its seconds."""
-        self._wait()
-        started = time.perf_counter()
-        logits = self._model.predict(inputs)
-        self._wait()
-        self.model_s += time.perf_counter() - started
-        return logits
+    @property
+    def outside_share(self) -> float | None:
+        """Share of the time that was spent in neither model."""
+        return None if self.model_s is None else 1 - (self.model_s + self.target_s) / self.wall_s
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
-        """Allocates the model's key-value memory."""
-        return self._model.new_memory(num_rows, num_slots)
+    @property
+    def peak_ratio(self) -> float | None:
+        """Peak over the least there can be: weights, keys, values and one block of logits."""
+        if self.extra_peak_bytes is None:
+            return None
+        least = self.weight_bytes + self.memory_bytes + self.logits_bytes
+        return (self.weight_bytes + self.extra_peak_bytes) / least
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+class Watch:
+    """Times the forwards of models; nothing waits for a device while they run.
+
+    Attributes:
+        forwards: What each forward of the mask predictor computed.
+        memory_bytes: The most that one memory holds.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._own: list[tuple[Any, Any]] = []
+        self._targets: list[tuple[Any, Any]] = []
+        self.forwards: list[Columns] = []
+        self.memory_bytes = 0
+
+    def clear(self) -> None:
+        """Forgets what a warm-up took."""
+        self._own.clear()
+        self._targets.clear()
+        self.forwards.clear()
+
+    def model_s(self) -> float:
+        """Returns the seconds inside the mask predictor; on an accelerator, by its own clock."""
+        return self._seconds(self._own)
+
+    def target_s(self) -> float:
+        """Returns the seconds inside causal targets."""
+        return self._seconds(self._targets)
+
+    def _seconds(self, spans: list[tuple[Any, Any]]) -> float:
+        if self._device.type != "cuda":
+            return sum(end - start for start, end in spans)
+        torch.cuda.synchronize(self._device)
+        return sum(start.elapsed_time(end) for start, end in spans) / 1000
+
+    def follow(self, model: MaskedTransformer) -> None:
+        """Times a mask predictor; it stays the object that it is."""
+        predict, new_memory = model.predict, model.new_memory
+
+        def timed(inputs: Inputs) -> Tensor:
+            if self._is_recorded():
+                return predict(inputs)
+            held = inputs.memory
+            self.forwards.append(
+                Columns(
+                    rows=inputs.tokens.shape[0],
+                    computed=inputs.tokens.shape[1],
+                    attended=inputs.tokens.shape[1] if held is None else held.keys.shape[3],
+                    wanted=inputs.wanted.shape[1],
+                )
+            )
+            return self._time(self._own, partial(predict, inputs))
+
+        def counted(num_rows: int, num_slots: int) -> Memory:
+            memory = new_memory(num_rows, num_slots)
+            self.memory_bytes = max(self.memory_bytes, memory.num_bytes)
+            return memory
+
+        model.predict, model.new_memory = timed, counted
+
+    def follow_target(self, target: CausalTarget) -> None:
+        """Times a causal target."""
+        read = target.read
+
+        def timed(past: Past, tokens: Tensor, counts: Tensor, *, num_logits: int) -> Reading:
+            work = partial(read, past, tokens, counts, num_logits=num_logits)
+            return self._time(self._targets, work)
+
+        target.read = timed
+
+    def _is_recorded(self) -> bool:
+        # While a graph is captured nothing runs, and an event would become part of it.
+        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _time(self, spans: list[tuple[Any, Any]], work: Callable[[], Any]) -> Any:
+        if self._device.type != "cuda":
+            started = time.perf_counter()
+            done = work()
+            spans.append((started, time.perf_counter()))
+            return done
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        done = work()
+        end.record()
+        spans.append((start, end))
+        return done
 
 
 def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:
-    """Calls a module-level function in a fresh process, so that its peak memory is its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    """Calls a module-level function in a fresh process, so that its memory is its own."""
+    # Imports are done once, in a server that computes nothing, and inherited by each process.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.contenders", "benchmarks.growth"])
+    with context.Pool(1) as pool:
         return pool.apply(work, arguments)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Returns the greatest memory this process has held so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     setting = Setting(batch_size=options.batch_size, num_threads=options.num_threads)
     forward_s = seconds_of_forward(setting)
-    table = Table(title=f"One step, {options.batch_size} rows, V = {setting.vocab_size:,}")
+    table = Table(title=f"One step, {options.batch_size} rows, V = {setting.sizes.vocab_size:,}")
     table.add_column("sampler")
     table.add_column("ms", justify="right")
     table.add_column(f"share of a forward ({1000 * forward_s:.0f} ms)", justify="right")
@@ -51,7 +51,7 @@ def seconds_of_step(sampler: Sampler, setting: Setting) -> float:
     """Times a step on fresh statistics; the state is that of the block's second step."""
     shape = (setting.batch_size, setting.block_length)
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(*shape, setting.vocab_size, generator=generator).bfloat16()
+    logits = torch.randn(*shape, setting.sizes.vocab_size, generator=generator).bfloat16()
     masked = torch.ones(shape, dtype=torch.bool)
     shadow = torch.zeros(shape) if sampler.shadow else None
 

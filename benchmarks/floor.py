@@ -1,0 +1,110 @@
+"""What the machine allows: measured rates, and the least seconds that a forward can take."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.setting import Geometry, Setting
+
+TRIES = 5
+
+
+class Columns(NamedTuple):
+    """What one forward computes.
+
+    Attributes:
+        rows: B.
+        computed: Columns of a row that are computed, Q.
+        attended: Columns of a row that are attended to, K.
+        wanted: Columns of a row that go through the head, W.
+    """
+
+    rows: int
+    computed: int
+    attended: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What one machine can do in one dtype.
+
+    Attributes:
+        bytes_per_s: Read and written by a copy that no cache holds.
+        flops_per_s: Of the fastest matrix product found.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def seconds(self, setting: Setting, forward: Columns) -> float:
+        """Returns the greater of reading every weight once and multiplying by them."""
+        sizes, dtype = setting.sizes, setting.torch_dtype
+        read_s = weight_bytes(sizes, dtype) / self.bytes_per_s
+        return max(read_s, num_flops(sizes, forward) / self.flops_per_s)
+
+
+def measure_machine(setting: Setting) -> Machine:
+    """Measures both rates on the setting's device, in its dtype."""
+    torch.set_num_threads(setting.num_threads)
+    device = torch.device(setting.device)
+    is_cuda = device.type == "cuda"
+    source = torch.ones(2**28 if is_cuda else 2**26, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copy_s = least_seconds(lambda: target.copy_(source), device)
+    sides = (4096, 8192) if is_cuda else (512, 1024, 2048)
+    flops_per_s = max(_rate(side, setting) for side in sides)
+    return Machine(2 * source.nbytes / copy_s, flops_per_s)
+
+
+def _rate(side: int, setting: Setting) -> float:
+    device = torch.device(setting.device)
+    left, right = torch.randn(2, side, side, device=device).to(setting.torch_dtype)
+    return 2 * side**3 / least_seconds(lambda: left @ right.T, device)
+
+
+def least_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Returns the least time of a few tries, after one to warm up."""
+    taken = []
+    for _ in range(TRIES + 1):
+        wait_for(device)
+        started = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - started)
+    return min(taken[1:])
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns once the device has done all that it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def weight_bytes(sizes: Geometry, dtype: torch.dtype) -> int:
+    """Counts the weights that every forward reads: all but the embedding, of which it reads rows.
+
+    Norms are left out.
+    """
+    layer = 4 * sizes.hidden_size**2 + 3 * sizes.hidden_size * sizes.mlp_hidden_size
+    head = sizes.hidden_size * sizes.vocab_size
+    return (sizes.num_layers * layer + head) * dtype.itemsize
+
+
+def num_flops(sizes: Geometry, forward: Columns) -> int:
+    """Counts the multiplications and additions of all matrix products of one forward.
+
+    In the last layer, only keys and values are computed at columns that are not wanted.
+    """
+    hidden, inner = sizes.hidden_size, sizes.hidden_size * sizes.mlp_hidden_size
+    fused, rest = 3 * hidden**2, hidden**2 + 3 * inner
+    full = sizes.num_layers - 1
+    products = (full + 1) * forward.computed * fused
+    products += (full * forward.computed + forward.wanted) * rest
+    products += forward.wanted * hidden * sizes.vocab_size
+    queries = full * forward.computed + forward.wanted
+    products += 2 * queries * forward.attended * hidden
+    return 2 * forward.rows * products

@@ -1,0 +1,125 @@
+"""What is measured: one model, one decode, the same for all contenders."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a model in LLaDA's layout.
+
+    Attributes:
+        hidden_size: Width.
+        num_layers: Decoder blocks.
+        num_heads: Heads of queries, keys and values.
+        mlp_hidden_size: Inner width of the SwiGLU.
+        vocab_size: Rows of the head; LLaDA's, since head and softmax are part of the cost.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_hidden_size: int
+    vocab_size: int = 126_464
+
+
+GEOMETRIES = {
+    "tiny": Geometry(64, 2, 2, 128, vocab_size=1000),
+    "small": Geometry(256, 4, 4, 768, vocab_size=8192),
+    "8x512": Geometry(512, 8, 8, 1536),
+    "llada-8b": Geometry(4096, 32, 32, 12_288),
+}
+"""By name: for tests, for checks, for CPUs, and that of LLaDA-8B."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One model and one decode.
+
+    Attributes:
+        geometry: A key of `GEOMETRIES`.
+        prompt_length: Tokens.
+        gen_length: Tokens.
+        block_length: Tokens.
+        steps_per_block: Forwards a block; as many as its tokens: one token a step.
+        batch_size: Rows.
+        dtype: Of parameters and activations.
+        device: Where it runs.
+        num_threads: Of torch, on the CPU.
+    """
+
+    geometry: str = "8x512"
+    prompt_length: int = 256
+    gen_length: int = 128
+    block_length: int = 32
+    steps_per_block: int = 32
+    batch_size: int = 1
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    num_threads: int = 2
+
+    @property
+    def sizes(self) -> Geometry:
+        """The geometry of that name."""
+        return GEOMETRIES[self.geometry]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of that name."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def model(self) -> MaskedTransformer:
+        """Builds the model with random weights, peaked so that no step is decided by a tie."""
+        sizes = self.sizes
+        model = new_llada(
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.hidden_size,
+            num_layers=sizes.num_layers,
+            num_heads=sizes.num_heads,
+            mlp_hidden_size=sizes.mlp_hidden_size,
+            mask_id=sizes.vocab_size - 1,
+            eos_ids=(sizes.vocab_size - 2,),
+            device=self.device,
+            dtype=self.torch_dtype,
+        )
+        with torch.no_grad():
+            model.transformer.lm_head.weight.mul_(10.0)
+            for layer in model.transformer.layers:
+                layer.attention.output.weight.mul_(8.0)
+                layer.mlp.down.weight.mul_(8.0)
+        return model.eval().requires_grad_(False)
+
+    def target(self) -> CausalTarget:
+        """Builds a random causal model with the same vocabulary, an eighth as deep, half as wide.
+
+        It agrees with next to no draft, so what it verifies shows the price of a round, not its
+        worth.
+        """
+        sizes = self.sizes
+        config = LlamaConfig(
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.hidden_size // 2,
+            intermediate_size=sizes.mlp_hidden_size // 2,
+            num_hidden_layers=max(1, sizes.num_layers // 8),
+            num_attention_heads=sizes.num_heads,
+            max_position_embeddings=16_384,
+            bos_token_id=None,
+            eos_token_id=sizes.vocab_size - 2,
+            dtype=self.torch_dtype,
+        )
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model = LlamaForCausalLM._from_config(config, dtype=self.torch_dtype)
+        return CausalTarget(model.eval().requires_grad_(False), name="random")
+
+    def prompts(self) -> list[list[int]]:
+        """Returns random prompts, the same in every process."""
+        generator = torch.Generator().manual_seed(0)
+        size = (self.batch_size, self.prompt_length)
+        return torch.randint(self.sizes.vocab_size - 2, size, generator=generator).tolist()
