@@ -1,0 +1,72 @@
+"""Who runs the programs that a model wrote: nobody, unless the user says so."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["passed", "failed", "timed out"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        verdict: "passed" only if the last line of the tests was reached.
+        compiled: Whether the candidate is a Python program.
+        loaded: Whether it ran to its end, before the tests.
+        reason: Why it did not pass, in a few words; empty if it passed.
+    """
+
+    verdict: Verdict
+    compiled: bool
+    loaded: bool
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "passed"
+
+
+class CodeRunner(ABC):
+    """Runs the programs that a model wrote, or refuses to."""
+
+    @abstractmethod
+    def require_ready(self, name: str) -> None:
+        """Raises ValueError if programs of the task `name` cannot be run here."""
+
+    @abstractmethod
+    def run(self, candidate: str, tests: str) -> Outcome:
+        """Runs a candidate and then, in the same namespace, its tests."""
+
+
+@dataclass(frozen=True)
+class NoCode(CodeRunner):
+    """Refuses: running programs that a model wrote takes the user's word."""
+
+    def require_ready(self, name: str) -> None:
+        """Refuses.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise _refusal(name)
+
+    def run(self, candidate: str, tests: str) -> Outcome:
+        """Refuses.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise _refusal("This task")
+
+
+NO_CODE = NoCode()
+
+
+def _refusal(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is scored by running programs that the model wrote, which needs your permission, "
+        "got none; give --allow-code to run or sweep, in Python sandbox=Sandbox() to the task. "
+        "The docstring of eval/sandbox.py says what it guards against and what it does not."
+    )
