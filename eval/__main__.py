@@ -1,4 +1,4 @@
-"""The command line: python -m eval run | sweep | report | oracle | trace | cache-error."""
+"""The command line: python -m eval run | sweep | report | oracle | trace | cache-error | lm."""
 
 import argparse
 import sys
@@ -12,19 +12,22 @@ import torch
 from rich.console import Console
 
 from dllm_decode import decode, load_model, load_target
-from eval import cache_error
+from eval import cache_error, lm_command
 from eval.addresses import parse_task
+from eval.code_runner import NO_CODE, CodeRunner
 from eval.joint import left_to_right
 from eval.oracle import OracleModel
 from eval.progress import reporter_for
 from eval.records import Folder, Record, Settings
 from eval.replay import replay_page
-from eval.report import table, write_report
+from eval.report import write_report
 from eval.runner import execute
 from eval.runs import Place, Tokenizer
+from eval.sandbox import Sandbox
 from eval.statistics import wilson
 from eval.summary import summarise
 from eval.sweep import Sweep, read_sweep
+from eval.table import table
 from eval.terminal import picture_of
 from eval.theory import joint_of
 from samplers import parse
@@ -45,9 +48,12 @@ tasks are addresses:
   word_problems?split=test&limit=200      word_problems?split=test_template
   lists/shuffle?n=6&limit=100             puzzles/sudoku4
   gsm8k?path=FOLDER&protocol=llada        jsonl:FILE.jsonl
+  humaneval?path=FILE.jsonl.gz            mbpp?path=FOLDER&protocol=instruct
+  writing/words_to_sentence?n=4           parallelbench:FOLDER#waiting_line/copy
 
 samplers, caches and verifiers are expressions, as their repr shows them:
-  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "NoCache()"
+  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "DualCache()"
+  "SelfVerify(4)"   "ARVerify(CausalTarget('mini-ar'))"   "Guided(CausalTarget('mini-ar'))"
 
 a run that was stopped goes on where it stopped: give the same command again.
 """
@@ -88,6 +94,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_oracle(new("oracle", help="what samplers do on a model without errors of its own"))
     _add_trace(new("trace", help="show how one example was decoded"))
     cache_error.add_arguments(new("cache-error", help="how far each cache is from exact"))
+    lm_command.add_arguments(
+        commands.add_parser("lm", help="tasks of the Language Model Evaluation Harness")
+    )
     return parser
 
 
@@ -100,12 +109,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--sampler", action="append", metavar="EXPR",
         help="repeat to compare; the first is the reference "
         '(default: "FixedSchedule()" and "ConfidenceThreshold(0.9)")')  # fmt: skip
-    add("--cache", default="NoCache()", metavar="EXPR", help="(default: NoCache())")
-    add("--verifier", default="NoVerifier()", metavar="EXPR", help="(default: NoVerifier())")
+    add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: NoCache())")
+    add("--verifier", action="append", metavar="EXPR",
+        help="repeat to compare (default: NoVerifier())")  # fmt: skip
     add("--gen-length", type=int, default=0, help="answer length in tokens (default: the task's)")
-    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
+    add("--block-length", type=int, default=0, help="tokens per block (default: the task's)")
     add("--temperature", type=float, default=0.0, help="of the proposals (default: 0, greedy)")
-    add("--seed", type=int, default=0, help="of the noise (default: 0)")
+    add("--seed", type=int, action="append", metavar="N",
+        help="of the noise; repeat to average over several (default: 0)")  # fmt: skip
     add("--batch-size", type=int, default=16, help="rows decoded together (default: 16)")
     add("--prompts", choices=("chat", "plain"), default="",
         help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
@@ -129,6 +140,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=0, help="processor threads (default: torch's choice)")
     add("--no-trace", action="store_true",
         help="record no steps and confidences: for timings, since looking costs time")  # fmt: skip
+    add("--allow-code", action="store_true",
+        help="run programs that the model wrote, in a sandbox: humaneval, mbpp")  # fmt: skip
     add("--retry-errors", action="store_true", help="decode examples anew that raised an error")
 
 
@@ -160,9 +173,9 @@ def _run(options: argparse.Namespace) -> int:
         model=options.model,
         tasks=(options.task,),
         samplers=tuple(options.sampler or ("FixedSchedule()", "ConfidenceThreshold(0.9)")),
-        caches=(options.cache,),
-        verifiers=(options.verifier,),
-        seeds=(options.seed,),
+        caches=tuple(options.cache or ("NoCache()",)),
+        verifiers=tuple(options.verifier or ("NoVerifier()",)),
+        seeds=tuple(options.seed or (0,)),
         gen_length=options.gen_length,
         block_length=options.block_length,
         temperature=options.temperature,
@@ -178,16 +191,27 @@ def _sweep_of(options: argparse.Namespace) -> Sweep:
     return replace(sweep, model=options.model) if options.model else sweep
 
 
+def _code_for(sweep: Sweep, place: Place, *, allow: bool) -> CodeRunner:
+    """Returns what runs programs; refuses tasks that need one before a model is loaded."""
+    sandbox = Sandbox()
+    code = sandbox if allow else NO_CODE
+    for address in sweep.tasks:
+        parse_task(address, code).task.require_scorable()
+    if allow and place.rank == 0 and sandbox.missing():
+        lacking = ", ".join(sandbox.missing())
+        sys.stderr.write(f"This machine's sandbox does not guard: {lacking}.\n")
+    return code
+
+
 def _measure(sweep: Sweep, options: argparse.Namespace) -> int:
     place = Place.of_launch()
+    code = _code_for(sweep, place, allow=options.allow_code)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = f"cuda:{place.local_rank}" if options.device == "cuda" else options.device
+    wanted = _DTYPES.get(options.dtype)
     model, tokenizer = load_model(
-        sweep.model,
-        device=device,
-        dtype=_DTYPES.get(options.dtype),
-        revision=sweep.revision or None,
+        sweep.model, device=device, dtype=wanted, revision=sweep.revision or None
     )
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {sweep.model}; add its files.")
@@ -195,8 +219,10 @@ def _measure(sweep: Sweep, options: argparse.Namespace) -> int:
     # Its own types are wider than what is used here.
     words = cast(Tokenizer, tokenizer)
     # Once for all runs that name the same target.
-    target = lru_cache(lambda source: load_target(source, tokenizer, device=device))
-    runs = list(sweep.runs(model, words, dtype=dtype, trace=not options.no_trace, target=target))
+    target = lru_cache(lambda source: load_target(source, tokenizer, device=device, dtype=wanted))
+    runs = list(
+        sweep.runs(model, words, dtype=dtype, trace=not options.no_trace, target=target, code=code)
+    )
     folder = execute(
         runs,
         options.out,
@@ -265,11 +291,15 @@ def _trace(options: argparse.Namespace) -> int:
         return 0
     console = Console()
     first = found[0][1]
+    seeds = {settings.seed for settings, _ in found}
     console.print(f"{first['prompt']}\ntarget: {first['target']}\n", markup=False, highlight=False)
     for settings, record in found:
         counted = f"{record['length']} tokens in {record['nfe']} forwards"
+        if record["target_nfe"]:
+            counted += f" and {record['target_nfe']} of the target"
+        parts = [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])]
         console.print(
-            f"{settings.sampler}: {counted}, {record['scores']}",
+            f"{' + '.join(parts)}: {counted}, {record['scores']}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         console.print(picture_of(record), end="\n\n")

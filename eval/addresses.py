@@ -9,16 +9,21 @@ from urllib.parse import parse_qsl
 
 import dllm_decode
 from dllm_decode import CachePolicy, CausalTarget, Verifier, verify
+from eval.code_runner import NO_CODE, CodeRunner
 from eval.records import digest
 from eval.tasks import (
     Equations,
     Example,
     Gsm8k,
+    HumanEval,
     LatinSquare,
     ListTask,
+    Mbpp,
+    ParallelBench,
     Sudoku4,
     Task,
     WordProblems,
+    WordsToSentence,
 )
 from eval.tasks.jsonl import JsonLines
 from samplers.expression import parse_expression
@@ -27,11 +32,15 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
     "equations": Equations,
     "gsm8k": Gsm8k,
+    "humaneval": HumanEval,
+    "mbpp": Mbpp,
     "puzzles/latin": LatinSquare,
     "puzzles/sudoku4": Sudoku4,
+    "writing/words_to_sentence": WordsToSentence,
 }
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
+PARALLEL_BENCH = "parallelbench:"
 SELECTION = ("split", "limit", "examples_seed")
 
 
@@ -59,12 +68,8 @@ class Selection:
 
     @property
     def prompts(self) -> str:
-        """Whether plain prompts go through the chat template unless something else is asked for.
-
-        GSM8K's protocol `lm_eval` is a protocol of plain text.
-        """
-        plain = self.address.split("?")[0] == "gsm8k" and "protocol=" not in self.address
-        return "plain" if plain or "protocol=lm_eval" in self.address else "chat"
+        """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
+        return self.task.prompts
 
 
 def digest_of(examples: Sequence[Example]) -> str:
@@ -72,11 +77,15 @@ def digest_of(examples: Sequence[Example]) -> str:
     return digest([[example.id, example.prompt, example.target] for example in examples])
 
 
-def parse_task(address: str) -> Selection:
+def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     """Reads an address such as `word_problems?split=test&limit=200` or `lists/shuffle?n=6`.
 
     Before the question mark stands a task, behind it `split`, `limit`, `examples_seed` and the
     task's own options.
+
+    Args:
+        address: The address.
+        code: Runs the programs of a task that is scored by running them.
 
     Raises:
         ValueError: If the address names no task, or an option that the task does not have.
@@ -85,7 +94,7 @@ def parse_task(address: str) -> Selection:
     options = _options(query, address)
     make = _maker(name)
     own = {key: text for key, text in options.items() if key not in SELECTION}
-    task = _make(name, make, own)
+    task = _make(name, make, own).allowing(code)
     query = "&".join(f"{key}={text}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,
@@ -167,8 +176,11 @@ def _maker(name: str) -> Callable[..., Task]:
             return JsonLines(path, match, gen_length)
 
         return make_json_lines
+    if name.startswith(PARALLEL_BENCH):
+        return _parallel_bench(name)
     if name not in TASKS:
-        known = ", ".join([*TASKS, f"{LISTS}<keyword>", f"{JSON_LINES}<file>"])
+        others = (f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>")
+        known = ", ".join([*TASKS, *others])
         raise ValueError(
             f"A task is one of {known}, got {name!r}; "
             "an address is such as 'word_problems?split=test&limit=200'."
@@ -176,8 +188,27 @@ def _maker(name: str) -> Callable[..., Task]:
     return TASKS[name]
 
 
+def _parallel_bench(name: str) -> Callable[..., Task]:
+    folder, _, task = name.removeprefix(PARALLEL_BENCH).rpartition("#")
+    if not folder:
+        raise ValueError(
+            f"ParallelBench is addressed as {PARALLEL_BENCH}<folder>#<task>, such as "
+            f"'{PARALLEL_BENCH}ParallelBench#waiting_line/copy', got {name!r}."
+        )
+
+    def make_parallel_bench(primary: str = "answer") -> Task:
+        return ParallelBench(folder, task, primary)
+
+    return make_parallel_bench
+
+
 def _make(name: str, make: Callable[..., Task], options: Mapping[str, str]) -> Task:
-    known = signature(make).parameters
+    # Whether programs may run is for the user to say, not for an address.
+    known = {
+        key: option
+        for key, option in signature(make).parameters.items()
+        if option.annotation is not CodeRunner
+    }
     for key in options:
         if key not in known:
             raise ValueError(

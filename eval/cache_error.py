@@ -68,7 +68,7 @@ class CacheError:
         changed: Mean over prompts of the share of steps that would have been decided otherwise on
             the exact conditionals of the same canvas.
         changed_stderr: Its standard error over prompts.
-        accuracy: Mean score of the answers; `None` without a scorer.
+        accuracy: Mean score of the answers that have one; `None` if none has.
         accuracy_stderr: Its standard error over prompts.
         nfe: Mean forwards of a row.
         query_positions: Mean columns computed for a row.
@@ -182,8 +182,8 @@ class Trial:
             divergence_stderr=standard_error(divergences),
             changed=mean(changes),
             changed_stderr=standard_error(changes),
-            accuracy=None if scores is None else mean(scores),
-            accuracy_stderr=None if scores is None else standard_error(scores),
+            accuracy=mean(scores) if scores else None,
+            accuracy_stderr=standard_error(scores) if scores else None,
             nfe=mean([nfe for _, out in batches for nfe in out.nfe.tolist()]),
             query_positions=mean([q for _, out in batches for q in out.query_positions.tolist()]),
         )
@@ -261,13 +261,14 @@ def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> 
 def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer, gen_length: int = 0) -> Trial:
     """Returns the trial on a task's examples, scored by the task; length 0 is the task's."""
     task = selection.task
+    task.require_scorable()
     examples = selection.examples()
     chat = selection.prompts == "chat"
 
     def score(answers: Sequence[list[int]]) -> list[float]:
         texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
-        return [found[task.primary] or 0.0 for found in scores]
+        return [s for found in scores if (s := found[task.primary]) is not None]
 
     return replace(
         trial,

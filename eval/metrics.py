@@ -36,7 +36,7 @@ def answer_length(tokens: Sequence[int], eos_ids: Sequence[int]) -> int:
     return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
 
 
-def tokens_per_forward(lengths: Sequence[int], nfe: Sequence[int]) -> float:
+def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the sum of all answers' lengths over the sum of all their forwards.
 
     A ratio of sums: a mean of ratios would let short answers decide. Tokens behind the first EOS
@@ -52,7 +52,7 @@ def tokens_per_forward(lengths: Sequence[int], nfe: Sequence[int]) -> float:
     return _ratio(lengths, nfe, "forward")
 
 
-def tokens_per_second(lengths: Sequence[int], seconds_s: Sequence[Number]) -> float:
+def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) -> float:
     """Returns the sum of all answers' lengths over the sum of their seconds.
 
     Args:
@@ -217,7 +217,7 @@ def parallelizability(scores: Sequence[tuple[Number, Number]]) -> float | None:
     return math.fsum(size * score for size, score in scores) / total if total else None
 
 
-def mean_ratio(lengths: Sequence[int], nfe: Sequence[int]) -> float:
+def mean_ratio(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the mean over examples of tokens per forward; reported beside the ratio of sums."""
     return mean([length / forwards for length, forwards in zip(lengths, nfe, strict=True)])
 

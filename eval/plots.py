@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from eval.curves import Row, method_of, point_of
 from eval.metrics import Point
-from eval.summary import Row, method_of, point_of
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart, and shapes besides.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
@@ -66,7 +66,7 @@ def _draw_methods(axes: Axes, rows: Sequence[Row]) -> None:
             alpha = 1.0 if row["is_on_front"] else 0.45
             axes.errorbar(
                 [point.tokens_per_forward], [point.accuracy], zorder=3,
-                xerr=_reach(row["speed"]["tokens_per_forward"], point.tokens_per_forward),
+                xerr=_reach(row["speed"]["tokens_per_any_forward"], point.tokens_per_forward),
                 yerr=_reach(row["accuracy"], point.accuracy),
                 fmt=shape, markersize=6.5, color=colour, alpha=alpha, elinewidth=1, capsize=2,
                 label=method if number == 0 else None,
@@ -79,14 +79,15 @@ def _reach(interval: Row, value: float) -> list[list[float]]:
 
 def _dress(axes: Axes, rows: Sequence[Row], title: str) -> None:
     axes.set_xscale("log", base=2)
-    low = min(row["speed"]["tokens_per_forward"]["low"] for row in rows)
-    high = max(row["speed"]["tokens_per_forward"]["high"] for row in rows)
+    low = min(row["speed"]["tokens_per_any_forward"]["low"] for row in rows)
+    high = max(row["speed"]["tokens_per_any_forward"]["high"] for row in rows)
     axes.set_xlim(low / 1.15, high * 1.15)
     axes.set_xticks([tick for tick in _TICKS if low / 1.15 <= tick <= high * 1.15])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("tokens per forward (log scale)")
+    of_both = " of either model" if any(row["speed"]["target_nfe"] for row in rows) else ""
+    axes.set_xlabel(f"tokens per forward{of_both} (log scale)")
     axes.set_ylabel("accuracy")
     axes.set_title(title, fontsize=10, loc="left", wrap=True)
     axes.grid(color="#e5e7eb", linewidth=0.8)

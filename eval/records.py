@@ -12,7 +12,9 @@ Record: TypeAlias = dict[str, Any]
 """What `eval.runner` writes for one example; see `eval.runner.record_of`."""
 
 SETTINGS_FILE = "settings.json"
-FORMAT = 1
+FORMAT = 2
+
+_NOTHING = ("", "NoCache()", "NoVerifier()")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Settings:
         task_version: The task's own version.
         examples: Digest of the examples' ids, prompts and targets.
         num_examples: How many there are.
-        sampler: Its repr.
+        sampler: Its repr; empty if the verifier asks none.
         cache: Its repr.
         verifier: Its repr.
         gen_length: Answer length in tokens.
@@ -60,6 +62,12 @@ class Settings:
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
         return digest({"settings": asdict(self), "example": example_id})
+
+    @property
+    def parts(self) -> list[str]:
+        """Sampler, cache and verifier, as far as there are any."""
+        parts = (self.sampler, self.cache, self.verifier)
+        return [text for text in parts if text not in _NOTHING]
 
     @staticmethod
     def of(written: Mapping[str, Any]) -> "Settings":
@@ -110,7 +118,7 @@ class Folder:
         """Returns the runs that the folder was claimed for, the reference first.
 
         Raises:
-            ValueError: If the path is no results folder.
+            ValueError: If the path is no results folder, or one of another version.
         """
         file = self.path / SETTINGS_FILE
         if not file.is_file():
@@ -119,12 +127,18 @@ class Folder:
                 "give the folder that a run wrote."
             )
         try:
-            runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
-            return [Settings.of(run) for run in runs]
+            written = json.loads(file.read_text(encoding="utf-8"))
+            if written["format"] == FORMAT:
+                return [Settings.of(run) for run in written["runs"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{file} is not what this version writes ({error}); choose another folder."
             ) from error
+        raise ValueError(
+            f"{file} is in format {written['format']}, this version reads and writes {FORMAT}: its "
+            "records lack numbers that are needed here. Run anew into another folder, or use the "
+            "version that wrote it."
+        )
 
     def records(self) -> list[Record]:
         """Returns all records, of all processes, each key once.

@@ -22,7 +22,8 @@ def replay_page(example: Sequence[tuple[Settings, Record]]) -> str:
     if not example or any(record.get("trace") is None for _, record in example):
         raise ValueError("A replay needs records with traces; run without --no-trace.")
     first = example[0][1]
-    panels = [_panel(settings, record) for settings, record in example]
+    seeds = {settings.seed for settings, _ in example}
+    panels = [_panel(settings, record, seeds) for settings, record in example]
     # Without any `<` no text can end the script element, nor keep it from ending.
     written = json.dumps(panels, separators=(",", ":")).replace("<", "\\u003c")
     return (
@@ -33,7 +34,7 @@ def replay_page(example: Sequence[tuple[Settings, Record]]) -> str:
     )
 
 
-def _panel(settings: Settings, record: Record) -> dict[str, Any]:
+def _panel(settings: Settings, record: Record, seeds: set[int]) -> dict[str, Any]:
     trace, pieces = record["trace"], record["pieces"]
     tokens = [pieces[str(token)] for token in record["tokens"]]
     revisions = [
@@ -43,9 +44,7 @@ def _panel(settings: Settings, record: Record) -> dict[str, Any]:
     ]
     scores = record.get("scores") or {}
     return {
-        "sampler": settings.sampler,
-        "beside": [text for text in (settings.cache, settings.verifier)
-                   if text not in ("NoCache()", "NoVerifier()")],
+        "parts": [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])],
         "block": settings.block_length,
         "lead": trace["lead"],
         "tokens": tokens,
@@ -54,6 +53,7 @@ def _panel(settings: Settings, record: Record) -> dict[str, Any]:
         "revisions": revisions,
         "length": record["length"],
         "nfe": record["nfe"],
+        "target_nfe": record["target_nfe"],
         "score": scores.get(record["primary"]),
     }  # fmt: skip
 
@@ -160,11 +160,12 @@ for (const panel of panels) {
   const head = document.createElement("div");
   head.className = "head";
   const name = document.createElement("h2");
-  name.textContent = [panel.sampler, ...panel.beside].join("  +  ");
+  name.textContent = panel.parts.join("  +  ");
   const facts = document.createElement("div");
   facts.className = "facts";
-  facts.append(`${panel.length} tokens in ${panel.nfe} forwards, ` +
-    `${(panel.length / panel.nfe).toFixed(2)} a forward  `);
+  const target = panel.target_nfe ? ` and ${panel.target_nfe} of the target` : "";
+  facts.append(`${panel.length} tokens in ${panel.nfe} forwards${target}, ` +
+    `${(panel.length / (panel.nfe + panel.target_nfe)).toFixed(2)} a forward  `);
   if (panel.score !== null) {
     const mark = document.createElement("span");
     mark.className = panel.score >= 1 ? "right" : "wrong";

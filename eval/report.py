@@ -8,26 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from eval.addresses import parse_task
+from eval.curves import Row
 from eval.metrics import Point
 from eval.plots import draw_trade_off
 from eval.records import Folder, Record, Settings
 from eval.replay import replay_page
-from eval.summary import Row, summarise
+from eval.summary import summarise
+from eval.table import accepted_lengths, line, name_of, seeds_of, table
+from eval.tasks import ListTask
 from eval.theory import curve
-
-_HEAD = (
-    "sampler",
-    "accuracy",
-    "against reference",
-    "p",
-    "tokens/forward",
-    "NFE",
-    "step speed-up",
-    "tokens/s",
-    "p50 / p99 s",
-    "tau",
-    "errors",
-)
 
 
 def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
@@ -47,7 +36,8 @@ def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
     _write(folder.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     parts = [_opening(summary)]
     for (model, task), rows in _by_task(summary["rows"]).items():
-        parts += [f"## {task}\n\nModel `{model}`.", table(rows), _methods(summary, model, task)]
+        parts += [f"## {task}\n\nModel `{model}`.", table(rows), accepted_lengths(rows)]
+        parts += [_methods(summary, model, task)]
         parts += _pictures(folder, model, task, rows)
     parts += _replays(folder, num_replays)
     report = folder.path / "report.md"
@@ -55,33 +45,40 @@ def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
     return report
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table of settings, the reference first."""
-    lines = [_line(_HEAD), _line(["---"] * len(_HEAD))]
-    return "\n".join([*lines, *(_line(_cells(row, rows)) for row in rows)])
-
-
 def _opening(summary: dict[str, Any]) -> str:
     rows = summary["rows"]
     errors = sum(row["num_errors"] for row in rows)
     missing = sum(row["num_missing"] for row in rows)
-    total = sum(row["settings"]["num_examples"] for row in rows)
+    total = sum(row["settings"]["num_examples"] * len(row["seeds"]) for row in rows)
     said = [
         "# Results",
-        "Accuracy with its 95 % Wilson interval. Against the reference, the first row of a task: "
-        "paired difference with its 95 % bootstrap interval over examples, and the exact McNemar "
-        "p-value. Tokens per forward is a ratio of sums; tokens count up to and including the "
-        "first EOS. NFE is forwards per example. tau is Kendall's tau-b between position and "
+        "Accuracy with its 95 % interval: Wilson's, or the bootstrap's over examples where there "
+        "are several seeds, which are averaged for each example first. Against the reference, the "
+        "first row of a task: paired difference with its 95 % bootstrap interval over examples, "
+        "and the exact McNemar p-value. Tokens per forward is a ratio of sums; tokens count up to "
+        "and including the first EOS. NFE is forwards per example. Seconds are those of a batch, "
+        "the first examples left out as warm-up. tau is Kendall's tau-b between position and "
         "step: 1 is left to right. Bold: no other setting is better in accuracy and speed.",
     ]
+    if any("verified" in row for row in rows):
+        said.append(
+            "Accepted length is how many tokens a forward of the model, with what the verifier "
+            "made of it, committed on average. Tokens per forward and NFE are of the model alone; "
+            "bold, picture and AUP count the forwards of a verifier's causal target as well."
+        )
     if errors:
         said.append(
             f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"
         )
         said.append("\n".join(
-            f"- {row['settings']['sampler']}: {count} x `{message}`"
+            f"- {name_of(row, rows)}: {count} x `{message}`"
             for row in rows for message, count in row["errors"].items()
         ))  # fmt: skip
+    if any(row["accuracy"] is None and "speed" in row for row in rows):
+        said.append(
+            "Accuracy is - where the task's first score is undefined, such as for lack of an "
+            "optional package. Scores that are defined are in `summary.json`."
+        )
     if missing:
         said.append(f"**{missing} of {total} examples are missing.** Start the run again.")
     return "\n\n".join([*said, _settings(rows)])
@@ -89,12 +86,13 @@ def _opening(summary: dict[str, Any]) -> str:
 
 def _settings(rows: Sequence[Row]) -> str:
     """Lists what all settings share."""
-    columns = [name for name in rows[0]["settings"] if name not in ("sampler", "task", "examples")]
+    hidden = ("sampler", "task", "examples", "seed")
     lines = []
-    for name in columns:
+    for name in (name for name in rows[0]["settings"] if name not in hidden):
         values = list(dict.fromkeys(str(row["settings"][name]) for row in rows))
         lines.append(f"- {name}: {', '.join(values)}")
-    return "\n".join(lines)
+    seeds = dict.fromkeys(seeds_of(row) for row in rows)
+    return "\n".join([*lines, f"- seeds: {'; '.join(seeds)}"])
 
 
 def _by_task(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -106,53 +104,6 @@ def _by_task(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
-def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    accuracy, speed = row["accuracy"], row.get("speed")
-    against = row.get("against_reference", {})
-    difference, test = against.get("accuracy"), against.get("mcnemar")
-    name = f"`{_name(row, rows)}`"
-    cells = [
-        f"**{name}**" if row["is_on_front"] else name,
-        _interval(accuracy, 3) if accuracy else "-",
-        _interval(difference, 3, sign="+") if difference else "-",
-        f"{test['p_value']:.2g}" if test else "-",
-    ]
-    if speed is None:
-        return [*cells, "-", "-", "-", "-", "-", "-", str(row["num_errors"])]
-    timing, tau = row["timing"], row["order"]["order_correlation"]
-    latency = timing["latency_s"]
-    return [
-        *cells,
-        _interval(speed["tokens_per_forward"], 2),
-        f"{speed['nfe']:.1f}",
-        f"{against['step_speedup']:.2f}" if "step_speedup" in against else "1",
-        f"{timing['tokens_per_second']:.0f}",
-        f"{latency['p50']:.3g} / {latency['p99']:.3g}",
-        "-" if tau is None else f"{tau:.2f}",
-        str(row["num_errors"]),
-    ]
-
-
-def _name(row: Row, rows: Sequence[Row]) -> str:
-    """Names a row by its sampler and by whatever else tells the rows apart."""
-    parts = [row["settings"]["sampler"]]
-    for field in ("cache", "verifier", "seed", "prompts", "gen_length", "block_length"):
-        if len({str(other["settings"][field]) for other in rows}) > 1:
-            value = row["settings"][field]
-            parts.append(value if field in ("cache", "verifier") else f"{field}={value}")
-    return " + ".join(parts)
-
-
-def _interval(found: Row, digits: int, sign: str = "") -> str:
-    value, low, high = (f"{found[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
-
-
-def _line(cells: Sequence[str]) -> str:
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
-
-
 def _methods(summary: dict[str, Any], model: str, task: str) -> str:
     methods = [m for m in summary["methods"] if m["model"] == model and m["task"] == task]
     if not methods:
@@ -160,10 +111,10 @@ def _methods(summary: dict[str, Any], model: str, task: str) -> str:
     limits = list(methods[0]["speed_at_accuracy"])
     head = ["method", "settings", f"AUP (best accuracy {methods[0]['best_accuracy']:.3f})"]
     head += [f"tokens/forward at accuracy {limit}" for limit in limits]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = [line(head), line(["---"] * len(head))]
     for method in methods:
         reached = [method["speed_at_accuracy"][limit] for limit in limits]
-        lines.append(_line([
+        lines.append(line([
             method["method"], str(method["num_points"]), f"{method['aup']:.1f}",
             *("-" if speed is None else f"{speed:.2f}" for speed in reached),
         ]))  # fmt: skip
@@ -175,19 +126,22 @@ def _pictures(folder: Folder, model: str, task: str, rows: Sequence[Row]) -> lis
     if not drawn:
         return []
     name = _slug(f"{model}-{task}")
-    num_examples = drawn[0]["accuracy"]["num_examples"]
+    count = f"n = {drawn[0]['accuracy']['num_examples']}"
+    if len(drawn[0]["seeds"]) > 1:
+        count += f", mean of {len(drawn[0]['seeds'])} seeds"
     draw_trade_off(
         drawn,
         folder.path / name,
-        title=f"{task}, model {model}, n = {num_examples}, 95 % intervals",
+        title=f"{task}, model {model}, {count}, 95 % intervals",
         exact=_exact(task),
     )
     return [f"![accuracy against tokens per forward, {task}]({name}.png)"]
 
 
 def _exact(task: str) -> list[Point]:
-    selection = parse_task(task)
-    return curve(selection.task, selection.task.examples(num_examples=1)[0])
+    exact = parse_task(task).task
+    # Other tasks have no curve, and a report must not need the files that their examples are in.
+    return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
 
 
 def _replays(folder: Folder, num_replays: int) -> list[str]:

@@ -38,6 +38,8 @@ def execute(
         ValueError: If the folder holds records of other settings, or a setting is refused before
             any example is decoded.
     """
+    for run in runs:
+        run.selection.task.require_scorable()
     examples = [run.selection.examples() for run in runs]
     settings = [run.settings(some) for run, some in zip(runs, examples, strict=True)]
     results = Folder(folder)

@@ -65,7 +65,7 @@ class Run:
         cache: Which columns to recompute.
         verifier: How proposals are checked.
         gen_length: Answer length in tokens; None is the task's.
-        block_length: Tokens per block; at most the answer's length is used.
+        block_length: Tokens per block, None is the task's; at most the answer's length is used.
         temperature: Of the proposals.
         seed: Of the noise.
         stop_at_eos: Whether rows stop at EOS.
@@ -84,7 +84,7 @@ class Run:
     cache: CachePolicy = field(default_factory=NoCache)
     verifier: Verifier = field(default_factory=NoVerifier)
     gen_length: int | None = None
-    block_length: int = 32
+    block_length: int | None = None
     temperature: float = 0.0
     seed: int = 0
     stop_at_eos: bool = True
@@ -109,6 +109,8 @@ class Run:
     def settings(self, examples: Sequence[Example]) -> Settings:
         """Returns what decides the answers to these examples."""
         inner = self.model.causal_block_length
+        task = self.selection.task
+        block_length = task.block_length if self.block_length is None else self.block_length
         return Settings(
             model=self.model_source or self.model.name,
             revision=self.revision,
@@ -117,11 +119,11 @@ class Run:
             task_version=self.selection.task.version,
             examples=digest_of(examples),
             num_examples=len(examples),
-            sampler=repr(self.sampler),
+            sampler=repr(self.sampler) if self.verifier.asks_sampler else "",
             cache=repr(self.cache),
             verifier=repr(self.verifier),
             gen_length=self.length,
-            block_length=max(inner, min(self.block_length, self.length)),
+            block_length=max(inner, min(block_length, self.length)),
             temperature=self.temperature,
             seed=self.seed,
             stop_at_eos=self.stop_at_eos,

@@ -144,6 +144,23 @@ def paired_bootstrap(
     return Difference(float(differences.mean()), *_central_95(means))
 
 
+def bootstrap(
+    values: Sequence[Number], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> Interval:
+    """Returns the 95 per cent bootstrap interval of the mean over examples.
+
+    For values that are no counts of right and wrong, such as means over seeds; `wilson` serves
+    those. Of equal values it is a point, however few they are.
+
+    Raises:
+        ValueError: If there are no values.
+    """
+    _, low, high = paired_bootstrap(
+        [0.0] * len(values), values, num_resamples=num_resamples, seed=seed
+    )
+    return Interval(low, high)
+
+
 def ratio_of_sums(
     numerators: Sequence[Number],
     denominators: Sequence[Number],

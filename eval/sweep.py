@@ -10,6 +10,7 @@ from typing import Any
 
 from dllm_decode import CausalTarget, MaskPredictor
 from eval.addresses import no_target, parse_cache, parse_task, parse_verifier
+from eval.code_runner import NO_CODE, CodeRunner
 from eval.runs import Run, Tokenizer
 from samplers import parse
 
@@ -26,7 +27,7 @@ class Sweep:
         verifiers: Expressions.
         seeds: Of the noise.
         gen_length: Answer length in tokens; 0 is the task's own.
-        block_length: Tokens per block.
+        block_length: Tokens per block; 0 is the task's own.
         temperature: Of the proposals.
         batch_size: Rows decoded together.
         prompts: "chat" or "plain"; empty is the task's habit.
@@ -40,7 +41,7 @@ class Sweep:
     verifiers: tuple[str, ...] = ("NoVerifier()",)
     seeds: tuple[int, ...] = (0,)
     gen_length: int = 0
-    block_length: int = 32
+    block_length: int = 0
     temperature: float = 0.0
     batch_size: int = 16
     prompts: str = ""
@@ -69,8 +70,9 @@ class Sweep:
         dtype: str,
         trace: bool,
         target: Callable[[str], CausalTarget] = no_target,
+        code: CodeRunner = NO_CODE,
     ) -> Iterator[Run]:
-        """Yields the runs, task by task.
+        """Yields the runs, task by task; one for all samplers where the verifier asks none.
 
         Args:
             model: What `load_model(self.model)` returned.
@@ -78,19 +80,23 @@ class Sweep:
             dtype: Of the model's parameters.
             trace: Record step and confidence of every position.
             target: Loads a verifier's causal model.
+            code: Runs the programs of tasks that are scored by running them.
         """
         for address, cache, verifier, seed, sampler in product(
             self.tasks, self.caches, self.verifiers, self.seeds, self.samplers
         ):
+            parsed = parse_verifier(verifier, target)
+            if not parsed.asks_sampler and sampler != self.samplers[0]:
+                continue
             yield Run(
                 model=model,
                 tokenizer=tokenizer,
-                selection=parse_task(address),
+                selection=parse_task(address, code),
                 sampler=parse(sampler),
                 cache=parse_cache(cache),
-                verifier=parse_verifier(verifier, target),
+                verifier=parsed,
                 gen_length=self.gen_length or None,
-                block_length=self.block_length,
+                block_length=self.block_length or None,
                 temperature=self.temperature,
                 seed=seed,
                 batch_size=self.batch_size,

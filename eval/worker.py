@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from dllm_decode import DecodeOutput, Observer, Trace, decode
+from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
 from eval import prompts
 from eval.progress import Reporter
 from eval.records import Record, Settings, append
@@ -29,6 +29,10 @@ FAILURES = (
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32
 _ROW_STRIDE = 1 << 20
+
+# Examples that a process decodes first in each run do not count for its timings: kernels are
+# chosen and memory is reserved then. d3LLM's number.
+_NUM_WARM_UP = 10
 
 
 @lru_cache(maxsize=1)
@@ -63,14 +67,18 @@ class Worker:
         mine = list(range(place.rank, len(batches), place.world_size))
         num_examples = sum(len(batches[index]) for index in mine)
         num_done = sum(self._key(e) in done for index in mine for e in batches[index])
-        label = f"{self._settings.task} {self._settings.sampler}"
+        label = f"{self._settings.task} {' + '.join(self._settings.parts)}"
+        label += f" seed {self._settings.seed}" if self._settings.seed else ""
         self._reporter.begin(label, num_examples, num_done)
+        num_begun = 0
         for index in mine:
             wanted = {e.id for e in batches[index] if self._key(e) not in done}
             if wanted:
                 seed = self._settings.seed + _BATCH_STRIDE * index
                 records = [r for r in self._decode(batches[index], seed) if r["example"] in wanted]
-                append(self._part, records)
+                warm_up = num_begun < _NUM_WARM_UP
+                num_begun += len(batches[index])
+                append(self._part, [{**record, "warm_up": warm_up} for record in records])
                 self._reporter.add(records)
 
     def _key(self, example: Example) -> str:
@@ -95,8 +103,8 @@ class Worker:
     def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
         chat = self._settings.prompts == "chat"
         encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
-        trace = Trace()
-        observers: list[Observer] = [self._reporter]
+        trace, gains = Trace(), Gains()
+        observers: list[Observer] = [self._reporter, gains]
         if self._run.trace:
             observers.append(trace)
         output = self._call(encoded, seed, observers)
@@ -104,14 +112,17 @@ class Worker:
             self._run.tokenizer.decode(answer, skip_special_tokens=True)
             for answer in output.answers()
         ]
+        gained = gains.by_row()
         records = [
             {
                 **self._scored(example, texts[row]),
                 "prompt_length": len(encoded[row]),
-                "length": int(output.lengths()[row]),
-                "nfe": int(output.nfe[row]),
-                "query_positions": int(output.query_positions[row]),
+                **_cost(output, row),
+                "committed": gained[row].committed,
+                "gains": gained[row].per_forward,
                 "batch_length": len(examples),
+                "batch_forwards": output.forwards,
+                "batch_target_forwards": output.target_forwards,
                 "batch_s": output.wall_s,
                 "tokens": output.tokens[row].tolist(),
                 "trace": self._traced(trace, row, encoded[row]) if self._run.trace else None,
@@ -183,6 +194,17 @@ class Worker:
 
     def _pieces(self, tokens: set[int]) -> dict[str, str]:
         return {str(token): self._run.tokenizer.decode([token]) for token in sorted(tokens)}
+
+
+def _cost(output: DecodeOutput, row: int) -> Record:
+    return {
+        "length": int(output.lengths()[row]),
+        "nfe": int(output.nfe[row]),
+        "query_positions": int(output.query_positions[row]),
+        "target_nfe": int(output.target_nfe[row]),
+        "drafted": int(output.drafted[row]),
+        "accepted": int(output.accepted[row]),
+    }
 
 
 def _rounded(confidence: float) -> float | None:

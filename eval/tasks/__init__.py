@@ -3,22 +3,30 @@
 from eval.tasks.base import Example, GeneratedTask, Task, Turn
 from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
+from eval.tasks.humaneval import HumanEval
 from eval.tasks.lists import ListTask
+from eval.tasks.mbpp import Mbpp
+from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.puzzles import LatinSquare, Sudoku4
 from eval.tasks.vocabulary import build_tokenizer, vocabulary
 from eval.tasks.word_problems import WordProblems
+from eval.tasks.writing import WordsToSentence
 
 __all__ = [
     "Equations",
     "Example",
     "GeneratedTask",
     "Gsm8k",
+    "HumanEval",
     "LatinSquare",
     "ListTask",
+    "Mbpp",
+    "ParallelBench",
     "Sudoku4",
     "Task",
     "Turn",
     "WordProblems",
+    "WordsToSentence",
     "build_tokenizer",
     "vocabulary",
 ]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from eval.code_runner import CodeRunner
+
 Turn = dict[str, str]
 """One chat turn, `{"role": "user" | "assistant", "content": text}`."""
 
@@ -14,6 +16,7 @@ NUM_BUCKETS = 20
 VAL_BUCKET = 0
 TEST_BUCKET = 1
 DEFAULT_NUM_EXAMPLES = 200
+DEFAULT_BLOCK_LENGTH = 32
 MAX_MISSES = 1_000
 
 
@@ -41,7 +44,10 @@ class Example:
 
 
 class Task(ABC):
-    """A source of examples with a scorer. Concrete tasks are frozen dataclasses of settings."""
+    """A source of examples with a scorer. Concrete tasks are frozen dataclasses of settings.
+
+    A property that is the same for all settings is a class attribute: `version = 1`.
+    """
 
     @property
     @abstractmethod
@@ -62,6 +68,16 @@ class Task(ABC):
     @abstractmethod
     def gen_length(self) -> int:
         """Default answer length in tokens, room for EOS included."""
+
+    @property
+    def block_length(self) -> int:
+        """Default number of tokens per block; at most the answer's length is used."""
+        return DEFAULT_BLOCK_LENGTH
+
+    @property
+    def prompts(self) -> str:
+        """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
+        return "chat"
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -91,6 +107,17 @@ class Task(ABC):
     @abstractmethod
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Returns the scores of an answer, each in [0, 1], or None where one is undefined."""
+
+    def allowing(self, code: CodeRunner) -> "Task":
+        """Returns the task with `code` to run programs; itself if it needs none run."""
+        return self
+
+    def require_scorable(self) -> None:  # noqa: B027  # most tasks need nothing
+        """Checks, before anything is decoded, that answers can be scored.
+
+        Raises:
+            ValueError: If scoring needs a permission or a machine that is not there.
+        """
 
     def require(self, split: str, num_examples: int | None) -> None:
         """Checks the arguments of `examples`.

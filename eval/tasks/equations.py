@@ -25,27 +25,16 @@ class Equations(GeneratedTask):
     max_value: int = 100
     max_factor: int = 9
 
+    name = "equations"
+    version = 1
+    primary = "answer"
+    gen_length = 8
+
     def __post_init__(self) -> None:
         if self.max_value < 4:
             raise ValueError(f"max_value is at least 4, got {self.max_value}.")
         if self.max_factor < 1:
             raise ValueError(f"max_factor is at least 1, got {self.max_factor}.")
-
-    @property
-    def name(self) -> str:
-        return "equations"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
-
-    @property
-    def gen_length(self) -> int:
-        return 8
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one equation."""

@@ -3,85 +3,86 @@
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from eval.tasks.base import Example, Task, Turn, content_id, cut_at
+from eval.tasks.base import Example, Task, content_id, cut_at
+from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, Row, write_plain
 
 HUB_ID = "openai/gsm8k"
-SPLITS = ("train", "test")
-FEWSHOT_SEED = 1234
+OF_PROTOCOL = -1
 
 ANNOTATION = re.compile(r"<<[^<>]*>>")
-STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 IGNORED = re.compile(r"[,$]|(?s:.*#### )|\.$")
 
 
-class Row(NamedTuple):
-    """A question with its worked answer, calculator annotations removed."""
-
-    question: str
-    answer: str
-
-
 @dataclass(frozen=True)
 class Gsm8k(Task):
-    r"""GSM8K with few-shot prompts of three protocols that published numbers come from.
+    """GSM8K under the protocols that published numbers come from.
 
-    `lm_eval`: plain text, demonstrations and question as `Question: ...\nAnswer: ...`, drawn
-    anew for each question with seed 1234. `fast_dllm`: the same text as one user turn. `llada`:
-    fixed demonstrations as user and assistant turns that ask for reasoning step by step.
+    A protocol is a wording, a number of demonstrations, plain text or chat turns, and the lengths
+    of answer and blocks; model, sampler and temperature are not part of it. The table of
+    `eval.tasks.gsm8k_protocols` lists them.
 
     Source: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems",
-    https://arxiv.org/abs/2110.14168. Extraction and prompts follow the task `gsm8k` of
-    lm-evaluation-harness 0.4.13, https://github.com/EleutherAI/lm-evaluation-harness.
-    Differs: calculator annotations (`<<48/2=24>>`) are removed from demonstrations; the
-    demonstrations of `llada` are the first training rows, not those of OpenCompass.
+    https://arxiv.org/abs/2110.14168. Wording, extraction and stop strings: the tasks `gsm8k`,
+    `gsm8k_cot` and `gsm8k_cot_zeroshot` of lm-evaluation-harness 0.4.13,
+    https://github.com/EleutherAI/lm-evaluation-harness. Settings: the evaluation scripts of LLaDA,
+    https://github.com/ML-GSAI/LLaDA, Fast-dLLM, https://github.com/NVlabs/Fast-dLLM, dParallel,
+    https://github.com/czg1225/dParallel, D2F,
+    https://github.com/zhijie-group/Discrete-Diffusion-Forcing, d3LLM,
+    https://github.com/hao-ai-lab/d3LLM, dLLM, https://github.com/ZHZisZZ/dllm, and Dream,
+    https://github.com/DreamLM/Dream.
+
+    Differs: demonstrations are training rows without calculator annotations (`<<48/2=24>>`). Fixed
+    ones are the first rows, not the hand-written ones of OpenCompass and `gsm8k_cot`; drawn ones
+    are drawn by Python's generator, not in the harness's order. Under the wording `Q:`, a number
+    that ends the text counts whole; the harness wants one more character and would read 1 from
+    18. `llada_pure`, `llada_1_5` and `dllm` are published with EOS held back, which is no part of
+    a prompt.
 
     Attributes:
         path: A file of JSON lines, or a folder with `test.jsonl` and `train.jsonl`; None asks the
             hub through `datasets`. Demonstrations come from `train.jsonl` beside the file.
-        num_fewshot: Demonstrations in a prompt; None is the protocol's number (5, 5, 4).
-        protocol: How prompts are written: `lm_eval`, `fast_dllm` or `llada`.
-        gen_length: Default answer length in tokens.
+        num_fewshot: Demonstrations in a prompt; None is the protocol's number.
+        protocol: Which published setting.
+        gen_length: Default answer length in tokens; -1 is the protocol's.
     """
 
     path: str | None = None
     num_fewshot: int | None = None
     protocol: str = "lm_eval"
-    gen_length: int = 256
+    gen_length: int = OF_PROTOCOL
+
+    name = "gsm8k"
+    version = 1
+    primary = "answer_flexible"
+    splits = ("train", "test")
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol is one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise ValueError(f"num_fewshot is at least 0, got {self.num_fewshot}.")
+        if self.gen_length == OF_PROTOCOL:
+            object.__setattr__(self, "gen_length", self._protocol.gen_length)
         if self.gen_length < 1:
             raise ValueError(f"gen_length is at least 1, got {self.gen_length}.")
 
     @property
-    def name(self) -> str:
-        return "gsm8k"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer_flexible"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
-
-    @property
     def stop(self) -> tuple[str, ...]:
-        return ("Question:", "</s>", "<|im_end|>")
+        return self._protocol.wording.stop
+
+    @property
+    def block_length(self) -> int:
+        return self._protocol.block_length
+
+    @property
+    def prompts(self) -> str:
+        return "plain" if self._protocol.write is write_plain else "chat"
 
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
@@ -103,11 +104,11 @@ class Gsm8k(Task):
         if seed != 0:
             chosen = random.Random(f"gsm8k;{split};{seed}").sample(range(len(rows)), wanted)
         demonstrations = self._demonstrations(rows)
-        write = PROTOCOLS[self.protocol].write
+        protocol = self._protocol
         return [
             Example(
                 id=f"{split}-{i}-{content_id(rows[i].question)}",
-                prompt=write(rows[i].question, demonstrations[i]),
+                prompt=protocol.write(protocol.wording, rows[i].question, demonstrations[i]),
                 target=rows[i].answer,
                 meta={"answer": gold_of(rows[i].answer), "split": split, "row": i},
             )
@@ -118,26 +119,26 @@ class Gsm8k(Task):
         """Scores an answer, cut at the first stop string.
 
         `answer_flexible` (primary): the last number is right. `answer`: the number after the first
-        `####` is right. Numbers are compared as text without `,`, `$` and a final full stop, so
-        that `18.00` is not `18`.
+        `####`, or `The answer is` where the protocol writes `Q:`, is right. Numbers are compared as
+        text without `,`, `$` and a final full stop, so that `18.00` is not `18`.
         """
         text = cut_at(text, self.stop)
         gold = example.meta["answer"]
         return {
-            "answer": float(strict_answer(text) == gold),
+            "answer": float(strict_answer(text, self._protocol.wording.strict) == gold),
             "answer_flexible": float(flexible_answer(text) == gold),
         }
 
-    @cached_property
-    def _num_fewshot(self) -> int:
-        default = PROTOCOLS[self.protocol].num_fewshot
-        return default if self.num_fewshot is None else self.num_fewshot
+    @property
+    def _protocol(self) -> Protocol:
+        return PROTOCOLS[self.protocol]
 
     def _rows(self, split: str) -> list[Row]:
         return rows_of_hub(split) if self.path is None else read_rows(file_of(self.path, split))
 
     def _demonstrations(self, rows: list[Row]) -> list[list[Row]]:
-        count = self._num_fewshot
+        protocol = self._protocol
+        count = protocol.num_fewshot if self.num_fewshot is None else self.num_fewshot
         if count == 0:
             return [[] for _ in rows]
         pool = self._rows("train")
@@ -147,73 +148,13 @@ class Gsm8k(Task):
             )
         return [
             [row for row in drawn if row.question != asked.question][:count]
-            for asked, drawn in zip(
-                rows, PROTOCOLS[self.protocol].choose(pool, count, len(rows)), strict=True
-            )
+            for asked, drawn in zip(rows, protocol.choose(pool, count, len(rows)), strict=True)
         ]
 
 
-class Protocol(NamedTuple):
-    """A way to write prompts.
-
-    Attributes:
-        num_fewshot: Its usual number of demonstrations.
-        choose: Lists at least `count` demonstrations for each of `num_questions` questions.
-        write: Puts a question and its demonstrations into a prompt.
-    """
-
-    num_fewshot: int
-    choose: Callable[[list[Row], int, int], list[list[Row]]]
-    write: Callable[[str, list[Row]], str | list[Turn]]
-
-
-def choose_anew(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
-    """Draws demonstrations for each question in turn, one spare in case it draws the question."""
-    rng = random.Random(FEWSHOT_SEED)
-    drawn = [rng.sample(pool, count) for _ in range(num_questions)]
-    return [[*rows, next(row for row in pool if row not in rows)] for rows in drawn]
-
-
-def choose_first(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
-    """Takes the first rows for every question, one spare in case the question is among them."""
-    return [pool[: count + 1] for _ in range(num_questions)]
-
-
-def write_plain(question: str, demonstrations: list[Row]) -> str:
-    """Writes demonstrations and question as one text that ends with `Answer:`."""
-    shown = [f"Question: {row.question}\nAnswer: {row.answer}\n\n" for row in demonstrations]
-    return "".join(shown) + f"Question: {question}\nAnswer:"
-
-
-def write_one_turn(question: str, demonstrations: list[Row]) -> list[Turn]:
-    """Writes the plain text as one user turn."""
-    return [{"role": "user", "content": write_plain(question, demonstrations)}]
-
-
-def write_turns(question: str, demonstrations: list[Row]) -> list[Turn]:
-    """Writes each demonstration as a user turn and an assistant turn, then the question."""
-    turns: list[Turn] = []
-    for row in demonstrations:
-        turns.append({"role": "user", "content": ask_for_steps(row.question)})
-        turns.append({"role": "assistant", "content": row.answer})
-    return [*turns, {"role": "user", "content": ask_for_steps(question)}]
-
-
-def ask_for_steps(question: str) -> str:
-    """Writes a question so that it asks for reasoning."""
-    return f"Question: {question}\nLet's think step by step\nAnswer:"
-
-
-PROTOCOLS: Mapping[str, Protocol] = {
-    "lm_eval": Protocol(5, choose_anew, write_plain),
-    "fast_dllm": Protocol(5, choose_anew, write_one_turn),
-    "llada": Protocol(4, choose_first, write_turns),
-}
-
-
-def strict_answer(text: str) -> str | None:
-    """Returns the number after the first `#### `, normalised."""
-    found = STRICT.search(text)
+def strict_answer(text: str, pattern: re.Pattern[str] = STRICT) -> str | None:
+    """Returns the number where an answer first states it, after `#### ` by default, normalised."""
+    found = pattern.search(text)
     return normalised(found[1]) if found else None
 
 

@@ -32,6 +32,10 @@ class JsonLines(Task):
     match: str = "exact"
     gen_length: int = 128
 
+    version = 1
+    primary = "answer"
+    splits = ("test",)
+
     def __post_init__(self) -> None:
         if self.match not in _MATCHES:
             raise ValueError(f"match is one of {', '.join(_MATCHES)}, got {self.match!r}.")
@@ -41,18 +45,6 @@ class JsonLines(Task):
     @property
     def name(self) -> str:
         return f"jsonl:{self.path}"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("test",)
 
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0

@@ -75,6 +75,9 @@ class ListTask(GeneratedTask):
     n: int | None = None
     style: str = "brackets"
 
+    version = 1
+    primary = "answer"
+
     def __post_init__(self) -> None:
         if self.keyword not in OUTPUTS:
             raise ValueError(f"keyword is one of {', '.join(OUTPUTS)}, got {self.keyword!r}.")
@@ -88,14 +91,6 @@ class ListTask(GeneratedTask):
     @property
     def name(self) -> str:
         return f"lists/{self.keyword}"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
 
     @property
     def gen_length(self) -> int:

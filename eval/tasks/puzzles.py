@@ -30,6 +30,10 @@ class LatinSquare(GeneratedTask):
 
     order: int = 4
 
+    version = 1
+    primary = "answer"
+    gen_length = 24
+
     def __post_init__(self) -> None:
         if self.order not in (3, 4):
             raise ValueError(f"order is 3 or 4, got {self.order}.")
@@ -37,18 +41,6 @@ class LatinSquare(GeneratedTask):
     @property
     def name(self) -> str:
         return f"puzzles/latin{self.order}"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
-
-    @property
-    def gen_length(self) -> int:
-        return 24
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draws symbols of a split and a square over them, uniformly."""
@@ -92,28 +84,17 @@ class Sudoku4(GeneratedTask):
     min_blanks: int = 4
     max_blanks: int = 8
 
+    name = "puzzles/sudoku4"
+    version = 1
+    primary = "answer"
+    gen_length = 24
+
     def __post_init__(self) -> None:
         if not 1 <= self.min_blanks <= self.max_blanks <= 12:
             raise ValueError(
                 "blanks satisfy 1 <= min_blanks <= max_blanks <= 12, got "
                 f"{self.min_blanks} and {self.max_blanks}."
             )
-
-    @property
-    def name(self) -> str:
-        return "puzzles/sudoku4"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
-
-    @property
-    def gen_length(self) -> int:
-        return 24
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draws a puzzle of a split; puzzles with several solutions are drawn again."""

@@ -79,6 +79,11 @@ class WordProblems(GeneratedTask):
     max_factor: int = 9
     templates: tuple[str, ...] = MINI_TEMPLATES
 
+    name = "word_problems"
+    version = 1
+    primary = "answer"
+    gen_length = 64
+
     def __post_init__(self) -> None:
         if self.max_value < 20:
             raise ValueError(f"max_value is at least 20, got {self.max_value}.")
@@ -90,22 +95,6 @@ class WordProblems(GeneratedTask):
                 f"templates are ids such as {TEMPLATE_IDS[0]!r}, got {', '.join(unknown)}; "
                 f"the ids are {', '.join(TEMPLATE_IDS)}."
             )
-
-    @property
-    def name(self) -> str:
-        return "word_problems"
-
-    @property
-    def version(self) -> int:
-        return 1
-
-    @property
-    def primary(self) -> str:
-        return "answer"
-
-    @property
-    def gen_length(self) -> int:
-        return 64
 
     @property
     def splits(self) -> tuple[str, ...]:

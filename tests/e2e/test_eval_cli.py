@@ -77,6 +77,66 @@ def test_a_sweep_of_a_file(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "+ SelfVerify(" in shown
 
 
+def test_verifiers_are_compared_with_plain_decoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them on the embedded models, whose drafts are good."""
+    out = tmp_path / "out"
+    command = ["run", "word_problems?split=test&limit=2", str(out), "--block-length", "32",
+               "--sampler", "FixedSchedule(8)", "--gen-length", "64",
+               "--verifier", "NoVerifier()", "--verifier", "SelfVerify(4)",
+               "--verifier", "Guided(CausalTarget('mini-ar'))", "--verifier",
+               "ARVerify(CausalTarget('mini-ar'), DraftLength(8, 16), PathSearch(2))"]  # fmt: skip
+    assert main(command) == 0
+    assert "Loading weights" not in capsys.readouterr().err
+    rows = json.loads((out / "summary.json").read_text())["rows"]
+    plain, own, guided, causal = rows
+    assert "verified" not in plain
+    assert own["accuracy"] == plain["accuracy"]
+    assert own["speed"]["length"] == plain["speed"]["length"]
+    assert own["speed"]["nfe"] < plain["speed"]["nfe"]
+    assert own["verified"]["tokens_per_target_forward"] is None
+    for row in (guided, causal):
+        speed = row["speed"]
+        assert speed["target_nfe"] == speed["nfe"]
+        assert row["verified"]["tokens_per_target_forward"] > 4
+        assert 2 * speed["tokens_per_any_forward"]["value"] == pytest.approx(
+            speed["tokens_per_forward"]["value"]
+        )
+    for row in (own, guided, causal):
+        verified, speed = row["verified"], row["speed"]
+        assert 0 < verified["acceptance_rate"] < 1
+        assert verified["accepted_length"] > 2
+        gains = {int(size): count for size, count in verified["accepted_lengths"].items()}
+        assert sum(gains.values()) == 2 * speed["nfe"]
+        assert sum(size * count for size, count in gains.items()) == 2 * speed["committed"]
+    report = (out / "report.md").read_text()
+    assert "| target NFE |" in report
+    assert "+ SelfVerify(draft_steps=4" in report
+    # It asks no sampler, so none is named.
+    assert "`ARVerify(target=CausalTarget('mini-ar')" in report
+    assert "| ARVerify | 1 |" in report
+    assert "ARVerify(target=" in next(out.glob("replay-*.html")).read_text()
+    assert main(["trace", str(out)]) == 0
+    assert "of the target, {" in capsys.readouterr().out
+
+
+def test_a_run_over_seeds_is_one_row(tiny: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["run", "lists/copy?n=3&limit=3", str(out), "--model", tiny, "--temperature", "1.0",
+               "--sampler", "FixedSchedule(4)", "--gen-length", "8", "--block-length", "4",
+               "--seed", "1", "--seed", "2"]  # fmt: skip
+    assert main(command) == 0
+    (row,) = json.loads((out / "summary.json").read_text())["rows"]
+    assert row["seeds"] == [1, 2]
+    assert row["num_records"] == 6
+    assert row["accuracy"]["num_examples"] == 3
+    assert "- seeds: 1, 2 (2 seeds)" in (out / "report.md").read_text()
+    page = next(out.glob("replay-*.html")).read_text()
+    assert "seed 1" in page
+    assert "seed 2" in page
+
+
 def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["oracle", "lists/shuffle?n=4", "--rows", "50", "--sampler", "Factor(0.9)"]) == 0
     shown = capsys.readouterr().out

@@ -7,15 +7,17 @@ import eval_runs
 import pytest
 
 from eval.addresses import parse_task
+from eval.curves import method_of
 from eval.joint import Joint
 from eval.metrics import Point
 from eval.records import Folder, Record, Settings, append
 from eval.replay import replay_page
-from eval.report import table, write_report
+from eval.report import write_report
 from eval.runner import execute
 from eval.runs import Run
 from eval.statistics import wilson
-from eval.summary import method_of, summarise
+from eval.summary import summarise
+from eval.table import table
 from eval.tasks.lists import Request, valid_outputs
 from eval.terminal import picture_of
 from eval.theory import accuracy, curve, joint_of
@@ -38,7 +40,9 @@ def record(
         "git": "abc", "error": None, "primary": "answer", "prompt": "ask </script>",
         "target": "say", "text": "said", "scores": {"answer": score, "style": None},
         "prompt_length": 2, "length": length, "nfe": nfe, "query_positions": 8 * nfe,
-        "batch_length": 2, "batch_s": 0.5, "tokens": [5, 6, 7, 8, 0, 0],
+        "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": length, "gains": [1] * nfe,
+        "batch_length": 2, "batch_forwards": nfe, "batch_target_forwards": 0, "batch_s": 0.5,
+        "warm_up": False, "tokens": [5, 6, 7, 8, 0, 0],
         "trace": {"steps": [0, 1, 1, 2, 2, -1], "confidences": [0.9, 0.8, 0.7, 0.6, 0.5, None],
                   "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0},
         "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},

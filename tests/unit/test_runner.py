@@ -10,14 +10,17 @@ from typing import Any
 
 import eval_runs
 import pytest
+from drafted import tiny_target
 from eval_runs import Fussy
 from rich.console import Console
 
+from dllm_decode import CausalTarget
 from eval.progress import Bar, Lines, reporter_for
 from eval.records import Folder, append
 from eval.runner import execute
 from eval.runs import Place
 from eval.summary import summarise
+from eval.sweep import Sweep
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,11 @@ def test_a_record_holds_what_every_number_is_computed_from(whole: Path) -> None:
     assert first["verifier"] == "NoVerifier()"
     assert first["batch_length"] == 4
     assert first["nfe"] <= 8
+    assert first["committed"] == sum(first["gains"]) <= 8
+    assert len(first["gains"]) == first["nfe"]
+    assert first["batch_forwards"] == 8
+    assert first["target_nfe"] == first["batch_target_forwards"] == first["drafted"] == 0
+    assert any(record["committed"] < 8 for record in records), "no row was stopped"
     assert len(first["tokens"]) == len(first["trace"]["steps"]) == 8
     last = first["tokens"][first["length"] - 1]
     assert last in eval_runs.model().eos_ids or first["length"] == 8
@@ -202,6 +210,39 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "part-0.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"no settings\.json"):
         execute(eval_runs.runs(), tmp_path)
+
+
+def test_a_folder_of_an_older_format_is_refused(whole: Path, tmp_path: Path) -> None:
+    """Its records lack what is summarised, so that an old folder would end in a KeyError."""
+    written = json.loads((whole / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 1}))
+    (tmp_path / "part-0.jsonl").write_text("")
+    for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
+        with pytest.raises(ValueError, match=r"in format 1, this version reads and writes 2"):
+            use()
+
+
+def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
+    sweep = Sweep(
+        "toy", ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"), seeds=(0, 1),
+        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"),
+    )  # fmt: skip
+    loaded = []
+
+    def load(source: str) -> CausalTarget:
+        loaded.append(source)
+        return tiny_target()
+
+    runs = sweep.runs(
+        eval_runs.model(), eval_runs.TOKENIZER, dtype="float64", trace=False, target=load
+    )
+    names = [(run.selection.address, *run.settings([]).parts, run.seed) for run in runs]
+    assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
+    assert sum("Guided" in str(name) for name in names) == 4
+    # Nor is the sampler named that is not asked.
+    assert all(("Guided" in str(name)) != ("(steps" in str(name) or "Factor" in str(name))
+               for name in names)  # fmt: skip
+    assert set(loaded) == {"tiny"}
 
 
 def test_rows_of_different_batches_do_not_share_their_noise(tmp_path: Path) -> None:

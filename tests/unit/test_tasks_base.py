@@ -10,9 +10,9 @@ from eval.tasks.base import Example, cut_at
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, vocabulary
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence, vocabulary
 lists = [ListTask("insert_any"), ListTask("shuffle")]
-tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4()]
+tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4(), WordsToSentence()]
 for task in tasks:
     for split in task.splits:
         print(task.examples(split, 5))

@@ -1,0 +1,111 @@
+"""What a harness's task asks of a generated answer, turned into what `decode` takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+AnswerLength: TypeAlias = int | Literal["task"]
+"""Tokens, or "task": as many as the task allows its answers."""
+
+DEFAULT_LENGTH = 256
+
+# Under which names tasks say how many tokens they allow; the first that is there counts.
+_ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+# What other models' options must be to change nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+}
+_KNOWN = ("until", "do_sample", "temperature", "gen_length", *_ALLOWANCES)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How one answer is decoded and cut.
+
+    Attributes:
+        gen_length: In tokens, a multiple of the block length.
+        temperature: Of the proposals.
+        until: The answer ends before the first of these that stands in it.
+    """
+
+    gen_length: int
+    temperature: float
+    until: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        options: Mapping[str, Any],
+        *,
+        gen_length: AnswerLength = DEFAULT_LENGTH,
+        block_length: int,
+        temperature: float | None = None,
+    ) -> "Generation":
+        """Reads a task's generation options.
+
+        The answer's length is the option `gen_length`, which no task sets by itself; else the
+        argument; else, if that is "task", the task's `max_gen_toks` or 256. Fixed by default, since
+        the length of the canvas changes what a diffusion model answers, and tasks' limits were
+        chosen for models that stop by themselves.
+
+        Args:
+            options: As in a task's `generation_kwargs`.
+            gen_length: See above.
+            block_length: Tokens per block; the length is rounded up to a multiple.
+            temperature: Of all answers; None takes the task's, which is 0 unless it samples, and
+                then 1 unless it says.
+
+        Raises:
+            ValueError: If an option is unknown, or not neutral though no decoder has it, or of the
+                wrong kind.
+        """
+        for name, value in options.items():
+            _check(name, value)
+        allowed = next((options[name] for name in _ALLOWANCES if name in options), DEFAULT_LENGTH)
+        length = options.get("gen_length", allowed if gen_length == "task" else gen_length)
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"An answer's length is a whole number from 1, got {length!r}.")
+        return Generation(
+            gen_length=-(-length // block_length) * block_length,
+            temperature=_temperature(options) if temperature is None else temperature,
+            until=_until(options.get("until")),
+        )
+
+    def cut(self, text: str) -> str:
+        """Returns what stands before the first stop string."""
+        return text[: min((text.find(stop) for stop in self.until if stop in text), default=None)]
+
+
+def _check(name: str, value: object) -> None:
+    if name in _KNOWN:
+        return
+    if name not in _NEUTRAL:
+        raise ValueError(
+            f"Generation options are {', '.join((*_KNOWN, *_NEUTRAL))}, got {name}={value!r}. "
+            "Take it out of the task's generation_kwargs: it would have no effect."
+        )
+    if value not in _NEUTRAL[name]:
+        raise ValueError(
+            f"Mask-diffusion decoding has no {name}, got {name}={value!r} in the generation "
+            f"options; {name}={_NEUTRAL[name][0]} there says that it is to have no effect."
+        )
+
+
+def _temperature(options: Mapping[str, Any]) -> float:
+    samples = options.get("do_sample")
+    temperature = options.get("temperature", 1.0 if samples else 0.0)
+    if not isinstance(temperature, int | float) or not temperature >= 0.0:
+        raise ValueError(f"temperature is a number from 0, got {temperature!r}.")
+    return 0.0 if samples is False else float(temperature)
+
+
+def _until(until: object) -> tuple[str, ...]:
+    stops = [until] if isinstance(until, str) else [] if until is None else until
+    if not isinstance(stops, Sequence) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError(f"until is a text or a list of texts, got {until!r}.")
+    # An empty text stands everywhere and would leave nothing.
+    return tuple(stop for stop in stops if stop)

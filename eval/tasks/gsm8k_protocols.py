@@ -1,0 +1,172 @@
+"""How published settings of GSM8K write their prompts, and with which lengths they decode.
+
+| protocol | prompt | shots | answer / block | published for |
+| --- | --- | --- | --- | --- |
+| `lm_eval` | `Question:`, plain | 5 drawn | 256 / 32 | the harness's task `gsm8k` |
+| `fast_dllm` | `Question:`, one user turn | 5 drawn | 256 / 32 | LLaDA-8B-Instruct |
+| `fast_dllm_dream` | `Question:`, plain | 5 drawn | 256 / 32 | Dream-Base |
+| `llada` | `Question:`, steps, turns | 4 fixed | 256 / 8 | LLaDA-8B-Instruct, in blocks |
+| `llada_pure` | likewise | 4 fixed | 512 / 512 | LLaDA-8B-Instruct, no blocks |
+| `llada_1_5` | likewise | 4 fixed | 256 / 16 | LLaDA-1.5 |
+| `llada_base` | `Question:`, plain | 5 drawn | 1024 / 1024 | LLaDA-8B-Base |
+| `dparallel` | `Question:`, one user turn | none | 256 / 32 | LLaDA-8B-Instruct |
+| `d2f` | `Question:`, turns | 4 drawn | 512 / 64 | LLaDA-8B-Instruct |
+| `d3llm` | `Q:`, steps, plain | none | 256 / 32 | LLaDA-8B-Instruct |
+| `dllm` | `Q:`, turns | 5 fixed | 512 / 512 | LLaDA-8B-Instruct |
+| `dream` | `Q:`, one user turn | none | 256 / 256 | Dream-Instruct |
+| `dream_base` | `Q:`, plain | 8 fixed | 256 / 256 | Dream-Base |
+| `dparallel_dream` | `Q:`, steps, one user turn | none | 256 / 256 | Dream-Instruct |
+| `d3llm_dream` | `Q:`, steps, one user turn | none | 256 / 256 | Dream-Instruct |
+
+"Steps" asks for reasoning step by step. Fixed demonstrations are the same for every question; drawn
+ones are drawn anew for each, with seed 1234. Plain prompts stay out of the chat template.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from eval.tasks.base import Turn
+
+FEWSHOT_SEED = 1234
+ENDS = ("</s>", "<|im_end|>")
+STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
+STRICT_SENTENCE = re.compile(r"The answer is (\-?[0-9\.\,]+)")
+
+
+class Row(NamedTuple):
+    """A question with its worked answer, calculator annotations removed."""
+
+    question: str
+    answer: str
+
+
+class Wording(NamedTuple):
+    """The words around a question and its answer.
+
+    Attributes:
+        ask: Puts a question into a text that the answer continues.
+        tell: Writes the worked answer of a demonstration.
+        stop: Strings that end an answer.
+        strict: Finds the number where an answer in this wording states it.
+    """
+
+    ask: Callable[[str], str]
+    tell: Callable[[str], str]
+    stop: tuple[str, ...]
+    strict: re.Pattern[str]
+
+
+def in_a_sentence(answer: str) -> str:
+    """Writes a worked answer on one line, its number in the sentence `The answer is 18.`."""
+    steps, _, number = answer.rpartition("#### ")
+    return f"{' '.join(steps.split())} The answer is {number.strip()}."
+
+
+QUESTION = Wording(
+    ask=lambda question: f"Question: {question}\nAnswer:",
+    tell=lambda answer: answer,
+    stop=("Question:", *ENDS),
+    strict=STRICT,
+)
+"""The harness's task `gsm8k`."""
+
+QUESTION_STEPS = Wording(
+    ask=lambda question: f"Question: {question}\nLet's think step by step\nAnswer:",
+    tell=lambda answer: answer,
+    stop=("Question:", *ENDS),
+    strict=STRICT,
+)
+"""OpenCompass, which LLaDA's authors use."""
+
+SHORT = Wording(
+    ask=lambda question: f"Q: {question}\nA:",
+    tell=in_a_sentence,
+    stop=("Q:", *ENDS),
+    strict=STRICT_SENTENCE,
+)
+"""The harness's task `gsm8k_cot`."""
+
+SHORT_STEPS = Wording(
+    ask=lambda question: f"Q: {question}\nA: Let's think step by step.",
+    tell=in_a_sentence,
+    stop=("Q:", *ENDS),
+    strict=STRICT_SENTENCE,
+)
+"""The harness's task `gsm8k_cot_zeroshot`."""
+
+
+def choose_anew(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
+    """Draws demonstrations for each question in turn, one spare in case it draws the question."""
+    rng = random.Random(FEWSHOT_SEED)
+    drawn = [rng.sample(pool, count) for _ in range(num_questions)]
+    return [[*rows, next(row for row in pool if row not in rows)] for rows in drawn]
+
+
+def choose_first(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
+    """Takes the first rows for every question, one spare in case the question is among them."""
+    return [pool[: count + 1] for _ in range(num_questions)]
+
+
+def write_plain(wording: Wording, question: str, demonstrations: list[Row]) -> str:
+    """Writes demonstrations and question as one text."""
+    shown = [f"{wording.ask(row.question)} {wording.tell(row.answer)}" for row in demonstrations]
+    return "\n\n".join([*shown, wording.ask(question)])
+
+
+def write_one_turn(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
+    """Writes the plain text as one user turn."""
+    return [{"role": "user", "content": write_plain(wording, question, demonstrations)}]
+
+
+def write_turns(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
+    """Writes each demonstration as a user turn and an assistant turn, then the question."""
+    turns: list[Turn] = []
+    for row in demonstrations:
+        turns.append({"role": "user", "content": wording.ask(row.question)})
+        turns.append({"role": "assistant", "content": wording.tell(row.answer)})
+    return [*turns, {"role": "user", "content": wording.ask(question)}]
+
+
+class Protocol(NamedTuple):
+    """One published setting, short of model, sampler and temperature.
+
+    Attributes:
+        num_fewshot: Number of demonstrations.
+        choose: Lists at least `count` demonstrations for each of `num_questions` questions.
+        write: Puts a question and its demonstrations into a prompt.
+        wording: The words around them.
+        gen_length: Answer length in tokens.
+        block_length: Tokens per block; the answer's length where the setting has no blocks.
+    """
+
+    num_fewshot: int
+    choose: Callable[[list[Row], int, int], list[list[Row]]]
+    write: Callable[[Wording, str, list[Row]], str | list[Turn]]
+    wording: Wording
+    gen_length: int
+    block_length: int
+
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    # The harness's own task, and Fast-dLLM's use of it for LLaDA-8B-Instruct and Dream-Base.
+    "lm_eval": Protocol(5, choose_anew, write_plain, QUESTION, 256, 32),
+    "fast_dllm": Protocol(5, choose_anew, write_one_turn, QUESTION, 256, 32),
+    "fast_dllm_dream": Protocol(5, choose_anew, write_plain, QUESTION, 256, 32),
+    # LLaDA's authors: Instruct in short blocks and without blocks, 1.5, and Base.
+    "llada": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 256, 8),
+    "llada_pure": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 512, 512),
+    "llada_1_5": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 256, 16),
+    "llada_base": Protocol(5, choose_anew, write_plain, QUESTION, 1024, 1024),
+    # LLaDA-8B-Instruct as later papers measure it.
+    "dparallel": Protocol(0, choose_anew, write_one_turn, QUESTION, 256, 32),
+    "d2f": Protocol(4, choose_anew, write_turns, QUESTION, 512, 64),
+    "d3llm": Protocol(0, choose_first, write_plain, SHORT_STEPS, 256, 32),
+    "dllm": Protocol(5, choose_first, write_turns, SHORT, 512, 512),
+    # Dream: its authors' Instruct and Base, then Instruct as later papers measure it.
+    "dream": Protocol(0, choose_first, write_turns, SHORT, 256, 256),
+    "dream_base": Protocol(8, choose_first, write_plain, SHORT, 256, 256),
+    "dparallel_dream": Protocol(0, choose_first, write_turns, SHORT_STEPS, 256, 256),
+    "d3llm_dream": Protocol(0, choose_first, write_turns, SHORT_STEPS, 256, 256),
+}

@@ -1,0 +1,80 @@
+"""HumanEval, functions to complete, from the official file or the hub."""
+
+import re
+from dataclasses import dataclass
+
+from eval.tasks.base import Example, Turn, content_id, cut_at
+from eval.tasks.code import CodeTask, fenced, python_blocks
+from eval.tasks.problem_files import Found, hub_objects, read_objects, text_of
+
+HUB_ID = "openai/openai_humaneval"
+FILES = ("HumanEval.jsonl", "HumanEval.jsonl.gz")
+SOURCE = "https://github.com/openai/human-eval"
+FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+
+
+@dataclass(frozen=True)
+class HumanEval(CodeTask):
+    """HumanEval: complete a function from its signature and docstring. There are no demonstrations.
+
+    `lm_eval`: the prompt as it is; the answer continues it and ends where something new begins at
+    the left margin. `instruct`: one user turn that asks for the whole function in a fenced block.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
+    https://arxiv.org/abs/2107.03374; pass@1 of one answer a problem. Prompt and stop strings of
+    `lm_eval`: the task `humaneval` of lm-evaluation-harness 0.4.13,
+    https://github.com/EleutherAI/lm-evaluation-harness.
+    Differs: a program has 5 s of processor time, the paper's 3 s on the clock; its module is not
+    named as a script. The wording of `instruct` is our own, and the answer's block is not begun for
+    the model, as `humaneval_instruct` of the harness does. Published scores of diffusion models
+    have an answer length between 256 (Fast-dLLM, d3LLM) and 768 (Dream); 512 is LLaDA's.
+    """
+
+    name = "humaneval"
+    splits = ("test",)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return STOP if self.protocol == "lm_eval" else ()
+
+    def problems(self, split: str) -> list[Example]:
+        if self.path is None:
+            found = hub_objects(HUB_ID, None, split, FILES)
+        else:
+            found = read_objects(self.path, FILES, SOURCE)
+        return [self._example(one) for one in found]
+
+    def program(self, example: Example, text: str) -> str:
+        """Returns prompt and continuation, or the block that defines the function.
+
+        A block that does not define it continues the prompt. What stands in the prompt before the
+        function, such as imports, is kept.
+        """
+        prompt: str = example.meta["prompt"]
+        if self.protocol == "lm_eval":
+            return prompt + cut_at(text, self.stop)
+        header = re.compile(rf"^def +{re.escape(example.meta['entry_point'])}\b", re.MULTILINE)
+        blocks = python_blocks(text) or [text]
+        chosen = next((block for block in blocks if header.search(block)), None)
+        if chosen is None:
+            return prompt + blocks[0]
+        begin = header.search(prompt)
+        return (prompt[: begin.start()] if begin else "") + chosen
+
+    def _example(self, found: Found) -> Example:
+        name, prompt, solution, test, entry_point = (text_of(found, field) for field in FIELDS)
+        tests = f"{test}\ncheck({entry_point})\n"
+        plain = self.protocol == "lm_eval"
+        return Example(
+            id=f"{name}-{content_id(prompt + tests)}",
+            prompt=prompt if plain else ask(prompt),
+            target=solution if plain else fenced(prompt + solution),
+            meta={"tests": tests, "prompt": prompt, "entry_point": entry_point},
+        )
+
+
+def ask(prompt: str) -> list[Turn]:
+    """Writes a problem as one user turn."""
+    wish = "Complete this Python function. Answer with the whole function in one fenced block."
+    return [{"role": "user", "content": f"{wish}\n\n{fenced(prompt)}"}]

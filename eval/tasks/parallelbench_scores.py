@@ -1,0 +1,177 @@
+"""Scores of ParallelBench's answers, our own, by upstream's names of the scorers."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from eval.tasks.puzzles import sudoku_grids
+from eval.tasks.text_scores import bleu, grammar, includes, product, rouge
+
+Scores = Mapping[str, float | None]
+
+_STRICT_ITEMS = re.compile(r'"[^"]*"(?:, "[^"]*")*')
+
+
+class Scorer(NamedTuple):
+    """A scorer with the names of its scores.
+
+    Attributes:
+        names: Of its scores.
+        score: Scores a text, given the inputs of the prompt and the label.
+        needs: Fields that the label must have.
+    """
+
+    names: tuple[str, ...]
+    score: Callable[[str, Mapping[str, Any], Any], Scores]
+    needs: tuple[str, ...] = ()
+
+
+def lenient_items(text: str) -> list[str]:
+    """Reads what stands after the last `[` up to the next `]`, split at commas, without quotes."""
+    inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
+    items = (item.strip(" \n\t\"'") for item in inner.split(","))
+    return [item for item in items if item]
+
+
+def strict_items(text: str) -> list[str] | None:
+    """Reads the same, None unless it is `["A", "B"]` to the letter."""
+    _, opened, rest = text.rpartition("[")
+    inner, closed, _ = rest.partition("]")
+    if not opened or not closed or not _STRICT_ITEMS.fullmatch(inner):
+        return None
+    return inner[1:-1].split('", "')
+
+
+def is_label(items: list[str], label: Any) -> bool:
+    """Says whether the items are those of the label, in order."""
+    return items == (lenient_items(label) if isinstance(label, str) else list(label))
+
+
+def is_shuffled(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones in another order."""
+    return sorted(items) == sorted(label["input"]) and items != label["input"]
+
+
+def is_inserted(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones with the word put somewhere."""
+    given, word = label["input"], label["word"]
+    return any(items == [*given[:i], word, *given[i:]] for i in range(len(given) + 1))
+
+
+def is_removed(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones without one."""
+    given = label["input"]
+    return any(items == given[:i] + given[i + 1 :] for i in range(len(given)))
+
+
+def is_replaced(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones with the word in the place of one."""
+    given, word = label["input"], label["word"]
+    return any(items == [*given[:i], word, *given[i + 1 :]] for i in range(len(given)))
+
+
+def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
+    """Returns the scorer of a list: `answer` by lenient reading, `answer_strict` to the letter."""
+    names = ("answer", "answer_strict")
+
+    def score(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+        if isinstance(label, dict) and label.get("n_words", 1) != 1:
+            # Changes of several items at once: none of the published tasks asks for them.
+            return dict.fromkeys(names)
+        strict = strict_items(text)
+        return {
+            "answer": float(is_right(lenient_items(text), label)),
+            "answer_strict": float(strict is not None and is_right(strict, label)),
+        }
+
+    return Scorer(names, score, needs)
+
+
+def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    """Scores a Latin square: every row and column has each symbol once.
+
+    `answer` takes the first rows of the right length and symbols; `answer_strict` wants no others.
+    """
+    symbols = sorted(str(symbol) for symbol in label["symbols"])
+    lines = [[cell.strip() for cell in line.split(",")] for line in text.split("\n")]
+    lines = [line for line in lines if line != [""]]
+    # A row with a cell too many may have the right set of symbols; sorted lists tell it apart.
+    rows = [line for line in lines if sorted(line) == symbols][: len(symbols)]
+    columns = [sorted(column) for column in zip(*rows, strict=True)]
+    right = len(rows) == len(symbols) and all(column == symbols for column in columns)
+    return {"answer": float(right), "answer_strict": float(right and rows == lines)}
+
+
+def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    """Scores a sudoku of side 4; None for other sides.
+
+    `answer`: the digits, of lines with four, solve the puzzle. `answer_strict`: and nothing else
+    stands there. `answer_label`: they are the stored solution, which some puzzles of v2 have beside
+    others.
+    """
+    puzzle = str(given.get("sudoku", given.get("puzzle", ""))).split()
+    if [len(line) for line in puzzle] != [4, 4, 4, 4]:
+        return dict.fromkeys(("answer", "answer_strict", "answer_label"))
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    rows = ["".join(re.findall("[0-9]", line)) for line in lines]
+    rows = [row for row in rows if len(row) == 4]
+    solved = tuple(tuple(map(int, row)) for row in rows) in sudoku_grids()
+    keeps = [a in ("0", "_", b) for a, b in zip("".join(puzzle), "".join(rows), strict=False)]
+    right = solved and all(keeps)
+    return {
+        "answer": float(right),
+        "answer_strict": float(right and rows == lines),
+        "answer_label": float(rows == str(label).split()),
+    }
+
+
+def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    """Scores a sentence made of words: `answer` is `included` times `grammar`.
+
+    `included` wants whole words; `included_substring` is upstream's.
+    """
+    words = [str(word) for word in label["words"]]
+    included, checked = float(includes(text, words)), grammar(text)
+    return {
+        "answer": product(included, checked),
+        "included": included,
+        "included_substring": float(all(word in text for word in words)),
+        "grammar": checked,
+    }
+
+
+def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    """Scores a summary: `answer` is ROUGE-L times `grammar`."""
+    overlap, checked = rouge(text, str(label["summary"])), grammar(text)
+    return {"answer": product(overlap["rougeL"], checked), **overlap, "grammar": checked}
+
+
+def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    """Scores a paraphrase by `inverse_bleu`, one minus BLEU against the sentence, and `grammar`.
+
+    `answer`, upstream's product of both with BERTScore, is None: BERTScore needs a model.
+    """
+    same = bleu(text, str(label["text"]))
+    inverse = None if same is None else float(bool(text.strip())) * (1 - same)
+    return {"answer": None, "inverse_bleu": inverse, "grammar": grammar(text)}
+
+
+SCORERS: Mapping[str, Scorer] = {
+    "list_match_score": list_scorer(is_label),
+    "list_shuffle_score": list_scorer(is_shuffled, "input"),
+    "list_random_insert_score": list_scorer(is_inserted, "input", "word"),
+    "list_random_remove_score": list_scorer(is_removed, "input"),
+    "list_random_replace_score": list_scorer(is_replaced, "input", "word"),
+    "latin_square_score": Scorer(("answer", "answer_strict"), score_latin, ("symbols",)),
+    "sudoku_score": Scorer(("answer", "answer_strict", "answer_label"), score_sudoku),
+    "sentence_to_words_score": Scorer(
+        ("answer", "included", "included_substring", "grammar"), score_sentence, ("words",)
+    ),
+    "summary_score": Scorer(
+        ("answer", "rouge1", "rouge2", "rougeL", "grammar"), score_summary, ("summary",)
+    ),
+    "paraphrase_score": Scorer(("answer", "inverse_bleu", "grammar"), score_paraphrase, ("text",)),
+}
+
+UNKNOWN = Scorer(("answer",), lambda text, given, label: {"answer": None})
+"""For a scorer that there is none of here."""

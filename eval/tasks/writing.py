@@ -1,0 +1,163 @@
+"""Writing tasks: one sentence out of given words."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.text_scores import grammar, includes, is_one_sentence, product
+
+LEVELS = ("easy", "medium", "hard")
+MAX_WORDS = 8
+MAX_TRIES = 10_000
+
+
+class Scene(NamedTuple):
+    """Words that go together; verbs in the form of `we ...`."""
+
+    nouns: tuple[str, ...]
+    verbs: tuple[str, ...]
+    adjectives: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words."""
+        return self.nouns + self.verbs + self.adjectives
+
+
+def scene(nouns: str, verbs: str, adjectives: str) -> Scene:
+    """Returns the scene with these words, given as texts."""
+    return Scene(tuple(nouns.split()), tuple(verbs.split()), tuple(adjectives.split()))
+
+
+SCENES: Mapping[str, Scene] = {
+    "kitchen": scene("kettle spoon pan soup oven recipe", "stir bake taste", "salty warm fresh"),
+    "harbor": scene(
+        "anchor lighthouse crab rope captain dock", "drift steer dive", "foggy deep wet"
+    ),
+    "garden": scene(
+        "spade tulip hedge bee pumpkin fence", "dig prune harvest", "leafy muddy sunny"
+    ),
+    "school": scene(
+        "pencil lesson globe pupil essay desk", "read explain learn", "curious new clever"
+    ),
+    "mountain": scene(
+        "cliff tent summit eagle trail valley", "climb hike rest", "steep snowy distant"
+    ),
+    "concert": scene(
+        "violin drummer stage melody choir piano", "sing clap dance", "loud famous cheerful"
+    ),
+    "workshop": scene(
+        "hammer nail bench drill ladder engine", "build repair measure", "dusty heavy broken"
+    ),
+    "market": scene(
+        "basket melon coin farmer bottle honey", "sell weigh bargain", "cheap ripe crowded"
+    ),
+    "hospital": scene(
+        "nurse bandage doctor pillow clinic bed", "heal cough hurry", "gentle pale brave"
+    ),
+    "railway": scene(
+        "conductor platform tunnel whistle suitcase map", "arrive depart wait", "late empty narrow"
+    ),
+}
+"""No word is in two scenes."""
+
+
+@dataclass(frozen=True)
+class WordsToSentence(GeneratedTask):
+    """Given words, to be used in one English sentence of one's own.
+
+    There are many right answers, whose words depend on each other: decoding in parallel breaks
+    grammar first. `easy` words are of one scene, such as a kitchen; `medium` ones of two; `hard`
+    ones each of another. Splits are disjoint in the set of words, which a prompt lists by alphabet.
+    The reference is put together by rule.
+
+    Source: the idea is that of "words to sentence" in Kang et al. 2025, "ParallelBench",
+    https://arxiv.org/abs/2510.04767. Differs: words, wording and scores are our own, so that
+    figures do not compare.
+
+    Attributes:
+        n: Number of words, 2 to 8.
+        level: How far apart they are: `easy`, `medium` or `hard`.
+    """
+
+    n: int = 4
+    level: str = "easy"
+
+    name = "writing/words_to_sentence"
+    version = 1
+    primary = "answer"
+    gen_length = 64
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.n <= MAX_WORDS:
+            raise ValueError(f"n is a number of words from 2 to {MAX_WORDS}, got {self.n}.")
+        if self.level not in LEVELS:
+            raise ValueError(f"level is one of {', '.join(LEVELS)}, got {self.level!r}.")
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draws the words of a split.
+
+        Raises:
+            ValueError: If the task has no such split.
+            RuntimeError: If no words of the split are found.
+        """
+        self.require(split, None)
+        for _ in range(MAX_TRIES):
+            words = sorted(self._draw(rng))
+            key = " ".join(words)
+            if bucket_of(key) in BUCKETS[split]:
+                prompt = (
+                    "Write one sentence in English that contains all of these words, each exactly "
+                    f"as it is written here: {joined(words)}. Answer with the sentence only."
+                )
+                meta = {"words": words, "level": self.level, "split": split}
+                return Example(content_id(key), prompt, reference(words), meta)
+        raise RuntimeError(f"{self!r} has no words in split {split!r}; choose another n.")
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        """Scores an answer.
+
+        `answer` (primary) is the product of the others. `included`: every word stands in the text,
+        whole and uninflected, whatever its case. `sentence`: the text has the form of one sentence.
+        `grammar`: Harper finds nothing wrong. Without the package `harper-py`, `grammar` and
+        `answer` are None.
+        """
+        included = float(includes(text, example.meta["words"]))
+        sentence = float(is_one_sentence(text))
+        checked = grammar(text)
+        return {
+            "answer": product(included, sentence, checked),
+            "included": included,
+            "sentence": sentence,
+            "grammar": checked,
+        }
+
+    def _draw(self, rng: random.Random) -> list[str]:
+        if self.level == "hard":
+            return [
+                rng.choice(chosen.words) for chosen in rng.sample(list(SCENES.values()), self.n)
+            ]
+        if self.level == "easy":
+            return rng.sample(rng.choice(list(SCENES.values())).words, self.n)
+        first, second = rng.sample(list(SCENES.values()), 2)
+        return rng.sample(first.words, self.n // 2) + rng.sample(second.words, -(-self.n // 2))
+
+
+def joined(words: Sequence[str]) -> str:
+    """Lists words as in a sentence: `a, b and c`."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def reference(words: Sequence[str]) -> str:
+    """Returns a sentence with all the words of one's scenes; dull, but right."""
+
+    def those(kind: int, default: str) -> list[str]:
+        pool = {word for one in SCENES.values() for word in one[kind]}
+        return [word for word in words if word in pool] or [default]
+
+    nouns, verbs, adjectives = those(0, "house"), those(1, "meet"), those(2, "old")
+    places = [f"the {joined(adjectives)} {nouns[0]}", *(f"the {noun}" for noun in nouns[1:])]
+    return f"Every day we {joined(verbs)} near {joined(places)}."

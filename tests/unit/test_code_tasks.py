@@ -1,0 +1,390 @@
+"""HumanEval and MBPP: reading, prompts, extraction, scores and the permission to run programs."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+
+from eval import __main__ as command_line
+from eval.addresses import parse_task
+from eval.code_runner import NO_CODE
+from eval.records import Folder
+from eval.runner import execute
+from eval.sandbox import Sandbox
+from eval.tasks.code import python_blocks
+from eval.tasks.humaneval import HumanEval
+from eval.tasks.mbpp import Mbpp
+
+QUICK = Sandbox(cpu_s=1, wall_s=10.0)
+RIGHT = {"passed": 1.0, "loads": 1.0, "compiles": 1.0}
+WRONG = {"passed": 0.0, "loads": 1.0, "compiles": 1.0}
+BROKEN = {"passed": 0.0, "loads": 0.0, "compiles": 1.0}
+NONSENSE = {"passed": 0.0, "loads": 0.0, "compiles": 0.0}
+
+PEAKS = {
+    "task_id": "Own/0",
+    "prompt": 'from typing import List\n\n\ndef peaks(heights: List[int]) -> List[int]:\n    """'
+    'Return the greatest height seen so far, for each height.\n    """\n',
+    "canonical_solution": "    seen = []\n    for height in heights:\n"
+    "        seen.append(max([height, *seen[-1:]]))\n    return seen\n",
+    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([]) == []\n"
+    "    assert candidate([2, 1, 3]) == [2, 2, 3]\n",
+    "entry_point": "peaks",
+}
+HALVES = {
+    "task_id": "Own/1",
+    "prompt": "def half(n: int) -> int:\n    return n // 2\n\n\ndef halves(n: int) -> int:\n"
+    '    """Count how often half of n can be taken before it is 0.\n    """\n',
+    "canonical_solution": "    return 0 if n == 0 else 1 + halves(half(n))\n",
+    "test": "def check(candidate):\n    assert candidate(0) == 0\n    assert candidate(8) == 4\n",
+    "entry_point": "halves",
+}
+
+
+def chore(number: int, **others: Any) -> dict[str, Any]:
+    return {
+        "task_id": number,
+        "text": f"Write a function to add {number}.",
+        "code": f"def add(x):\r\n    return x + {number}",
+        "test_list": [f"assert add(0) == {number}", f"assert add(1) == {number + 1}"],
+        "test_setup_code": "",
+        **others,
+    }
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def humaneval(tmp_path: Path) -> str:
+    return write(tmp_path / "HumanEval.jsonl", [PEAKS, HALVES])
+
+
+@pytest.fixture
+def mbpp(tmp_path: Path) -> str:
+    rows = [chore(n) for n in (1, 2, 3, 4, 10, 11, 12, 510, 511, 600, 601, 974)]
+    return write(tmp_path / "mbpp.jsonl", rows)
+
+
+def test_the_official_file_may_be_compressed_or_in_a_folder(humaneval: str, mbpp: str) -> None:
+    packed = Path(humaneval).with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(Path(humaneval).read_bytes()))
+    wanted = HumanEval(humaneval).examples()
+    assert HumanEval(str(packed)).examples() == wanted
+    assert HumanEval(str(packed.parent)).examples() == wanted
+    assert Mbpp(str(packed.parent)).examples() == Mbpp(mbpp).examples()
+    assert [example.id.rpartition("-")[0] for example in wanted] == ["Own/0", "Own/1"]
+
+
+def test_examples_are_the_first_or_drawn(mbpp: str) -> None:
+    task = Mbpp(mbpp)
+    every = task.examples()
+    assert task.examples(num_examples=2) == every[:2]
+    drawn = task.examples(num_examples=2, seed=4)
+    assert drawn == task.examples(num_examples=2, seed=4)
+    assert all(example in every for example in drawn)
+    with pytest.raises(ValueError, match="num_examples is at most 3 for 'test', got 4"):
+        task.examples(num_examples=4)
+
+
+def test_splits_of_mbpp_go_by_number(mbpp: str) -> None:
+    found = {split: [e.id for e in Mbpp(mbpp).examples(split)] for split in Mbpp.splits}
+    numbers = {split: [int(i[5:].split("-")[0]) for i in ids] for split, ids in found.items()}
+    assert numbers == {
+        "test": [11, 12, 510], "val": [511, 600], "train": [601, 974], "prompt": [1, 2, 3, 4, 10],
+    }  # fmt: skip
+
+
+def test_plain_prompts_are_continued_by_the_answer(humaneval: str, mbpp: str) -> None:
+    assert HumanEval(humaneval).examples()[0].prompt == PEAKS["prompt"]
+    prompt = Mbpp(mbpp).examples()[0].prompt
+    assert isinstance(prompt, str)
+    *shown, asked, rest = prompt.split("[BEGIN]\n")
+    assert rest == ""
+    assert asked.endswith("add 11. These tests must pass:\n\nassert add(0) == 11\n"
+                          "assert add(1) == 12\n")  # fmt: skip
+    numbers = [text.partition("to add ")[2].partition(".")[0] for text in (*shown, asked)]
+    assert numbers == ["2", "3", "4", "11"]
+    assert "def add(x):\n    return x + 2\n[DONE]\n\n" in prompt
+    assert "\r" not in prompt
+    assert Mbpp(mbpp, num_fewshot=0).examples()[0].prompt == asked.rpartition("[DONE]\n\n")[2] + (
+        "[BEGIN]\n"
+    )
+
+
+def test_instructions_are_turns_that_end_with_the_users(humaneval: str, mbpp: str) -> None:
+    (turn,) = HumanEval(humaneval, protocol="instruct").examples()[0].turns()
+    assert turn["role"] == "user"
+    assert f"```python\n{PEAKS['prompt']}```" in turn["content"]
+    turns = Mbpp(mbpp, protocol="instruct").examples()[0].turns()
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3 + ["user"]
+    assert turns[1]["content"] == "```python\ndef add(x):\n    return x + 2\n```"
+    assert "BEGIN" not in str(turns)
+
+
+def test_a_problem_is_never_its_own_demonstration(mbpp: str) -> None:
+    for example in Mbpp(mbpp, num_fewshot=4).examples("prompt"):
+        own = int(example.id[5:].split("-")[0])
+        assert str(example.prompt).count("[BEGIN]") == 5
+        assert str(example.prompt).count(f"Write a function to add {own}.") == 1
+    with pytest.raises(ValueError, match=r"num_fewshot is at most .* task_id 1 to 10, 5, got 6"):
+        Mbpp(mbpp, num_fewshot=6).examples()
+
+
+@pytest.mark.parametrize("protocol", ["lm_eval", "instruct"])
+def test_reference_answers_pass_and_wrong_ones_do_not(
+    humaneval: str, mbpp: str, protocol: str
+) -> None:
+    for task in (
+        HumanEval(humaneval, protocol, sandbox=QUICK),
+        Mbpp(mbpp, protocol, sandbox=QUICK),
+    ):
+        for example in task.examples():
+            assert task.score(example, example.target) == RIGHT
+            wrong = example.target.replace("return ", "return 1 if 0 else None and ")
+            assert task.score(example, wrong) == WRONG
+        first = task.examples()[0]
+        assert task.score(first, "")["passed"] == 0.0
+
+
+def test_a_plain_answer_ends_where_something_new_begins(humaneval: str, mbpp: str) -> None:
+    task = HumanEval(humaneval, sandbox=QUICK)
+    example = task.examples()[0]
+    for start in ("class Odd:", "def main():", "# Test", "if True:", "print(peaks([1]))"):
+        assert task.score(example, f"{example.target}\n{start}\n   1 / 0 (") == RIGHT
+    assert task.score(example, example.target + "\n1 / 0") == BROKEN
+    of_mbpp = Mbpp(mbpp, sandbox=QUICK)
+    example = of_mbpp.examples()[0]
+    assert of_mbpp.score(example, example.target + "\nThis is no Python.") == RIGHT
+    assert of_mbpp.score(example, "This is no Python.") == NONSENSE
+
+
+def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) -> None:
+    task = HumanEval(humaneval, "instruct", sandbox=QUICK)
+    example = task.examples()[1]
+    whole = "def halves(n):\n    return n.bit_length()\n"
+    uses_helper = "def halves(n):\n    return 0 if n == 0 else 1 + halves(half(n))\n"
+    body = "    return n.bit_length()\n"
+    for answer in (
+        f"Sure:\n```python\n{whole}```\nIt works.",
+        f"First\n```bash\nls\n```\nthen\n```\nhalves(8)\n```\nand\n```py\n{whole}```",
+        f"```python\n{whole}",
+        f"```Python\n{uses_helper}\n```",
+        f"```\n{body}```",
+        whole,
+    ):
+        assert task.score(example, answer) == RIGHT, answer
+    assert task.score(example, "I cannot do this.") == NONSENSE
+    of_mbpp = Mbpp(mbpp, "instruct", sandbox=QUICK)
+    example = of_mbpp.examples()[0]
+    answer = f"Here:\n{example.target}\nUse it so:\n```python\n1 / 0\n```"
+    assert of_mbpp.score(example, answer) == RIGHT
+
+
+def test_blocks_of_other_languages_are_no_programs() -> None:
+    assert python_blocks("```\na\n```\n```js\nb\n```\n``` python \nc\n```\ntext\n```py\nd") == [
+        "a\n", "c\n", "d",
+    ]  # fmt: skip
+    assert python_blocks("no `fence` here") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores"),
+    [
+        ("    while True: pass\n", WRONG),
+        ("    return [0] * (1 << 40)\n", WRONG),
+        ("    import sys; sys.exit(0)\n", WRONG),
+        ("    import os; os._exit(0)\n", WRONG),
+        ("    pass\nimport os; os._exit(0)\n", BROKEN),
+        ("    pass\nraise SystemExit(0)\n", BROKEN),
+        ("    pass\nimport builtins; builtins.print('passed')\n", WRONG),
+        ("    pass\ncheck = lambda candidate: None\n", WRONG),
+        ("    return (\n", NONSENSE),
+    ],
+)
+def test_no_trick_passes(humaneval: str, answer: str, scores: dict[str, float]) -> None:
+    task = HumanEval(humaneval, sandbox=QUICK)
+    assert task.score(task.examples()[0], answer) == scores
+
+
+def test_set_up_and_imports_of_mbpp_are_run(tmp_path: Path) -> None:
+    rows = [
+        chore(11, test_setup_code="start = Box(5)", test_list=["assert start.x == 5"],
+              code="class Box:\n    def __init__(self, x):\n        self.x = x"),
+        {"task_id": 12, "prompt": "Write a function to halve.", "source_file": "own",
+         "code": "def halve(x):\n    return x / 2", "test_imports": ["import math"],
+         "test_list": ["assert math.isclose(halve(3), 1.5)"]},
+    ]  # fmt: skip
+    path = tmp_path / "sanitized-mbpp.json"
+    path.write_text(json.dumps(rows, indent=1))
+    task = Mbpp(str(path), num_fewshot=0, sandbox=QUICK)
+    assert [task.score(example, example.target) for example in task.examples()] == [RIGHT] * 2
+    assert "Write a function to halve." in str(task.examples()[1].prompt)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"task_id": ', r"Line 2 of .* is a JSON object, got .*; repair or remove"),
+        ("3", r"Line 2 of .* is a JSON object, got 3"),
+        (json.dumps({**PEAKS, "test": None}), r"Line 2 of .* has a text 'test', got \['can"),
+        (json.dumps({"task_id": "a"}), r"Line 2 of .* has a text 'prompt', got \['task_id'\]"),
+        (json.dumps(PEAKS), r"Problems of humaneval are distinct, got 'Own/0-.*' twice"),
+    ],
+)
+def test_a_bad_line_of_humaneval_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(PEAKS) + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        HumanEval(str(path)).examples()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"task_id": 975}, "has a 'task_id' from 1 to 974, which decides its split, got 975"),
+        ({"task_id": "11"}, "got '11'; repair"),
+        ({"text": None}, "has a text 'text' or 'prompt', got"),
+        ({"code": 1}, "has a text 'code'"),
+        ({"test_list": []}, "has a test in 'test_list', got none"),
+        ({"test_list": [1]}, r"lists texts in 'test_list', got \[1\]"),
+        ({"test_setup_code": 1}, "has a text 'test_setup_code'"),
+    ],
+)
+def test_a_bad_row_of_mbpp_is_named(tmp_path: Path, changed: Any, message: str) -> None:
+    path = write(tmp_path / "mbpp.jsonl", [chore(12), {**chore(11), **changed}])
+    with pytest.raises(ValueError, match=f"Line 2 of .*{message}"):
+        Mbpp(path, num_fewshot=0).examples()
+
+
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got no such file; download HumanEval\.jsonl or"):
+        HumanEval(str(tmp_path)).examples()
+    with pytest.raises(ValueError, match=r"no such file; download mbpp\.jsonl or .* its path"):
+        Mbpp(str(tmp_path / "none.jsonl")).examples()
+    torn = tmp_path / "HumanEval.jsonl.gz"
+    torn.write_bytes(gzip.compress(json.dumps(PEAKS).encode())[:-20])
+    with pytest.raises(ValueError, match=r"with \.gz compressed, got .*; download it again"):
+        HumanEval(str(torn)).examples()
+    torn.write_bytes(b"plain text")
+    with pytest.raises(ValueError, match=r"with \.gz compressed, got .*; download it again"):
+        HumanEval(str(torn)).examples()
+    (tmp_path / "mbpp.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="got no line; download it again"):
+        Mbpp(str(tmp_path)).examples()
+    (tmp_path / "mbpp.jsonl").write_text("[{")
+    with pytest.raises(ValueError, match=r"is a JSON list, got .*; download it again"):
+        Mbpp(str(tmp_path)).examples()
+    (tmp_path / "mbpp.jsonl").write_text("[1]")
+    with pytest.raises(ValueError, match=r"Entry 1 of .* is a JSON object, got 1"):
+        Mbpp(str(tmp_path)).examples()
+
+
+def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load(name: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        asked.append((name, config, split))
+        if name.startswith("openai"):
+            return [PEAKS]
+        return [chore(n) for n in ((2, 3, 4) if split == "prompt" else (511,))]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert HumanEval().examples()[0].prompt == PEAKS["prompt"]
+    assert len(Mbpp().examples("val")) == 1
+    assert asked == [
+        ("openai/openai_humaneval", None, "test"),
+        ("google-research-datasets/mbpp", "full", "validation"),
+        ("google-research-datasets/mbpp", "full", "prompt"),
+    ]
+
+
+def test_without_hub_or_package_the_remedy_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Couldn't reach the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match="openai_humaneval is needed, got ConnectionError; give p"):
+        HumanEval().examples()
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"install it or give path=, a folder with mbpp\.jsonl"):
+        Mbpp().examples()
+
+
+def test_bad_settings_are_refused(mbpp: str) -> None:
+    with pytest.raises(ValueError, match="protocol is one of lm_eval, instruct, got 'mine'"):
+        HumanEval(protocol="mine")
+    with pytest.raises(ValueError, match="gen_length is at least 1, got 0"):
+        Mbpp(gen_length=0)
+    with pytest.raises(ValueError, match="num_fewshot is 0 to 9, got 10"):
+        Mbpp(num_fewshot=10)
+    with pytest.raises(ValueError, match="split is one of test, got 'train'"):
+        HumanEval().examples("train")
+
+
+def test_addresses_name_the_tasks_but_give_no_permission(humaneval: str) -> None:
+    selection = parse_task(f"humaneval?path={humaneval}&protocol=instruct")
+    assert selection.task == HumanEval(humaneval, "instruct", sandbox=NO_CODE)
+    assert parse_task("mbpp?num_fewshot=0&gen_length=9").task == Mbpp(num_fewshot=0, gen_length=9)
+    assert (selection.prompts, parse_task("mbpp").prompts) == ("chat", "plain")
+    assert parse_task("lists/copy", QUICK) == parse_task("lists/copy")
+    with pytest.raises(ValueError, match=r"has the options .*, got 'sandbox'"):
+        parse_task("humaneval?sandbox=1")
+
+
+def test_without_permission_nothing_is_decoded(humaneval: str, tmp_path: Path) -> None:
+    address = f"humaneval?path={humaneval}"
+    (run,) = eval_runs.runs(task=address, samplers=(eval_runs.Fussy(-1),))
+    with pytest.raises(ValueError, match=r"humaneval is scored by running .* --allow-code"):
+        execute([run], tmp_path / "out")
+    assert run.model.num_forwards == 0
+    assert not (tmp_path / "out").exists()
+    task = HumanEval(humaneval)
+    with pytest.raises(ValueError, match="needs your permission, got none"):
+        task.score(task.examples()[0], "")
+
+
+def test_the_permission_changes_no_key(humaneval: str) -> None:
+    (run,) = eval_runs.runs(task=f"humaneval?path={humaneval}", samplers=(eval_runs.Fussy(-1),))
+    allowed = parse_task(run.selection.address, QUICK)
+    settings = run.settings(run.selection.examples())
+    assert allowed.task != run.selection.task
+    assert allowed.address == run.selection.address
+    assert settings == type(run)(
+        run.model, run.tokenizer, allowed, run.sampler, gen_length=run.gen_length,
+        block_length=run.block_length, temperature=run.temperature, batch_size=run.batch_size,
+    ).settings(allowed.examples())  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["humaneval", "mbpp"])
+def test_the_command_line_decodes_and_scores_only_if_told_to(
+    task: str, humaneval: str, mbpp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The embedded model knows no Python: every answer is wrong, none is an error."""
+    out = str(tmp_path / "out")
+    command = [
+        "run", f"{task}?path={tmp_path}&limit=2", out, "--sampler", "FixedSchedule(4)",
+        "--gen-length", "16", "--no-trace",
+    ]  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(command_line, "load_model", lambda *_, **__: pytest.fail("loaded"))
+        assert command_line.main(command) == 2
+    assert f"{task} is scored by running programs" in capsys.readouterr().err
+    assert command_line.main([*command, "--allow-code"]) == 0
+    records = Folder(out).records()
+    assert [record["error"] for record in records] == [None, None]
+    assert [record["scores"]["passed"] for record in records] == [0.0, 0.0]
+    assert {"passed", "loads", "compiles"} == set(records[0]["scores"])

@@ -1,0 +1,383 @@
+"""ParallelBench checkouts of both versions, with content of our own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.addresses import parse_task
+from eval.tasks import ParallelBench
+from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN, lenient_items, strict_items
+
+yaml = pytest.importorskip("yaml")
+
+QUEUE = ["Ada Lee", "Bo Ruiz", "Cy Abel"]
+SHOWN = ["Di Moss", "Ed Nash"]
+
+
+def written(items: list[str]) -> str:
+    return json.dumps(items)
+
+
+def demonstrated(**given: Any) -> dict[str, Any]:
+    shown = {"input": {**given, "context": written(SHOWN)}, "answer": written(SHOWN[::-1])}
+    return {**given, "context": written(QUEUE), "icl_examples": [shown]}
+
+
+TASKS: Mapping[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "waiting_line/reverse": (
+        "Turn round:\\n{context}",
+        "list_match_score",
+        [
+            {"input": demonstrated(), "answer": written(QUEUE[::-1]), "metadata": {"length": 3}},
+            {"input": demonstrated(), "answer": written(QUEUE[::-1]), "metadata": {"length": 3}},
+        ],
+    ),
+    "waiting_line/insert_random": (
+        "Put {word} somewhere: {context}",
+        "list_random_insert_score",
+        [
+            {
+                "input": demonstrated(word="Gus Orr"),
+                "answer": {
+                    "input": QUEUE,
+                    "word": "Gus Orr",
+                    "example": written([*QUEUE, "Gus Orr"]),
+                },
+                "metadata": {"length": 3},
+            }
+        ],
+    ),
+    "puzzles/sudoku_n4_12": (
+        "Solve\\n{sudoku}",
+        "sudoku_score",
+        [
+            {
+                "input": {"sudoku": "1234\n3412\n0000\n0000"},
+                "answer": "1234\n3412\n2143\n4321",
+                "metadata": {},
+            }
+        ],
+    ),
+    "text_writing/words_to_sentence_easy": (
+        "A sentence with {words}",
+        "sentence_to_words_score",
+        [
+            {
+                "input": {"words": "row, and dock"},
+                "answer": {"words": ["row", "dock"], "example": None},
+                "metadata": {},
+            }
+        ],
+    ),
+}
+
+
+def write_files(folder: Path) -> Path:
+    """Writes tasks as both versions write them beside a `task_config.yaml`."""
+    for name, (prompt, metric, rows) in TASKS.items():
+        file = folder / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # U+2028 is allowed in JSON and must not end a line.
+        lines = [json.dumps(row | {"note": "a\u2028b"}, ensure_ascii=False) for row in rows]
+        file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        config = file.parent / "task_config.yaml"
+        known = yaml.safe_load(config.read_text()) if config.exists() else {}
+        known[name] = {"prompt": prompt, "metric": metric, "num_samples": len(rows)}
+        config.write_text(yaml.dump(known))
+    return folder
+
+
+def write_hub(folder: Path, kind: str) -> None:
+    """Writes tasks as the hub's copy holds them: every field a text."""
+    datasets = pytest.importorskip("datasets")
+    for name, (prompt, metric, rows) in TASKS.items():
+        packed = [
+            {
+                "input": json.dumps(row["input"]),
+                "answer": row["answer"]
+                if isinstance(row["answer"], str)
+                else json.dumps(row["answer"]),
+                "output_format": None,
+                "metadata": json.dumps(row["metadata"]),
+                "task_name": name,
+                "prompt": prompt,
+                "metric": metric,
+            }
+            for row in rows
+        ]
+        own = folder / name.replace("/", "-", 1)
+        own.mkdir(parents=True)
+        table = datasets.Dataset.from_list(packed)
+        if kind == "parquet":
+            table.to_parquet(own / "test-00000-of-00001.parquet")
+        else:
+            datasets.DatasetDict({"test": table}).save_to_disk(own)
+
+
+@pytest.fixture(params=["v1", "v2 generated", "v2 parquet", "v2 saved"])
+def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The same tasks in each layout."""
+    if request.param == "v1":
+        write_files(tmp_path / "dataset/parallel_bench/data/output/test")
+    elif request.param == "v2 generated":
+        write_files(tmp_path / "test")
+    else:
+        write_hub(tmp_path, request.param.split()[1])
+    return tmp_path
+
+
+def test_every_layout_gives_the_same_prompts_and_labels(checkout: Path) -> None:
+    task = parse_task(f"parallelbench:{checkout}#waiting_line/reverse?limit=1").task
+    first, second = task.examples()
+    assert first.prompt == [
+        {"role": "user", "content": 'Turn round:\n["Di Moss", "Ed Nash"]'},
+        {"role": "assistant", "content": '["Ed Nash", "Di Moss"]'},
+        {"role": "user", "content": 'Turn round:\n["Ada Lee", "Bo Ruiz", "Cy Abel"]'},
+    ]
+    assert first.target == '["Cy Abel", "Bo Ruiz", "Ada Lee"]'
+    assert first.id != second.id
+    assert first.meta["label"] == first.target
+    assert (task.gen_length, task.name) == (32, "parallelbench/waiting_line/reverse")
+    inserted = ParallelBench(str(checkout), "waiting_line/insert_random").examples()[0]
+    assert inserted.turns()[-1]["content"] == f"Put Gus Orr somewhere: {written(QUEUE)}"
+    assert inserted.meta["label"]["input"] == QUEUE
+    assert inserted.target == written([*QUEUE, "Gus Orr"])
+    for name in TASKS:
+        task = ParallelBench(str(checkout), name)
+        example = task.examples()[0]
+        # The reference of words is the words, and grammar is a matter of an optional package.
+        shown = "included" if "words" in name else "answer"
+        assert task.score(example, example.target)[shown] == 1.0
+        assert task.score(example, "")[shown] == 0.0
+
+
+def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
+    recipes = tmp_path / "parallelbench/datasets/data/task_configs/test"
+    recipes.mkdir(parents=True)
+    built = {"type": "prebuilt", "source": "words/easy.jsonl", "metric": "sentence_to_words_score"}
+    tasks = {"easy": {**built, "prompt": "Use {words}."}, "ruled": {"type": "copy", "prompt": "x"}}
+    (recipes / "long.yaml").write_text(yaml.dump({"tasks": "text_writing.yaml"}))
+    (recipes / "text_writing.yaml").write_text(yaml.dump({"global_config": {}, "tasks": tasks}))
+    words = tmp_path / "parallelbench/datasets/data/resources/words/easy.jsonl"
+    words.parent.mkdir(parents=True)
+    words.write_text(json.dumps(TASKS["text_writing/words_to_sentence_easy"][2][0]) + "\n")
+    task = ParallelBench(str(tmp_path), "text_writing/easy")
+    assert task.examples()[0].turns() == [{"role": "user", "content": "Use row, and dock."}]
+    assert task.gen_length == 64
+    with pytest.raises(ValueError, match=r"has the tasks text_writing/easy, got .*ruled.*pb data"):
+        ParallelBench(str(tmp_path), "text_writing/ruled").examples()
+
+
+def test_answers_to_v2_end_at_a_blank_line_and_those_to_v1_do_not(tmp_path: Path) -> None:
+    write_files(tmp_path / "old/dataset/parallel_bench/data/output/test")
+    write_files(tmp_path / "new/test")
+    said = f"{written(QUEUE[::-1])}\n\nOr else [no]."
+    for version, wanted in (("old", 0.0), ("new", 1.0)):
+        task = ParallelBench(str(tmp_path / version), "waiting_line/reverse")
+        assert task.score(task.examples()[0], said)["answer"] == wanted
+
+
+def test_examples_are_the_first_or_drawn(tmp_path: Path) -> None:
+    write_files(tmp_path / "test")
+    task = ParallelBench(str(tmp_path), "waiting_line/reverse")
+    assert [e.id[:6] for e in task.examples()] == ["test-0", "test-1"]
+    assert {e.id for e in task.examples(seed=5)} == {e.id for e in task.examples()}
+    with pytest.raises(ValueError, match=r"num_examples is at most 2 for parallelbench/.*, got 3"):
+        task.examples(num_examples=3)
+    (tmp_path / "test/waiting_line/reverse.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match=r"has at least one row in .*, got none"):
+        task.examples()
+
+
+def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"from a folder, got .*nowhere.*give a checkout"):
+        ParallelBench(str(tmp_path / "nowhere"), "waiting_line/copy").examples()
+    with pytest.raises(ValueError, match=r"holds no task .*hub's furiosa-ai/ParallelBench"):
+        ParallelBench(str(tmp_path), "waiting_line/copy").examples()
+    write_files(tmp_path / "test")
+    with pytest.raises(ValueError, match=r"has the tasks puzzles/sudoku_n4_12, .*, got 'copy'"):
+        ParallelBench(str(tmp_path), "copy").examples()
+    with pytest.raises(ValueError, match="the scores answer, answer_strict, got primary='mine'"):
+        ParallelBench(str(tmp_path), "waiting_line/reverse", "mine").examples()
+    with pytest.raises(ValueError, match="parallelbench:<folder>#<task>, such as"):
+        parse_task("parallelbench:waiting_line/copy")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"input": {', r"Line 2 of .*reverse\.jsonl is a JSON object, got .*; repair or remove"),
+        ("[1]", r"Line 2 of .* holds named fields, got '\[1\]'"),
+        ('{"input": {}}', r"Line 2 of .* has an 'input' and an 'answer', got \['input'\]"),
+        ('{"input": "x", "answer": "y"}', "The input of Line 2 of .* holds named fields, got 'x'"),
+        ('{"input": "{x", "answer": "y"}', "Line 2 of .* holds JSON in its fields, got '{x'"),
+        ('{"input": {}, "answer": "y"}', r"Line 2 of .* has what its prompt names, got \[\]"),
+        (
+            '{"input": {"context": "", "icl_examples": [{}]}, "answer": "y"}',
+            "Demonstrations of Line 2 of .* have an 'input' and an 'answer', got '{}'",
+        ),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    write_files(tmp_path / "test")
+    file = tmp_path / "test/waiting_line/reverse.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").split("\n")[0] + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
+
+
+def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path) -> None:
+    write_files(tmp_path / "test")
+    file = tmp_path / "test/waiting_line/insert_random.jsonl"
+    row = {**TASKS["waiting_line/insert_random"][2][0], "answer": {"word": "Gus Orr"}}
+    file.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=r"Line 1 of .* with the fields input, word, got"):
+        ParallelBench(str(tmp_path), "waiting_line/insert_random").examples()
+    config = tmp_path / "test/waiting_line/task_config.yaml"
+    config.write_text("waiting_line/reverse: {metric: list_match_score}")
+    with pytest.raises(ValueError, match=r"has the texts prompt, metric, got no 'prompt'"):
+        ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
+    config.write_text("a: [")
+    with pytest.raises(ValueError, match=r"task_config\.yaml is not valid YAML"):
+        ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
+
+
+@pytest.mark.parametrize(
+    ("text", "lenient", "strict"),
+    [
+        ('["A B", "C"]', ["A B", "C"], ["A B", "C"]),
+        ('Sure: ["A B", "C"] .', ["A B", "C"], ["A B", "C"]),
+        ("[A B,C]", ["A B", "C"], None),
+        ('["A B","C"]', ["A B", "C"], None),
+        ('["A"] or ["B"]', ["B"], ["B"]),
+        ('["A", "B"', ["A", "B"], None),
+        ("A, B", ["A", "B"], None),
+        ('["A" "B"]', ['A" "B'], None),
+        ("[]", [], None),
+    ],
+)
+def test_lists_are_read_leniently_and_strictly(
+    text: str, lenient: list[str], strict: list[str] | None
+) -> None:
+    assert lenient_items(text) == lenient
+    assert strict_items(text) == strict
+
+
+@pytest.mark.parametrize(
+    ("metric", "right", "wrong"),
+    [
+        ("list_match_score", [["a", "b", "c"]], [["b", "a", "c"], ["a", "b"], []]),
+        ("list_shuffle_score", [["b", "a", "c"]], [["a", "b", "c"], ["a", "b"], ["a", "a", "c"]]),
+        (
+            "list_random_insert_score",
+            [["w", "a", "b", "c"], ["a", "b", "c", "w"]],
+            [["a", "b", "c"], ["w", "b", "a", "c"], ["w", "a", "b", "c", "w"]],
+        ),
+        ("list_random_remove_score", [["a", "b"], ["b", "c"]], [["b", "a"], ["a"], ["a", "d"]]),
+        (
+            "list_random_replace_score",
+            [["w", "b", "c"], ["a", "b", "w"]],
+            [["a", "b", "c"], ["w", "w", "c"], ["a", "b", "c", "w"]],
+        ),
+    ],
+)
+def test_list_scorers_accept_what_the_rule_allows(
+    metric: str, right: list[list[str]], wrong: list[list[str]]
+) -> None:
+    label: Any = {"input": ["a", "b", "c"], "word": "w"}
+    label = '["a", "b", "c"]' if metric == "list_match_score" else label
+    score = SCORERS[metric].score
+    for items in right:
+        assert score(written(items), {}, label) == {"answer": 1.0, "answer_strict": 1.0}
+        assert score(f"[{','.join(items)}]", {}, label) == {"answer": 1.0, "answer_strict": 0.0}
+    for items in wrong:
+        assert score(written(items), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
+
+
+def test_changes_of_several_items_have_no_score() -> None:
+    label = {"input": ["a", "b", "c"], "n_words": 2}
+    assert SCORERS["list_random_remove_score"].score('["a"]', {}, label)["answer"] is None
+
+
+SQUARE = "A,B,C\nB,C,A\nC,A,B"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "strict"),
+    [
+        (SQUARE, 1.0, 1.0),
+        (f"Here:\n{SQUARE.replace(',', ', ')}\nDone", 1.0, 0.0),
+        # The right set of symbols in a row with a cell too many.
+        ("A,A,B,C\nB,C,A\nC,A,B", 0.0, 0.0),
+        ("A,B,C\nB,C,A\nA,B,C", 0.0, 0.0),
+        ("A,B,C\nB,C,A", 0.0, 0.0),
+    ],
+)
+def test_a_latin_square_is_counted_in_cells(text: str, answer: float, strict: float) -> None:
+    found = SCORERS["latin_square_score"].score(text, {}, {"symbols": ["C", "A", "B"]})
+    assert found == {"answer": answer, "answer_strict": strict}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "strict", "label"),
+    [
+        ("1234\n3412\n2143\n4321", 1.0, 1.0, 1.0),
+        # Another solution of the same puzzle, with separators: right, but not the stored one.
+        ("1 2 3 4\n3,4,1,2\n4 3 2 1\n2 1 4 3", 1.0, 0.0, 0.0),
+        ("1234\n3412\n2143\n4312", 0.0, 0.0, 0.0),
+        # A solved grid, of another puzzle.
+        ("4321\n2143\n3412\n1234", 0.0, 0.0, 0.0),
+        ("1234\n3412\n2143", 0.0, 0.0, 0.0),
+        ("", 0.0, 0.0, 0.0),
+    ],
+)
+@pytest.mark.parametrize("blank", ["0", "_"])
+def test_any_solution_of_a_sudoku_is_right(
+    text: str, answer: float, strict: float, label: float, blank: str
+) -> None:
+    given = {"puzzle" if blank == "_" else "sudoku": f"1234\n3412\n{blank * 4}\n{blank * 4}"}
+    found = SCORERS["sudoku_score"].score(text, given, "1234\n3412\n2143\n4321")
+    assert found == {"answer": answer, "answer_strict": strict, "answer_label": label}
+    assert set(SCORERS["sudoku_score"].score(text, {"size": 9}, "").values()) == {None}
+
+
+def test_writing_is_scored_by_what_there_is() -> None:
+    for package in ("harper", "rouge_score", "sacrebleu"):
+        pytest.importorskip(package)
+    words = SCORERS["sentence_to_words_score"].score
+    label: dict[str, Any] = {"words": ["row", "dock"]}
+    assert set(words("We row past the dock.", {}, label).values()) == {1.0}
+    inflected = words("She rows past the dock.", {}, label)
+    assert (inflected["included"], inflected["included_substring"]) == (0.0, 1.0)
+    assert (inflected["grammar"], inflected["answer"]) == (1.0, 0.0)
+    summary = SCORERS["summary_score"].score("Ann rows.", {}, {"summary": "Ann rows home."})
+    assert summary["answer"] == summary["rougeL"] == pytest.approx(0.8)
+    paraphrase = SCORERS["paraphrase_score"].score
+    text = "We all row past the old dock."
+    assert paraphrase(text, {}, {"text": text}) == {
+        "answer": None, "inverse_bleu": 0.0, "grammar": 1.0,
+    }  # fmt: skip
+    assert paraphrase(" ", {}, {"text": text})["inverse_bleu"] == 0.0
+
+
+def test_an_unknown_scorer_leaves_the_score_undefined(tmp_path: Path) -> None:
+    write_files(tmp_path / "test")
+    config = tmp_path / "test/waiting_line/task_config.yaml"
+    config.write_text(config.read_text().replace("list_match_score", "domino_score"))
+    task = ParallelBench(str(tmp_path), "waiting_line/reverse")
+    assert task.score(task.examples()[0], "x") == {"answer": None}
+    assert UNKNOWN.names == ("answer",)
+
+
+def test_scorers_name_their_scores() -> None:
+    labels: dict[str, Any] = {
+        "list_match_score": "[]", "latin_square_score": {"symbols": ["A"]}, "sudoku_score": "",
+    }  # fmt: skip
+    label = {"input": ["a"], "word": "w", "words": ["w"], "summary": "a", "text": "a"}
+    for metric, scorer in SCORERS.items():
+        own = labels.get(metric, label)
+        assert tuple(scorer.score("x", {}, own)) == scorer.names
+        assert set(scorer.needs) <= set(own)

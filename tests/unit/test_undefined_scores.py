@@ -1,0 +1,73 @@
+"""A score that cannot be computed is undefined on its whole way into the report, never 0."""
+
+import sys
+from pathlib import Path
+
+import eval_runs
+import pytest
+
+from eval.addresses import parse_task
+from eval.cache_error import Trial, on_task
+from eval.records import Folder, append
+from eval.report import write_report
+from eval.runner import execute
+from eval.summary import summarise
+from eval.table import table
+from eval.tasks import text_scores
+from samplers import FixedSchedule
+
+TASK = "writing/words_to_sentence?limit=8"
+
+
+@pytest.fixture(autouse=True)
+def without_a_checker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harper", None)
+    monkeypatch.setattr(text_scores, "_linter", text_scores._linter.__wrapped__)
+
+
+def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
+    folder = execute(eval_runs.runs(task=TASK), tmp_path)
+    assert all(record["scores"]["answer"] is None for record in folder.records())
+    rows = summarise(folder)["rows"]
+    assert [row["accuracy"] for row in rows] == [None, None]
+    assert rows[0]["scores"]["answer"] is None
+    assert rows[0]["scores"]["included"] == 0.0
+    assert "accuracy" not in rows[1]["against_reference"]
+    assert "step_speedup" in rows[1]["against_reference"]
+    assert all("| - | - | - |" in line for line in table(rows).splitlines()[2:])
+    text = write_report(folder).read_text()
+    assert "Accuracy is - where the task's first score is undefined" in text
+    assert "AUP" not in text.split("## writing")[1]
+
+
+def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path) -> None:
+    """Errors count as wrong; alone among undefined scores they made an accuracy of 0."""
+    done = execute(eval_runs.runs(task=TASK)[:1], tmp_path / "done")
+    *kept, last = done.records()
+    folder = Folder(tmp_path / "failed")
+    folder.claim(done.settings())
+    append(folder.part(0), [*kept, {**last, "error": "RuntimeError: no"}])
+    row = summarise(folder)["rows"][0]
+    assert (row["num_records"], row["num_errors"]) == (8, 1)
+    assert row["accuracy"] is None
+    defined = [{**r, "primary": "included"} for r in (*kept, {**last, "error": "RuntimeError: no"})]
+    other = Folder(tmp_path / "defined")
+    other.claim(done.settings())
+    append(other.part(0), defined)
+    assert summarise(other)["rows"][0]["accuracy"]["num_examples"] == 8
+
+
+def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
+    """The task's examples were read for a curve that only list tasks have."""
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "ask", "answer": "say"}\n')
+    folder = execute(eval_runs.runs(task=f"jsonl:{own}"), tmp_path / "results")
+    own.unlink()
+    assert write_report(folder).is_file()
+
+
+def test_cache_errors_leave_undefined_scores_out() -> None:
+    trial = Trial(eval_runs.model(), [[5]], FixedSchedule(8), gen_length=8)
+    scored = on_task(trial, parse_task(TASK), eval_runs.TOKENIZER)
+    assert scored.score is not None
+    assert scored.score([[5, 6]] * 8) == []
