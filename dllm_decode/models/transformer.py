@@ -13,6 +13,7 @@ from dllm_decode.models.attention import Norm
 from dllm_decode.models.base import Inputs, Memory
 from dllm_decode.models.layer import Layer
 from dllm_decode.models.plan import for_queries, make_plan, on_device
+from dllm_decode.models.replay import Replay
 from dllm_decode.models.shape import Shape
 
 
@@ -145,6 +146,8 @@ class MaskedTransformer(nn.Module):
         banned_ids: Ids that must never be emitted.
         logit_shift: 1 where the logits at a column predict the next.
         causal_block_length: Tokens per block of a block-causal model, else 0.
+        graphs: Whether forwards on one CUDA device are captured as graphs and replayed, see
+            `Replay`. Set it to False to run each anew.
     """
 
     def __init__(
@@ -172,6 +175,8 @@ class MaskedTransformer(nn.Module):
         self.banned_ids = banned_ids
         self.logit_shift = logit_shift
         self.causal_block_length = causal_block_length
+        self.graphs = True
+        self._replay = Replay(self._forward)
 
     @property
     def device(self) -> torch.device:
@@ -185,6 +190,11 @@ class MaskedTransformer(nn.Module):
 
     def predict(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; only the wanted columns go through the head."""
+        if self.graphs and inputs.tokens.is_cuda and self.transformer.route is None:
+            return self._replay(inputs)
+        return self._forward(inputs)
+
+    def _forward(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
         with torch.inference_mode():
             hidden = self.transformer(
                 inputs.tokens,
@@ -198,6 +208,12 @@ class MaskedTransformer(nn.Module):
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MaskedTransformer":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
+        # Recordings read the weights where they were.
+        self._replay = Replay(self._forward)
+        return self
 
     def new_memory(self, num_rows: int, num_slots: int) -> Memory:
         """Allocates a zeroed store in the model's dtype, each layer's part on its device."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from spied import FAMILIES, tiny
+from spied import FAMILIES, MODELS, tiny
 
 from dllm_decode import (
     DelayedCache,
@@ -19,7 +19,7 @@ from dllm_decode import (
     decode_many,
     load_model,
 )
-from dllm_decode.models.replay import CudaGraphs, Replay
+from dllm_decode.models.replay import Replay
 from samplers import ConfidenceThreshold, FixedSchedule
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -93,6 +93,25 @@ def test_rows_that_come_and_go_are_served() -> None:
     assert replayed.recorder.num_played
 
 
+def test_a_recording_serves_callers_in_and_out_of_inference_mode() -> None:
+    model = tiny("llada")
+    replay = Replay(model.predict, record=Recorder())
+    columns = torch.arange(4)[None]
+    inputs = Inputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
+    for inference in (False, True, False, True, False):
+        with torch.inference_mode(inference):
+            logits = replay(inputs)
+            logits.add_(1.0)
+    assert replay.record.num_played == 4
+
+
+def test_moved_weights_are_recorded_anew() -> None:
+    model = load_model("mini")[0]
+    before = model._replay
+    model.to(torch.float64)
+    assert model._replay is not before
+
+
 def test_what_comes_out_is_not_overwritten_by_the_next_play() -> None:
     model = tiny("llada")
     replay = Replay(model.predict, record=Recorder())
@@ -119,15 +138,12 @@ def test_recordings_that_are_not_used_are_forgotten() -> None:
 @pytest.mark.parametrize("cache", [NoCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
-    from spied import MODELS
-
     model = load_model(MODELS / family, device="cuda", dtype=torch.float32)[0]
-    plain = Replayed(family)
-    plain.model = model
-    plain.predict = Replay(model.predict, record=CudaGraphs())
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
     for _ in range(3):
+        model.graphs = False
         eager = decode(model, PROMPTS, FixedSchedule(8), **options)
-        played = decode(plain, PROMPTS, FixedSchedule(8), **options)
+        model.graphs = True
+        played = decode(model, PROMPTS, FixedSchedule(8), **options)
         assert torch.equal(eager.tokens, played.tokens)
-    assert plain.predict._recordings
+    assert model._replay._recordings
