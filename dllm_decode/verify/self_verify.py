@@ -130,7 +130,8 @@ class SelfVerify(Verifier):
         ahead = self._ahead(session, sampler, canvas, block)
         if carry is None:
             known = self._enter(session, sampler, canvas, block, ahead)
-            state = sampler.init(_view(session, sampler, canvas, block, known))
+            everyone = _everything(canvas).rows
+            state = sampler.init(_view(session, sampler, canvas, block, known, everyone))
         else:
             assert isinstance(carry, tuple)
             state, known = carry[0], _Known(*carry[1])
@@ -145,7 +146,7 @@ class SelfVerify(Verifier):
         known = known._replace(latest=reached)
         rows = ready.nonzero().squeeze(-1)
         here = canvas.take(rows)
-        view = _view(session, sampler, here, block, _Known(*(part[rows] for part in known)))
+        view = _view(session, sampler, here, block, known, rows)
         decision, after = sampler.step(view, take_state(state, rows))
         session.view = view
         tokens = canvas.tokens.clone()
@@ -211,7 +212,7 @@ class SelfVerify(Verifier):
         """Lets the sampler go on from the present state on the logits of its last step."""
         levels = [_everything(canvas)]
         rows, canvas = levels[0]
-        seen = _view(session, sampler, canvas, block, known)
+        seen = _view(session, sampler, canvas, block, known, rows)
         while len(levels) < self.draft_steps:
             view = _imagined(_shown(session, sampler, canvas, block, seen))
             decision, state = sampler.step(view, state)
@@ -274,11 +275,18 @@ def _everything(canvas: Canvas) -> _Level:
     return _Level(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
 
 
-def _view(session: Session, sampler: Sampler, canvas: Canvas, block: Block, known: _Known) -> View:
-    """Shows a canvas with the logits of each row's latest state."""
-    rows = torch.arange(len(canvas), device=canvas.tokens.device)
-    shadow = known.shadow[rows, known.latest] if sampler.shadow else None
-    logits = known.logits[rows, known.latest]
+def _view(
+    session: Session,
+    sampler: Sampler,
+    canvas: Canvas,
+    block: Block,
+    known: _Known,
+    rows: Int[Tensor, " N"],
+) -> View:
+    """Shows a canvas with the logits of each row's latest state; `rows`: which of the known."""
+    latest = known.latest[rows]
+    shadow = known.shadow[rows, latest] if sampler.shadow else None
+    logits = known.logits[rows, latest]
     # What was seen of the next block is not the sampler's concern yet.
     logits = logits if sampler.scope != "block" else logits[:, : block.end - block.start]
     return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
