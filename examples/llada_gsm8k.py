@@ -8,6 +8,7 @@ Without arguments: held-out word problems on the embedded model `mini`. The real
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,14 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dllm_decode import DecodeOutput, MaskPredictor, decode, load_model
+from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
+from eval.addresses import parse_cache
 from eval.prompts import Tokenizer, encode_prompt
 from eval.statistics import wilson
 from eval.tasks import Example, Gsm8k, Task, WordProblems
+from eval.tasks.gsm8k_protocols import PROTOCOLS
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
 
 SHOWN_ANSWERS = 3
-PROTOCOLS = ("llada", "fast_dllm", "lm_eval")
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class Result:
         sampler: Which.
         texts: One answer an example.
         scores: The task's primary score, one an example.
-        outputs: One an batch, in order.
+        outputs: One an example.
+        wall_s: Seconds for all of them.
     """
 
     sampler: Sampler
     texts: list[str]
     scores: list[float]
     outputs: list[DecodeOutput]
+    wall_s: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,14 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(width=100)
     try:
+        task = read_task(options)
+        if options.gen_length is None:
+            options.gen_length = task.gen_length
+        if options.block_length is None:
+            options.block_length = task.block_length
         samplers = read_samplers(options)
-        task, chat = read_task(options)
         examples = task.examples(num_examples=options.limit)
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
         if tokenizer is None:
             raise ValueError(
                 f"Text needs a tokenizer, got none in {options.model}; add its tokenizer files."
             )
+        chat = task.prompts == "chat"
         prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
         results = []
         for sampler in samplers:
@@ -83,13 +92,17 @@ def make_parser() -> argparse.ArgumentParser:
     add("--sampler", action="append", metavar="EXPR",
         help='such as "ConfidenceThreshold(0.9)"; repeat to compare '
         "(default: one token a step, and ConfidenceThreshold(0.9))")  # fmt: skip
+    add("--cache", default="NoCache()", metavar="EXPR",
+        help='such as "DualCache()" (default: NoCache())')  # fmt: skip
     add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
-    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
-    add("--batch-size", type=int, default=32, help="rows decoded together (default: 32)")
+    add("--block-length", type=int, help="tokens per block (default: the task's)")
+    add("--num-rows", type=int, default=32,
+        help="rows of a forward; prompts that wait take the place of finished ones "
+        "(default: 32)")  # fmt: skip
     add("--limit", type=int, default=96, help="number of examples (default: 96)")
     add("--num-fewshot", type=int, help="GSM8K demonstrations (default: the protocol's)")
     add("--protocol", choices=PROTOCOLS, default="llada",
-        help="how GSM8K prompts are written: chat turns, one chat turn, or plain text")  # fmt: skip
+        help="the published setting of GSM8K to follow (default: llada)")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--dtype", type=read_dtype, help="float32, bfloat16 ... (default: the checkpoint's)")
     return parser
@@ -110,13 +123,12 @@ def read_samplers(options: argparse.Namespace) -> list[Sampler]:
     return [FixedSchedule(options.block_length), ConfidenceThreshold(0.9)]
 
 
-def read_task(options: argparse.Namespace) -> tuple[Task, bool]:
-    """Returns the task, and whether its prompts go through the chat template."""
+def read_task(options: argparse.Namespace) -> Task:
+    """Returns the task."""
     if options.dataset == "word_problems":
-        return WordProblems(), True
+        return WordProblems()
     path = None if options.dataset == "gsm8k" else options.dataset
-    task = Gsm8k(path, num_fewshot=options.num_fewshot, protocol=options.protocol)
-    return task, options.protocol != "lm_eval"
+    return Gsm8k(path, num_fewshot=options.num_fewshot, protocol=options.protocol)
 
 
 def run(
@@ -129,31 +141,31 @@ def run(
     options: argparse.Namespace,
     console: Console,
 ) -> Result:
-    """Decodes all examples, batch by batch, and scores them."""
+    """Decodes all examples and scores them."""
     texts: list[str] = []
     scores: list[float] = []
     outputs = []
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
            TextColumn("accuracy {task.fields[accuracy]}"), TimeRemainingColumn())  # fmt: skip
+    started = time.perf_counter()
     with Progress(*bar, console=console) as progress:
         shown = progress.add_task(type(sampler).__name__, total=len(examples), accuracy="-")
-        for start in range(0, len(examples), options.batch_size):
-            batch = slice(start, start + options.batch_size)
-            output = decode(
-                model,
-                prompts[batch],
-                sampler,
-                gen_length=task.gen_length if options.gen_length is None else options.gen_length,
-                block_length=options.block_length,
-            )
+        answers = decode_many(
+            model,
+            prompts,
+            sampler,
+            num_rows=options.num_rows,
+            cache=parse_cache(options.cache),
+            gen_length=options.gen_length,
+            block_length=options.block_length,
+        )
+        for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
-            for example, answer in zip(examples[batch], output.answers(), strict=True):
-                texts.append(tokenizer.decode(answer, skip_special_tokens=True))
-                scores.append(task.score(example, texts[-1])[task.primary] or 0.0)
-            progress.update(
-                shown, completed=len(texts), accuracy=f"{sum(scores) / len(scores):.3f}"
-            )
-    return Result(sampler, texts, scores, outputs)
+            texts.append(tokenizer.decode(output.answers()[0], skip_special_tokens=True))
+            scores.append(task.score(example, texts[-1])[task.primary] or 0.0)
+            accuracy = f"{sum(scores) / len(scores):.3f}"
+            progress.update(shown, completed=len(texts), accuracy=accuracy)
+    return Result(sampler, texts, scores, outputs, time.perf_counter() - started)
 
 
 def show_answers(console: Console, examples: Sequence[Example], result: Result) -> None:
@@ -177,15 +189,15 @@ def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
         table.add_column(column, justify="right")
     for result in results:
         low, high = wilson(round(sum(result.scores)), num_examples)
-        nfe = sum(int(output.nfe.sum()) for output in result.outputs)
-        tokens = sum(int(output.lengths().sum()) for output in result.outputs)
+        nfe = sum(output.forwards for output in result.outputs)
+        tokens = sum(int(output.lengths()) for output in result.outputs)
         table.add_row(
             repr(result.sampler),
             f"{sum(result.scores) / num_examples:.3f}",
             f"{low:.3f} - {high:.3f}",
             f"{nfe / num_examples:.1f}",
             f"{tokens / nfe:.2f}",
-            f"{sum(output.wall_s for output in result.outputs):.1f}",
+            f"{result.wall_s:.1f}",
         )
     table.caption = "forwards: model calls an example takes part in, mean"
     return table

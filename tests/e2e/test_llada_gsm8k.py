@@ -23,7 +23,7 @@ def example() -> ModuleType:
 def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
     example: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example.main(["--limit", "6", "--batch-size", "4"])
+    example.main(["--limit", "6", "--num-rows", "4"])
     shown = capsys.readouterr().out
     assert "FixedSchedule" in shown
     assert "ConfidenceThreshold" in shown

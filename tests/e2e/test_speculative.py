@@ -14,5 +14,6 @@ def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards() -> No
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert "SelfVerify: 3 of 3 texts equal one token a forward" in done.stdout
+    assert "SelfVerify, tree: 3 of 3 texts equal one token a forward" in done.stdout
     assert "ARVerify: 3 of 3 texts equal the target alone" in done.stdout
     assert "ARVerify, 4 looks: 3 of 3 texts equal the target alone" in done.stdout
