@@ -115,8 +115,8 @@ class ARVerify(Verifier):
             logits = self._look_again(session, sampler, canvas, window, wanted)
         offsets = torch.arange(int(wanted.max()), device=first.device)
         places = (first[:, None] - window.start + offsets).clamp(max=logits.shape[1] - 1)
-        logits = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
-        return logits[..., : self.target.num_shared_ids]
+        rows = torch.arange(len(canvas), device=first.device)[:, None]
+        return logits[..., : self.target.num_shared_ids][rows, places]
 
     def _look_again(
         self,

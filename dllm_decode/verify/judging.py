@@ -126,5 +126,5 @@ def judge(
     places = torch.arange(draft.tokens.shape[1] + 1, device=begin.device)
     places = (unread - 1 - skipped)[:, None] + places
     places = places.clamp(max=reading.logits.shape[1] - 1)
-    index = places[..., None].expand(-1, -1, reading.logits.shape[2])
-    return Judgement(reading.logits.gather(1, index), reading, unread)
+    rows = torch.arange(len(canvas), device=begin.device)[:, None]
+    return Judgement(reading.logits[rows, places], reading, unread)
