@@ -40,7 +40,10 @@ def decode_many(
     aside, draws at a temperature above 0 included.
 
     Rows join only where the sampler sees no finished block (`Sampler.scope` is not "answer") and
-    is asked at all (`Verifier.asks_sampler`); otherwise one batch follows the other.
+    is asked at all (`Verifier.asks_sampler`); otherwise one batch follows the other. Where rows
+    are at different depths of their answers, the canvas is longer than any of them: a forward that
+    computes all columns costs more, one that computes the block does not. So it pays with a cache,
+    and where a forward is bound by reading weights.
 
     Args:
         model: See `decode`, as all that is not listed here.

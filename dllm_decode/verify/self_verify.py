@@ -1,59 +1,28 @@
 """Self-verification (FreeDave): the model checks drafts that its own logits made."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.layouts import Branches
 from dllm_decode.session import Session
 from dllm_decode.verify.base import Verifier, settle
-from samplers.base import Sampler, State, View, take_state
-
-
-class _Level(NamedTuple):
-    """One state each of some rows.
-
-    Attributes:
-        rows: Which of the round's rows.
-        canvas: Their states.
-    """
-
-    rows: Int[Tensor, " N"]
-    canvas: Canvas
-
-
-class _Known(NamedTuple):
-    """The states of each row that the last forward looked at, the present one first.
-
-    Attributes:
-        tokens: Of the whole canvas; -1 in unused places.
-        logits: What the sampler sees of a state.
-        shadow: As `View.shadow`; without columns unless the sampler asks for it.
-        latest: The state from which the row took its last step.
-    """
-
-    tokens: Int[Tensor, "B D L"]
-    logits: Float[Tensor, "B D W V"]
-    shadow: Float[Tensor, "B D _"]
-    latest: Int[Tensor, " B"]
-
-    def found(self, canvas: Canvas) -> Bool[Tensor, "B D"]:
-        """Says which of the known states are the rows' present ones."""
-        return (self.tokens == canvas.tokens[:, None]).all(-1)
-
-    def num_drafted(self) -> Int[Tensor, " B"]:
-        """Counts what the drafts write, each beyond the state before it."""
-        drafts = self.tokens[:, 1:]
-        return ((drafts != self.tokens[:, :-1]) & (drafts >= 0)).sum((1, 2))
-
-    def num_accepted(self, reached: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Counts what tells the states that are reached from the latest ones."""
-        rows = torch.arange(len(reached), device=reached.device)
-        return (self.tokens[rows, reached] != self.tokens[rows, self.latest]).sum(-1)
+from dllm_decode.verify.known import (
+    Known,
+    Level,
+    everything,
+    foresee,
+    imagined,
+    joined,
+    placed,
+    shown,
+    view_of,
+)
+from samplers.base import Sampler, State, take_state
 
 
 @dataclass(frozen=True)
@@ -130,11 +99,11 @@ class SelfVerify(Verifier):
         ahead = self._ahead(session, sampler, canvas, block)
         if carry is None:
             known = self._enter(session, sampler, canvas, block, ahead)
-            everyone = _everything(canvas).rows
-            state = sampler.init(_view(session, sampler, canvas, block, known, everyone))
+            everyone = everything(canvas).rows
+            state = sampler.init(view_of(session, sampler, canvas, block, known, everyone))
         else:
             assert isinstance(carry, tuple)
-            state, known = carry[0], _Known(*carry[1])
+            state, known = carry[0], Known(*carry[1])
             if not known.found(canvas).any():
                 drafts = self._draft(session, sampler, canvas, block, known, state, ahead)
                 known = self._look(session, sampler, ahead, drafts)
@@ -146,14 +115,14 @@ class SelfVerify(Verifier):
         known = known._replace(latest=reached)
         rows = ready.nonzero().squeeze(-1)
         here = canvas.take(rows)
-        view = _view(session, sampler, here, block, known, rows)
+        view = view_of(session, sampler, here, block, known, rows)
         decision, after = sampler.step(view, take_state(state, rows))
         session.view = view
         tokens = canvas.tokens.clone()
         tokens[rows] = settle(here, view, decision, sampler).tokens
         canvas = replace(canvas, tokens=tokens)
         if ahead != block:
-            _foresee(session, canvas, block, known)
+            foresee(session, canvas, block, known)
         return canvas, (_put(state, rows, after), tuple(known))
 
     def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
@@ -171,7 +140,7 @@ class SelfVerify(Verifier):
 
     def _enter(
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, ahead: Block
-    ) -> _Known:
+    ) -> Known:
         """Returns what is known of the first states of a block; runs a forward for the others."""
         foreseen = [
             (index, seen[1])
@@ -180,19 +149,19 @@ class SelfVerify(Verifier):
             and torch.equal(seen[0], canvas.tokens[index])
         ]
         if not foreseen:
-            return self._look(session, sampler, ahead, [_everything(canvas)])
+            return self._look(session, sampler, ahead, [everything(canvas)])
         there = [index for index, _ in foreseen]
         missing = [index for index in range(len(canvas)) if index not in there]
         logits = [part[None] for _, part in foreseen]
         if missing:
             part = canvas.take(torch.tensor(missing, device=canvas.rows.device))
-            looked = self._look(session, sampler, block, [_everything(part)])
+            looked = self._look(session, sampler, block, [everything(part)])
             # The other rows' first forward, which may have to refresh what they cache, is to come.
             session.open()
             logits += looked.logits[:, 0].split(1)
         order = torch.tensor([*there, *missing], device=canvas.rows.device).argsort()
         known = torch.cat(logits)[order, None]
-        return _Known(
+        return Known(
             tokens=canvas.tokens[:, None],
             logits=known,
             shadow=known[..., :0, 0],
@@ -205,20 +174,20 @@ class SelfVerify(Verifier):
         sampler: Sampler,
         canvas: Canvas,
         block: Block,
-        known: _Known,
+        known: Known,
         state: State,
         ahead: Block,
-    ) -> list[_Level]:
+    ) -> list[Level]:
         """Lets the sampler go on from the present state on the logits of its last step."""
-        levels = [_everything(canvas)]
+        levels = [everything(canvas)]
         rows, canvas = levels[0]
-        seen = _view(session, sampler, canvas, block, known, rows)
+        seen = view_of(session, sampler, canvas, block, known, rows)
         while len(levels) < self.draft_steps:
-            view = _imagined(_shown(session, sampler, canvas, block, seen))
+            view = imagined(shown(session, sampler, canvas, block, seen))
             decision, state = sampler.step(view, state)
             canvas = settle(canvas, view, decision, sampler)
             if ahead != block:
-                levels.append(_Level(rows, canvas))
+                levels.append(Level(rows, canvas))
             unfinished = canvas.num_open(block).nonzero().squeeze(-1)
             if not len(unfinished):
                 break
@@ -226,12 +195,10 @@ class SelfVerify(Verifier):
                 rows, canvas = rows[unfinished], canvas.take(unfinished)
                 seen, state = seen.take(unfinished), take_state(state, unfinished)
             if ahead == block:
-                levels.append(_Level(rows, canvas))
+                levels.append(Level(rows, canvas))
         return levels
 
-    def _look(
-        self, session: Session, sampler: Sampler, block: Block, levels: list[_Level]
-    ) -> _Known:
+    def _look(self, session: Session, sampler: Sampler, block: Block, levels: list[Level]) -> Known:
         """Runs the forwards; `levels[0]` holds the present states."""
         canvas, num_levels = levels[0].canvas, len(levels)
         rows = torch.cat([level.rows for level in levels])
@@ -251,80 +218,12 @@ class SelfVerify(Verifier):
         logits = [view.logits for view in views]
         shadows = [view.logits[:, :0, 0] if view.shadow is None else view.shadow for view in views]
         size = (len(canvas), num_levels)
-        return _Known(
-            tokens=_placed(tokens, rows, places, size, fill=-1),
-            logits=_placed(_joined(logits), rows, places, size),
-            shadow=_placed(_joined(shadows), rows, places, size),
+        return Known(
+            tokens=placed(tokens, rows, places, size, fill=-1),
+            logits=placed(joined(logits), rows, places, size),
+            shadow=placed(joined(shadows), rows, places, size),
             latest=torch.zeros_like(canvas.rows),
         )
-
-
-def _foresee(session: Session, canvas: Canvas, block: Block, known: _Known) -> None:
-    """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
-    width = block.end - block.start
-    found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
-    places = found.long().argmax(-1)
-    reached = torch.where(found.any(-1), places, known.latest)
-    session.count_drafts(canvas, accepted=known.num_accepted(reached))
-    for index in found.any(-1).nonzero().squeeze(-1).tolist():
-        logits = known.logits[index, places[index], width:].clone()
-        session.foreseen[int(canvas.rows[index])] = (canvas.tokens[index], logits)
-
-
-def _everything(canvas: Canvas) -> _Level:
-    return _Level(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
-
-
-def _view(
-    session: Session,
-    sampler: Sampler,
-    canvas: Canvas,
-    block: Block,
-    known: _Known,
-    rows: Int[Tensor, " N"],
-) -> View:
-    """Shows a canvas with the logits of each row's latest state; `rows`: which of the known."""
-    latest = known.latest[rows]
-    shadow = known.shadow[rows, latest] if sampler.shadow else None
-    logits = known.logits[rows, latest]
-    # What was seen of the next block is not the sampler's concern yet.
-    logits = logits if sampler.scope != "block" else logits[:, : block.end - block.start]
-    return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
-
-
-def _shown(session: Session, sampler: Sampler, canvas: Canvas, block: Block, seen: View) -> View:
-    """Shows a canvas with the logits of another view of its rows."""
-    view = session.show(canvas, block, sampler, logits=seen.logits, shadow=seen.shadow)
-    return view.knowing(seen)
-
-
-def _imagined(view: View) -> View:
-    """Completes the shadow: what was committed since was predicted without being seen."""
-    if view.shadow is None:
-        return view
-    before = view.probability(view.tokens)
-    return replace(view, shadow=torch.where(view.shadow == 0.0, before, view.shadow))
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _placed(
-    parts: Shaped[Tensor, "N ..."],
-    rows: Int[Tensor, " N"],
-    places: Int[Tensor, " N"],
-    size: tuple[int, int],
-    *,
-    fill: int = 0,
-) -> Shaped[Tensor, "B D ..."]:
-    """Lays parts out by row and place."""
-    if len(parts) == size[0] * size[1]:
-        # Nothing is missing: they come place by place, so a view will do.
-        return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
-    laid = parts.new_full((*size, *parts.shape[1:]), fill)
-    laid[rows, places] = parts
-    return laid
 
 
 def _put(state: State, rows: Int[Tensor, " N"], part: State) -> State:

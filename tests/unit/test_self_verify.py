@@ -22,7 +22,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.verify import self_verify
+from dllm_decode.verify.known import Known
 from samplers import ConfidenceThreshold, FixedSchedule, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -102,7 +102,7 @@ def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
 ) -> None:
     options: Any = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
     plain = decode(DriftingModel(), PROMPTS, FixedSchedule(6), **options)
-    found = self_verify._Known.found
+    found = Known.found
 
     def careless(known: Any, canvas: Any) -> torch.Tensor:
         right = found(known, canvas)
@@ -111,7 +111,7 @@ def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
             right[:, place] |= (known.tokens[:, place] >= 0).all(-1) & ~right.any(-1)
         return right
 
-    monkeypatch.setattr(self_verify._Known, "found", careless)
+    monkeypatch.setattr(Known, "found", careless)
     broken = decode(DriftingModel(), PROMPTS, FixedSchedule(6), verifier=SelfVerify(4), **options)
     assert not torch.equal(plain.tokens, broken.tokens)
 

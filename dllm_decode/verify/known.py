@@ -1,0 +1,124 @@
+"""States of the canvas that one forward looked at, and what it said about each."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.session import Session
+from samplers.base import Sampler, View
+
+
+class Level(NamedTuple):
+    """One state each of some rows.
+
+    Attributes:
+        rows: Which of the round's rows.
+        canvas: Their states.
+    """
+
+    rows: Int[Tensor, " N"]
+    canvas: Canvas
+
+
+class Known(NamedTuple):
+    """The states of each row that the last forward looked at, the present one first.
+
+    Attributes:
+        tokens: Of the whole canvas; -1 in unused places.
+        logits: What the sampler sees of a state.
+        shadow: As `View.shadow`; without columns unless the sampler asks for it.
+        latest: The state from which the row took its last step.
+    """
+
+    tokens: Int[Tensor, "B D L"]
+    logits: Float[Tensor, "B D W V"]
+    shadow: Float[Tensor, "B D _"]
+    latest: Int[Tensor, " B"]
+
+    def found(self, canvas: Canvas) -> Bool[Tensor, "B D"]:
+        """Says which of the known states are the rows' present ones."""
+        return (self.tokens == canvas.tokens[:, None]).all(-1)
+
+    def num_drafted(self) -> Int[Tensor, " B"]:
+        """Counts what the drafts write, each beyond the state before it."""
+        drafts = self.tokens[:, 1:]
+        return ((drafts != self.tokens[:, :-1]) & (drafts >= 0)).sum((1, 2))
+
+    def num_accepted(self, reached: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Counts what tells the states that are reached from the latest ones."""
+        rows = torch.arange(len(reached), device=reached.device)
+        return (self.tokens[rows, reached] != self.tokens[rows, self.latest]).sum(-1)
+
+
+def everything(canvas: Canvas) -> Level:
+    """Returns the one state of all rows."""
+    return Level(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
+
+
+def foresee(session: Session, canvas: Canvas, block: Block, known: Known) -> None:
+    """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
+    width = block.end - block.start
+    found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
+    places = found.long().argmax(-1)
+    reached = torch.where(found.any(-1), places, known.latest)
+    session.count_drafts(canvas, accepted=known.num_accepted(reached))
+    for index in found.any(-1).nonzero().squeeze(-1).tolist():
+        logits = known.logits[index, places[index], width:].clone()
+        session.foreseen[int(canvas.rows[index])] = (canvas.tokens[index], logits)
+
+
+def view_of(
+    session: Session,
+    sampler: Sampler,
+    canvas: Canvas,
+    block: Block,
+    known: Known,
+    rows: Int[Tensor, " N"],
+) -> View:
+    """Shows a canvas with the logits of each row's latest state; `rows`: which of the known."""
+    latest = known.latest[rows]
+    shadow = known.shadow[rows, latest] if sampler.shadow else None
+    logits = known.logits[rows, latest]
+    # What was seen of the next block is not the sampler's concern yet.
+    logits = logits if sampler.scope != "block" else logits[:, : block.end - block.start]
+    return session.show(canvas, block, sampler, logits=logits, shadow=shadow)
+
+
+def shown(session: Session, sampler: Sampler, canvas: Canvas, block: Block, seen: View) -> View:
+    """Shows a canvas with the logits of another view of its rows."""
+    view = session.show(canvas, block, sampler, logits=seen.logits, shadow=seen.shadow)
+    return view.knowing(seen)
+
+
+def imagined(view: View) -> View:
+    """Completes the shadow: what was committed since was predicted without being seen."""
+    if view.shadow is None:
+        return view
+    before = view.probability(view.tokens)
+    return replace(view, shadow=torch.where(view.shadow == 0.0, before, view.shadow))
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Puts parts behind each other; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def placed(
+    parts: Shaped[Tensor, "N ..."],
+    rows: Int[Tensor, " N"],
+    places: Int[Tensor, " N"],
+    size: tuple[int, int],
+    *,
+    fill: int = 0,
+) -> Shaped[Tensor, "B D ..."]:
+    """Lays parts out by row and place."""
+    if len(parts) == size[0] * size[1]:
+        # Nothing is missing: they come place by place, so a view will do.
+        return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
+    laid = parts.new_full((*size, *parts.shape[1:]), fill)
+    laid[rows, places] = parts
+    return laid
