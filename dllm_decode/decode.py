@@ -131,15 +131,16 @@ def decode(
     session = setting.session(canvas)
     for block in verifier.blocks(canvas, block_length):
         canvas = finish_block(setting, session, canvas, block, observers=observers)
+    bill = session.bill
     return DecodeOutput(
         tokens=canvas.answers().cpu(),
-        nfe=session.nfe.cpu(),
-        query_positions=session.query_positions.cpu(),
-        forwards=session.forwards,
-        target_nfe=session.target_nfe.cpu(),
-        target_forwards=session.target_forwards,
-        drafted=session.drafted.cpu(),
-        accepted=session.accepted.cpu(),
+        nfe=bill.nfe.cpu(),
+        query_positions=bill.query_positions.cpu(),
+        forwards=bill.forwards,
+        target_nfe=bill.target_nfe.cpu(),
+        target_forwards=bill.target_forwards,
+        drafted=bill.drafted.cpu(),
+        accepted=bill.accepted.cpu(),
         wall_s=time.perf_counter() - started,
         eos_ids=canvas.eos_ids,
     )
@@ -267,10 +268,10 @@ def _tell(
         after=after,
         block=block,
         view=session.view,
-        forwards=session.forwards,
-        query_positions=session.query_positions[before.rows],
-        drafted=session.drafted[before.rows],
-        accepted=session.accepted[before.rows],
+        forwards=session.bill.forwards,
+        query_positions=session.bill.query_positions[before.rows],
+        drafted=session.bill.drafted[before.rows],
+        accepted=session.bill.accepted[before.rows],
     )
     for observer in observers:
         observer(event)

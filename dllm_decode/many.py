@@ -185,18 +185,18 @@ class _Batch:
         self._blocks = self._setting.verifier.blocks(joined, self._setting.block_length)
 
     def _output(self, row: int, seat: _Seat) -> DecodeOutput:
-        canvas, session = self._canvas, self._session
+        canvas, bill = self._canvas, self._session.bill
         place = torch.searchsorted(canvas.rows, row)
-        nfe, target_nfe = session.nfe[[row]].cpu(), session.target_nfe[[row]].cpu()
+        nfe, target_nfe = bill.nfe[[row]].cpu(), bill.target_nfe[[row]].cpu()
         return DecodeOutput(
             tokens=canvas.take(place[None]).answers().cpu(),
             nfe=nfe,
-            query_positions=session.query_positions[[row]].cpu(),
+            query_positions=bill.query_positions[[row]].cpu(),
             forwards=int(nfe),
             target_nfe=target_nfe,
             target_forwards=int(target_nfe),
-            drafted=session.drafted[[row]].cpu(),
-            accepted=session.accepted[[row]].cpu(),
+            drafted=bill.drafted[[row]].cpu(),
+            accepted=bill.accepted[[row]].cpu(),
             wall_s=time.perf_counter() - seat.started,
             eos_ids=canvas.eos_ids,
         )

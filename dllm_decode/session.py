@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.bill import Bill
 from dllm_decode.caches import CachePolicy, Columns, Forward
 from dllm_decode.caches.store import Store
 from dllm_decode.canvas import Block, Canvas
@@ -27,13 +28,7 @@ class Session:
     Attributes:
         temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
-        forwards: Calls of the model.
-        nfe: Forwards each row took part in.
-        query_positions: Columns computed for each row, summed over its forwards.
-        target_forwards: Calls of a verifier's causal target.
-        target_nfe: Those each row took part in.
-        drafted: Tokens that a verifier had drafted for each row.
-        accepted: Those of them that were verified and kept.
+        bill: What was done for each row so far.
         foreseen: For a verifier to keep what it knows beyond the open block: per row the tokens of
             a state of the canvas, and the logits of the block that is next there.
     """
@@ -70,13 +65,7 @@ class Session:
         self._step = 0
         self._requests = canvas.rows
         self.view: View | None = None
-        self.forwards = 0
-        self.nfe = torch.zeros(len(canvas), dtype=torch.long, device=model.device)
-        self.query_positions = torch.zeros_like(self.nfe)
-        self.target_forwards = 0
-        self.target_nfe = torch.zeros_like(self.nfe)
-        self.drafted = torch.zeros_like(self.nfe)
-        self.accepted = torch.zeros_like(self.nfe)
+        self.bill = Bill(len(canvas), model.device)
         self.foreseen: dict[int, tuple[Int[Tensor, " L"], Float[Tensor, "W V"]]] = {}
 
     @property
@@ -108,9 +97,7 @@ class Session:
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
         self._requests = self._requests.index_copy(0, rows, numbers)
-        bill = (self.nfe, self.query_positions, self.target_nfe, self.drafted, self.accepted)
-        for counts in bill:
-            counts[rows] = 0
+        self.bill.reset(rows)
 
     def look(
         self,
@@ -184,8 +171,7 @@ class Session:
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
         reading = target.read(past, tokens, counts, num_logits=num_logits)
-        self.target_forwards += 1
-        self.target_nfe[canvas.rows] += 1
+        self.bill.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
         banned = self._banned[self._banned < logits.shape[-1]]
         return reading._replace(logits=logits.index_fill(-1, banned, -torch.inf))
@@ -198,8 +184,8 @@ class Session:
         accepted: Int[Tensor, " B"] | int = 0,
     ) -> None:
         """Notes how many tokens were drafted for each row, and how many of them accepted."""
-        self.drafted[canvas.rows] += drafted
-        self.accepted[canvas.rows] += accepted
+        self.bill.drafted[canvas.rows] += drafted
+        self.bill.accepted[canvas.rows] += accepted
 
     def choose(
         self, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
@@ -295,12 +281,7 @@ class Session:
     def _run(self, canvas: Canvas, inputs: Inputs) -> Float[Tensor, "B _ V"]:
         """Calls the model, and puts the call on the bill of the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.forwards += 1
-        # Branches of a row share a forward, but each has columns of its own: assigned once however
-        # often a row occurs, and added as often.
-        self.nfe[canvas.rows] += 1
-        columns = torch.full_like(canvas.rows, inputs.tokens.shape[1])
-        self.query_positions.index_add_(0, canvas.rows, columns)
+        self.bill.add_forward(canvas.rows, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
     def _attend(
