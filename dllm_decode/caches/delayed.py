@@ -8,6 +8,10 @@ from torch import Tensor
 
 from dllm_decode.caches.base import CachePolicy, Columns, Forward, require_period
 
+# Of the numbers of columns: few shapes, since libraries keep scratch, and graphs are captured, for
+# each.
+_STRIDE = 16
+
 
 @dataclass(frozen=True)
 class DelayedCache(CachePolicy):
@@ -15,8 +19,8 @@ class DelayedCache(CachePolicy):
 
     Computed are the columns that are masked now or were masked in the forward before, since keys
     and values change most when a token takes the place of [MASK]. Columns differ per row; the row
-    with the most sets the cost. Samplers see certainty at committed positions that are not
-    computed.
+    with the most sets the cost, in steps of 16 columns. Samplers see certainty at committed
+    positions that are not computed.
 
     Source: Ma et al. 2025, "dKV-Cache: The Cache for Diffusion Language Models",
     https://arxiv.org/abs/2505.15781, dKV-Cache-Decode.
@@ -60,10 +64,10 @@ class DelayedCache(CachePolicy):
 
 
 def _columns(where: Bool[Tensor, "B E"]) -> Int[Tensor, "B Q"]:
-    """Lists each row's columns, its last one repeated up to the longest row's number."""
+    """Lists each row's columns, its last one repeated up to about the longest row's number."""
     columns = torch.arange(where.shape[1], device=where.device)
     last = torch.where(where, columns, 0).amax(-1, keepdim=True)
     # The one transfer to the host: only the longest row says how many there are.
-    longest = int(where.sum(-1).max())
+    longest = -(-int(where.sum(-1).max()) // _STRIDE) * _STRIDE
     listed = torch.where(where, columns, where.shape[1]).sort(-1).values
     return torch.minimum(listed[:, :longest], last)

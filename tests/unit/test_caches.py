@@ -97,14 +97,15 @@ def test_delayed_caching_computes_what_is_or_was_masked_and_pads_with_a_row_of_i
     assert cache.recompute(forward(1, pending=pending)) == slice(0, 20)
     assert cache.recompute(forward(4, pending=pending)) == slice(0, 20)
     columns = cache.recompute(forward(2, pending=pending, tokens=tokens))
-    assert listed(columns) == [[6, 9, 10], [15, 15, 15]]
+    # As many columns as fill the shape, all of the row's own, in order.
+    assert listed(columns) == [[6, 9] + [10] * 14, [15] * 16]
 
 
 def test_delayed_caching_computes_a_column_that_was_re_masked() -> None:
     tokens = torch.full((2, 16), 7)
     tokens[:, 3] = MASK
     columns = DelayedCache().recompute(forward(2, tokens=tokens))
-    assert listed(columns) == [[7], [7]]
+    assert listed(columns) == [[7] * 16, [7] * 16]
 
 
 def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> None:
@@ -112,7 +113,7 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
     tokens[0, 3] = MASK
     tokens[1, 15] = MASK
     columns = DelayedCache().recompute(forward(2, shift=1, tokens=tokens))
-    assert listed(columns) == [[6, 7], [18, 19]]
+    assert listed(columns) == [[6] + [7] * 15, [18] + [19] * 15]
 
 
 @pytest.mark.parametrize(
