@@ -207,16 +207,6 @@ def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
     return dict(sorted(Counter(Counter(steps).values()).items()))
 
 
-def parallelizability(scores: Sequence[tuple[Number, Number]]) -> float | None:
-    """Returns the centre of mass of (tokens a step, score) pairs; smaller means harder.
-
-    Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767. None if all
-    scores are 0.
-    """
-    total = math.fsum(score for _, score in scores)
-    return math.fsum(size * score for size, score in scores) / total if total else None
-
-
 def mean_ratio(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the mean over examples of tokens per forward; reported beside the ratio of sums."""
     return mean([length / forwards for length, forwards in zip(lengths, nfe, strict=True)])

@@ -1,17 +1,18 @@
 """GSM8K, grade-school word problems, from the official files or the hub."""
 
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eval.tasks.base import Example, Task, content_id, cut_at
 from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, Row, write_plain
+from eval.tasks.problem_files import Found, hub_objects, read_objects
 
 HUB_ID = "openai/gsm8k"
+FILES = ("test.jsonl", "train.jsonl")
+SOURCE = "https://github.com/openai/grade-school-math"
 OF_PROTOCOL = -1
 
 ANNOTATION = re.compile(r"<<[^<>]*>>")
@@ -134,7 +135,12 @@ class Gsm8k(Task):
         return PROTOCOLS[self.protocol]
 
     def _rows(self, split: str) -> list[Row]:
-        return rows_of_hub(split) if self.path is None else read_rows(file_of(self.path, split))
+        if self.path is None:
+            found = hub_objects(HUB_ID, "main", split, FILES)
+        else:
+            file = file_of(self.path, split)
+            found = read_objects(str(file), [file.name], SOURCE)
+        return [row_of(one) for one in found]
 
     def _demonstrations(self, rows: list[Row]) -> list[list[Row]]:
         protocol = self._protocol
@@ -182,43 +188,17 @@ def file_of(path: str, split: str) -> Path:
     return given if split == "test" else given.with_name(f"{split}.jsonl")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Reads a file of JSON lines with the fields `question` and `answer`.
+def row_of(found: Found) -> Row:
+    """Reads a question with its worked answer.
 
     Raises:
-        ValueError: If the file is missing or empty, or a line is not such a row.
+        ValueError: If one of them is missing, or the answer ends without its number.
     """
-    if not path.is_file():
+    fields, where = found
+    if not all(isinstance(fields.get(name), str) for name in ("question", "answer")):
         raise ValueError(
-            f"GSM8K is read from {path}, got no such file; download {path.name} from "
-            "https://github.com/openai/grade-school-math and give its path."
-        )
-    lines = path.read_text(encoding="utf-8").split("\n")
-    rows = [row_of(line, path, i) for i, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise ValueError(f"{path} holds one JSON object a line, got no line; download it again.")
-    return rows
-
-
-def row_of(line: str, path: Path, number: int) -> Row:
-    """Reads one line; errors name the file and the line."""
-    where = f"Line {number} of {path}"
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where} is a JSON object, got {line[:60]!r} ({error.msg}); repair or remove the line."
-        ) from error
-    return checked(fields, where)
-
-
-def checked(fields: Any, where: str) -> Row:
-    """Returns the row that a JSON object describes."""
-    wanted = ("question", "answer")
-    if not isinstance(fields, dict) or not all(isinstance(fields.get(f), str) for f in wanted):
-        got = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
-        raise ValueError(
-            f"{where} has the texts 'question' and 'answer', got {got}; repair or remove the line."
+            f"{where} has the texts 'question' and 'answer', got {sorted(fields)}; "
+            "repair or remove the line."
         )
     if not STRICT.search(fields["answer"]):
         raise ValueError(
@@ -226,25 +206,3 @@ def checked(fields: Any, where: str) -> Row:
             "repair or remove the line."
         )
     return Row(fields["question"], ANNOTATION.sub("", fields["answer"]))
-
-
-def rows_of_hub(split: str) -> list[Row]:
-    """Loads a split from the hub.
-
-    Raises:
-        ValueError: If `datasets` is not installed or the hub cannot be reached.
-    """
-    remedy = "give path=, a folder with test.jsonl and train.jsonl"
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            f"GSM8K without a path needs the package `datasets`, got none; install it or {remedy}."
-        ) from error
-    try:
-        table = load_dataset(HUB_ID, "main", split=split)
-    except OSError as error:
-        raise ValueError(
-            f"GSM8K without a path needs the hub's {HUB_ID}, got {type(error).__name__}; {remedy}."
-        ) from error
-    return [checked(fields, f"Row {i} of {HUB_ID}") for i, fields in enumerate(table, start=1)]

@@ -10,7 +10,6 @@ from eval.metrics import (
     leftmost_share,
     mean_ratio,
     order_correlation,
-    parallelizability,
     pareto_front,
     speed_at_accuracy,
     tokens_per_forward,
@@ -148,5 +147,3 @@ def test_the_leftmost_share_is_what_a_replay_counts() -> None:
 
 def test_profiles_of_parallelism() -> None:
     assert commits_per_step([0, 0, 1, 4, 4, 4, 7]) == {1: 2, 2: 1, 3: 1}
-    assert parallelizability([(1, 1.0), (2, 1.0), (4, 0.0)]) == 1.5
-    assert parallelizability([(1, 0.0)]) is None
