@@ -84,10 +84,10 @@ def pack(
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
     there, here = (_for_queries(keys, width) for keys in (shared, own))
     # A row with fewer columns than another repeats some: in the memory that is one slot, here two.
-    first = torch.ones_like(shared, dtype=torch.bool)
-    first[:, 1:] = shared[:, 1:] != shared[:, :-1]
-    counts = first | (places[:, None] == 0)
-    seen = attend.gather(2, there) & counts[:, None]
+    repeated = torch.zeros_like(shared, dtype=torch.bool)
+    repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
+    repeated &= places[:, None] > 0
+    seen = attend.gather(2, there) & ~repeated[:, None]
     attend = attend.scatter(2, there, False).scatter(2, here, seen)
     return replace(
         inputs,

@@ -87,10 +87,8 @@ class Store:
             canvas: The new canvas.
             shifts: By how many columns each row moved; of rows that are not named nothing is known.
         """
-        old, self._pending = (
-            self._pending,
-            self._pending.new_ones(len(self._pending), canvas.length),
-        )
+        old = self._pending
+        self._pending = old.new_ones(len(old), canvas.length)
         self.memory(canvas.length)
         buffers = () if self._memory is None else self._memory.buffers
         previous, self._previous = self._previous, [None] * len(self._previous)
