@@ -64,7 +64,8 @@ def runs_on(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-@triton.jit
+# Whether the number of columns is divisible does not matter, and would make a kernel for each.
+@triton.jit(do_not_specialize=("num_columns",))
 @no_type_check
 def _summarise(
     logits,

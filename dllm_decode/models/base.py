@@ -20,11 +20,14 @@ class Memory:
         keys: Zeros until written, axis 0 is the layer.
         values: As `keys`.
         further: Of the layers that follow, where they are on another device.
+        whole: What these are slots of, from its second on; nobody sees its first, so that columns
+            which fill up a forward can be stored there. `None`: there is no such slot.
     """
 
     keys: Float[Tensor, "N R H K D"]
     values: Float[Tensor, "N R H K D"]
     further: "Memory | None" = None
+    whole: "Memory | None" = None
 
     @property
     def buffers(self) -> tuple[Float[Tensor, "_ R H K D"], ...]:
@@ -35,7 +38,8 @@ class Memory:
     @property
     def num_bytes(self) -> int:
         """Bytes held by all buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
+        held = self if self.whole is None else self.whole
+        return sum(buffer.nbytes for buffer in held.buffers)
 
     def layer(self, index: int) -> tuple[Float[Tensor, "R H K D"], Float[Tensor, "R H K D"]]:
         """Returns the keys and values of one layer; writing to them writes here."""
@@ -49,18 +53,36 @@ class Memory:
         if num_slots == self.keys.shape[3]:
             return self
         further = None if self.further is None else self.further.first(num_slots)
-        return Memory(self.keys[..., :num_slots, :], self.values[..., :num_slots, :], further)
+        keys, values = (part[..., :num_slots, :] for part in (self.keys, self.values))
+        return Memory(keys, values, further, self.whole)
+
+    def behind_first(self, num_slots: int) -> "Memory":
+        """Returns the slots behind the first as a memory whose `whole` this is."""
+        keys, values = (part[..., 1 : num_slots + 1, :] for part in (self.keys, self.values))
+        return Memory(keys, values, whole=self)
 
     def widened(self, num_slots: int) -> "Memory":
-        """Returns a copy with more slots, zeros behind those there are."""
+        """Returns a copy with more slots, zeros behind those there are; no copy if it has room."""
+        if self.whole is not None:
+            has_room = self.whole.keys.shape[3] > num_slots
+            whole = self.whole if has_room else self.whole.widened(with_spare(num_slots))
+            return whole.behind_first(num_slots)
         more = (0, 0, 0, num_slots - self.keys.shape[3])
         further = None if self.further is None else self.further.widened(num_slots)
         return Memory(pad(self.keys, more), pad(self.values, more), further)
 
 
+def with_spare(num_slots: int) -> int:
+    """Returns how many slots a memory is part of that has a spare one: a multiple of 64."""
+    return -(-(num_slots + 1) // 64) * 64
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One forward over Q columns of B rows.
+
+    Nobody changes its tensors in place, even after the forward: the same tensor again stands for
+    the same contents, and a copy made of it then may serve again. The memory is the exception.
 
     Attributes:
         tokens: Ids of the computed columns.
@@ -71,8 +93,8 @@ class Inputs:
         memory: Store that is read and overwritten; `None` computes all keys afresh.
         slots: Where the fresh keys and values go in the memory; required with a memory. A slice,
             the same slots in every row, is cheapest.
-        rows: Which memory rows the B rows of this call are; `None`: all of them, in order. A slice
-            spares a copy of what is read.
+        rows: Which memory rows the B rows of this call are, no row twice; `None`: all of them, in
+            order. A slice spares a copy of what is read.
     """
 
     tokens: Int[Tensor, "B Q"]

@@ -2,9 +2,9 @@
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dllm_decode.models.attention import Attention, Norm
+from dllm_decode.models.operations import Operations, Store, Stream
 from dllm_decode.models.plan import Plan
 from dllm_decode.models.shape import Shape
 
@@ -17,10 +17,11 @@ class MLP(nn.Module):
         self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.mlp_hidden_size, bias=False)
         self.down = nn.Linear(shape.mlp_hidden_size, shape.hidden_size, bias=False)
 
-    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
+    def forward(
+        self, hidden: Float[Tensor, "B Q H"], operations: Operations
+    ) -> Float[Tensor, "B Q H"]:
         """Maps every column by itself."""
-        gate, up = self.gate_up(hidden).chunk(2, -1)
-        mixed: Tensor = self.down(F.silu(gate) * up)
+        mixed: Tensor = self.down(operations.swiglu(self.gate_up(hidden)))
         return mixed
 
 
@@ -37,17 +38,17 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        hidden: Float[Tensor, "B Q H"],
+        stream: Stream,
         plan: Plan,
-        keys: Float[Tensor, "R G K D"] | None = None,
-        values: Float[Tensor, "R G K D"] | None = None,
+        store: Store | None = None,
         wanted: Int[Tensor, "B W"] | None = None,
-    ) -> Float[Tensor, "B _ H"]:
+    ) -> Stream:
         """Returns all columns, or the wanted ones; keys and values are always of all columns."""
-        mixed = self.attention(self.attention_norm(hidden), plan, keys, values, wanted)
-        hidden = _take(hidden, wanted) + mixed
-        moved: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return moved
+        hidden, normed = self.attention_norm(stream, plan.operations)
+        update = self.attention(normed, plan, store, wanted)
+        stream = Stream(_take(hidden, wanted), update)
+        hidden, normed = self.mlp_norm(stream, plan.operations)
+        return Stream(hidden, self.mlp(normed, plan.operations))
 
     def parts(self) -> dict[str, Tensor]:
         """See `Transformer.parts`."""

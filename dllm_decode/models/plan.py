@@ -1,34 +1,34 @@
 """What all layers of one forward share, made once: rotations, mask, where keys and values go."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.models import plain
+from dllm_decode.models.base import Memory
+from dllm_decode.models.operations import Operations, Rotation, Target
 from dllm_decode.models.shape import Shape
 
-
-class Target(NamedTuple):
-    """Where fresh keys and values go."""
-
-    rows: slice | Int[Tensor, " B"]
-    slots: slice | Int[Tensor, "B Q"]
+# Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
+_ALIGNMENT = 8
 
 
 class Plan(NamedTuple):
     """What all layers of one forward share.
 
     Attributes:
-        cos: Of the angle that each column is rotated by.
-        sin: As `cos`.
-        bias: Added to the attention scores; `None`: everything sees everything.
+        operations: What is computed between the matrix products.
+        rotation: Of each column.
+        bias: Added to the attention scores, once for each query head that shares a key head, or
+            one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no memory.
     """
 
-    cos: Float[Tensor, "B 1 Q D"]
-    sin: Float[Tensor, "B 1 Q D"]
+    operations: Operations
+    rotation: Rotation
     bias: Float[Tensor, "B 1 _ K"] | None
     target: Target | None
 
@@ -39,14 +39,19 @@ def make_plan(
     positions: Int[Tensor, "B Q"],
     *,
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None,
+    memory: Memory | None,
     slots: slice | Int[Tensor, "B Q"] | None,
     rows: slice | Int[Tensor, " B"] | None,
 ) -> Plan:
     """Prepares a forward of a model of that shape and dtype; the rest is as in `Inputs`."""
-    cos, sin = _rotations(positions, shape, dtype)
-    bias = None if attend is None else _as_bias(attend, dtype)
-    target = None if slots is None else Target(slice(None) if rows is None else rows, slots)
-    return Plan(cos, sin, bias, target)
+    operations = operations_for(positions.device, dtype)
+    rotation = _rotation(positions, shape, dtype)
+    group = shape.num_heads // shape.num_kv_heads
+    bias = None if attend is None else _as_bias(attend, dtype, group)
+    target = None
+    if memory is not None and slots is not None:
+        target = _target(slice(None) if rows is None else rows, slots, memory.keys.shape[1])
+    return Plan(operations, rotation, bias, target)
 
 
 def for_queries(plan: Plan, wanted: Int[Tensor, "B W"]) -> Plan:
@@ -54,21 +59,43 @@ def for_queries(plan: Plan, wanted: Int[Tensor, "B W"]) -> Plan:
     bias = plan.bias
     if bias is None or bias.shape[2] == 1:
         return plan
-    index = wanted[:, None, :, None].expand(-1, -1, -1, bias.shape[3])
+    num_copies = bias.shape[2] // plan.rotation.cos.shape[2]
+    index = wanted.repeat(1, num_copies)[:, None, :, None].expand(-1, -1, -1, bias.shape[3])
     return plan._replace(bias=bias.gather(2, index))
 
 
-def on_device(plan: Plan, device: torch.device) -> Plan:
-    """Moves a plan to where the next layers are."""
+def on_device(plan: Plan, device: torch.device, dtype: torch.dtype) -> Plan:
+    """Moves the plan of a model of that dtype to where the next layers are."""
     target = plan.target
     if target is not None:
-        rows, slots = target
+        rows, slots, index = target
         target = Target(
             rows if isinstance(rows, slice) else rows.to(device),
             slots if isinstance(slots, slice) else slots.to(device),
+            None if index is None else index.to(device),
         )
     bias = None if plan.bias is None else plan.bias.to(device)
-    return Plan(plan.cos.to(device), plan.sin.to(device), bias, target)
+    rotation = Rotation(*(part.to(device) for part in plan.rotation))
+    return Plan(operations_for(device, dtype), rotation, bias, target)
+
+
+def operations_for(device: torch.device, dtype: torch.dtype) -> Operations:
+    """Returns the fastest version of the operations that serves there, as torch is set now."""
+    if device.type != "cuda" or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+        return plain
+    return _kernels(device, dtype) or plain
+
+
+@cache
+def _kernels(device: torch.device, dtype: torch.dtype) -> Operations | None:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return None
+    # Only torch for CUDA on Linux brings Triton along.
+    try:
+        from dllm_decode.models import fused
+    except ImportError:
+        return None
+    return fused if fused.runs_on(device, dtype) else None
 
 
 @lru_cache(maxsize=32)
@@ -80,20 +107,35 @@ def _frequencies(head_dim: int, theta: float, device: torch.device) -> Float[Ten
         return (1.0 / theta**exponents).to(device)
 
 
-def _rotations(
-    positions: Int[Tensor, "B Q"], shape: Shape, dtype: torch.dtype
-) -> tuple[Float[Tensor, "B 1 Q D"], Float[Tensor, "B 1 Q D"]]:
+def _rotation(positions: Int[Tensor, "B Q"], shape: Shape, dtype: torch.dtype) -> Rotation:
     frequencies = _frequencies(shape.head_dim, shape.rope_theta, positions.device)
     angles = positions[:, None, :, None].float() * frequencies
-    angles = torch.cat((angles, angles), -1)
     kept = torch.float32 if shape.rope_in_float32 else dtype
-    return angles.cos().to(kept), angles.sin().to(kept)
+    cos, sin = angles.cos().to(kept), angles.sin().to(kept)
+    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
 def _as_bias(
-    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"], dtype: torch.dtype
+    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"], dtype: torch.dtype, num_copies: int
 ) -> Float[Tensor, "B 1 _ K"]:
-    # The least finite number, not -inf: a query that sees nothing answers something finite. Once
-    # a forward: given booleans, attention would convert them in every layer.
-    bias = torch.zeros(attend.shape, dtype=dtype, device=attend.device)
-    return bias.masked_fill_(~attend, torch.finfo(dtype).min)[:, None]
+    # Finite, not -inf: a query that sees nothing answers something finite. Half of the least
+    # number: kernels on CUDA multiply by log2(e). Once a forward: given booleans, attention would
+    # convert them in every layer.
+    B, num_queries, K = attend.shape
+    num_copies = num_copies if num_queries > 1 else 1
+    size = (B, 1, num_copies * num_queries, K + -K % _ALIGNMENT)
+    bias = torch.zeros(size, dtype=dtype, device=attend.device)[..., :K]
+    copies = bias.unflatten(2, (num_copies, num_queries))
+    copies.masked_fill_(~attend[:, None, None], torch.finfo(dtype).min / 2)
+    return bias
+
+
+def _target(
+    rows: slice | Int[Tensor, " B"], slots: slice | Int[Tensor, "B Q"], num_rows: int
+) -> Target:
+    if isinstance(slots, slice):
+        return Target(rows, slots, None)
+    index = rows
+    if isinstance(index, slice):
+        index = torch.arange(num_rows, device=slots.device)[index]
+    return Target(rows, slots, index[:, None])

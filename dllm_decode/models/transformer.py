@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from dllm_decode.models.attention import Norm
 from dllm_decode.models.base import Inputs, Memory
+from dllm_decode.models.keeper import Keeper
 from dllm_decode.models.layer import Layer
-from dllm_decode.models.plan import for_queries, make_plan, on_device
+from dllm_decode.models.operations import Store, Stream
+from dllm_decode.models.plan import Plan, for_queries, make_plan, on_device
 from dllm_decode.models.replay import Replay
 from dllm_decode.models.shape import Shape
 
@@ -80,18 +82,31 @@ class Transformer(nn.Module):
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden: Tensor = self.embedding(tokens)
-        plan = make_plan(self.shape, hidden.dtype, positions, attend=attend, slots=slots, rows=rows)
-        last = len(self.layers) - 1
+        plan = make_plan(
+            self.shape,
+            hidden.dtype,
+            positions,
+            attend=attend,
+            memory=memory,
+            slots=slots,
+            rows=rows,
+        )
+        stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            if self.route is not None and hidden.device != (there := self.route.layers[i]):
-                hidden, plan = hidden.to(there), on_device(plan, there)
-            keys, values = (None, None) if memory is None else memory.layer(i)
+            if self.route is not None:
+                stream, plan = _at(self.route.layers[i], stream, plan)
+            store = None
+            if memory is not None:
+                assert plan.target is not None
+                store = Store(*memory.layer(i), plan.target)
             if i == last and wanted is not None:
-                wanted = wanted.to(hidden.device)
-                hidden = layer(hidden, for_queries(plan, wanted), keys, values, wanted)
+                wanted = wanted.to(stream.hidden.device)
+                stream = layer(stream, for_queries(plan, wanted), store, wanted)
             else:
-                hidden = layer(hidden, plan, keys, values)
-        normed: Tensor = self.norm(hidden if self.route is None else hidden.to(self.route.norm))
+                stream = layer(stream, plan, store)
+        if self.route is not None:
+            stream, plan = _at(self.route.norm, stream, plan)
+        normed: Tensor = self.norm(stream, plan.operations).normed
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -135,6 +150,15 @@ class Transformer(nn.Module):
         return logits
 
 
+def _at(device: torch.device, stream: Stream, plan: Plan) -> tuple[Stream, Plan]:
+    hidden, update = stream
+    if hidden.device == device:
+        return stream, plan
+    # Added up first: one tensor moves, not two.
+    hidden = hidden if update is None else hidden + update
+    return Stream(hidden.to(device)), on_device(plan, device, hidden.dtype)
+
+
 class MaskedTransformer(nn.Module):
     """A `MaskPredictor` made of a `Transformer` and the facts its checkpoint gives.
 
@@ -147,7 +171,8 @@ class MaskedTransformer(nn.Module):
         logit_shift: 1 where the logits at a column predict the next.
         causal_block_length: Tokens per block of a block-causal model, else 0.
         graphs: Whether forwards on one CUDA device are captured as graphs and replayed, see
-            `Replay`. Set it to False to run each anew.
+            `Replay`; the memory of the last decode is then kept for the next, see `Keeper`. Set it
+            to False to run each anew.
     """
 
     def __init__(
@@ -177,6 +202,7 @@ class MaskedTransformer(nn.Module):
         self.causal_block_length = causal_block_length
         self.graphs = True
         self._replay = Replay(self._forward)
+        self._keeper = Keeper()
 
     @property
     def device(self) -> torch.device:
@@ -190,9 +216,11 @@ class MaskedTransformer(nn.Module):
 
     def predict(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; only the wanted columns go through the head."""
-        if self.graphs and inputs.tokens.is_cuda and self.transformer.route is None:
-            return self._replay(inputs)
-        return self._forward(inputs)
+        return self._replay(inputs) if self._has_graphs else self._forward(inputs)
+
+    @property
+    def _has_graphs(self) -> bool:
+        return self.graphs and self.device.type == "cuda" and self.transformer.route is None
 
     def _forward(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
         with torch.inference_mode():
@@ -213,6 +241,7 @@ class MaskedTransformer(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         # Recordings read the weights where they were.
         self._replay = Replay(self._forward)
+        self._keeper = Keeper()
         return self
 
     def new_memory(self, num_rows: int, num_slots: int) -> Memory:
@@ -220,6 +249,10 @@ class MaskedTransformer(nn.Module):
         shape, route = self.transformer.shape, self.transformer.route
         devices = (self.device,) * shape.num_layers if route is None else route.layers
         size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
+        if self._has_graphs:
+            return self._keeper.memory(
+                (shape.num_layers, *size), dtype=self.dtype, device=self.device
+            )
         memory: Memory | None = None
         for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
             keys, values = (

@@ -1,11 +1,11 @@
-"""Recordings are played with the inputs of the present forward; CUDA is stood in for by Python."""
+"""Decodes whose forwards are played again; CUDA is stood in for by Python."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from spied import FAMILIES, MODELS, tiny
+from replayed import PROMPTS, Replayed
+from spied import FAMILIES
 
 from dllm_decode import (
     DelayedCache,
@@ -17,42 +17,8 @@ from dllm_decode import (
     SelfVerify,
     decode,
     decode_many,
-    load_model,
 )
-from dllm_decode.models.replay import Replay
 from samplers import ConfidenceThreshold, FixedSchedule
-
-PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-
-
-class Recorder:
-    """Records a forward as CUDA would: later plays see the recorded tensors and nothing else."""
-
-    def __init__(self) -> None:
-        self.num_recorded = self.num_played = 0
-
-    def __call__(self, run: Any, inputs: Inputs) -> Any:
-        self.num_recorded += 1
-        logits = run(inputs)
-
-        def play() -> torch.Tensor:
-            self.num_played += 1
-            # Into the same tensor, as a graph does.
-            return logits.copy_(run(inputs))
-
-        return play
-
-
-class Replayed:
-    """A mask predictor whose forwards are played again."""
-
-    def __init__(self, family: str, **options: Any) -> None:
-        self.model = tiny(family)
-        self.recorder = Recorder()
-        self.predict = Replay(self.model.predict, record=self.recorder, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,6 +41,23 @@ def test_forwards_that_are_played_again_give_the_same_answers(family: str, cache
     assert replayed.recorder.num_played >= replayed.recorder.num_recorded > 0
 
 
+@pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache(2, 1)], ids=repr)
+@pytest.mark.parametrize("family", ["dream", "sdar"])
+def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: Any) -> None:
+    """Of a block-causal model, each block has more keys than the one before, up to 72."""
+    replayed = Replayed(family)
+    prompts = [[(7 * column) % 500 for column in range(length)] for length in (48, 41)]
+    options: Any = {"gen_length": 24, "block_length": 8, "cache": cache}
+    plain = decode(replayed.model, prompts, FixedSchedule(4), **options)
+    for _ in range(2):
+        out = decode(replayed, prompts, FixedSchedule(4), **options)
+        assert torch.equal(plain.tokens, out.tokens)
+        assert torch.equal(plain.query_positions, out.query_positions)
+    keys = {recording.static[3].shape[-1] for recording in replayed.predict._recordings.values()}
+    assert keys == ({128} if family == "dream" else {64, 128})
+    assert replayed.recorder.num_played
+
+
 def test_one_recording_serves_every_block() -> None:
     replayed = Replayed("llada")
     options: Any = {"gen_length": 64, "block_length": 8, "cache": DualCache()}
@@ -93,57 +76,72 @@ def test_rows_that_come_and_go_are_served() -> None:
     assert replayed.recorder.num_played
 
 
-def test_a_recording_serves_callers_in_and_out_of_inference_mode() -> None:
-    model = tiny("llada")
-    replay = Replay(model.predict, record=Recorder())
-    columns = torch.arange(4)[None]
-    inputs = Inputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
-    for inference in (False, True, False, True, False):
-        with torch.inference_mode(inference):
-            logits = replay(inputs)
-            logits.add_(1.0)
-    assert replay.record.num_played == 4
+class Counted(Replayed):
+    """Notes the numbers of rows and columns of all forwards."""
+
+    def __init__(self, family: str, **options: Any) -> None:
+        super().__init__(family, **options)
+        self.play, self.predict = self.predict, self.noted
+        self.sizes: list[tuple[int, ...]] = []
+
+    def noted(self, inputs: Inputs) -> torch.Tensor:
+        self.sizes.append(tuple(inputs.tokens.shape))
+        return self.play(inputs)
 
 
-def test_moved_weights_are_recorded_anew() -> None:
-    model = load_model("mini")[0]
-    before = model._replay
-    model.to(torch.float64)
-    assert model._replay is not before
+@pytest.mark.parametrize(("cache", "num_kinds"), [(NoCache(), 16), (DualCache(), 11)], ids=repr)
+def test_rows_that_finish_at_different_times_need_few_recordings(
+    cache: Any, num_kinds: int
+) -> None:
+    """Row n has n + 1 open positions, and fills one a step."""
+    replayed = Counted("llada", max_columns=10**6)
+    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(32)]
+    templates = [[9] * row for row in range(31, -1, -1)]
+    options: Any = {"gen_length": 32, "block_length": 32, "cache": cache, "templates": templates}
+    plain = decode(replayed.model, prompts, ConfidenceThreshold(1.0), **options)
+    for _ in range(2):
+        out = decode(replayed, prompts, ConfidenceThreshold(1.0), **options)
+        assert torch.equal(plain.tokens, out.tokens)
+        assert torch.equal(plain.nfe, out.nfe)
+    assert {rows for rows, _ in replayed.sizes} == set(range(1, 33))
+    # One for about each eighth of the rows, fewer below, and with a cache one for all columns.
+    assert replayed.recorder.num_recorded == num_kinds
+    assert replayed.recorder.num_played == 2 * 32 - num_kinds
 
 
-def test_what_comes_out_is_not_overwritten_by_the_next_play() -> None:
-    model = tiny("llada")
-    replay = Replay(model.predict, record=Recorder())
-    columns = torch.arange(4)[None]
-    inputs = Inputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
-    found = [replay(replace(inputs, tokens=torch.tensor([[5, 6, 7, token]]))) for token in range(6)]
-    for token, logits in enumerate(found):
-        wanted = model.predict(replace(inputs, tokens=torch.tensor([[5, 6, 7, token]])))
-        torch.testing.assert_close(logits, wanted, rtol=0, atol=0)
-
-
-def test_recordings_that_are_not_used_are_forgotten() -> None:
-    replayed = Replayed("llada", max_recordings=2)
-    for length in (4, 5, 6, 4, 5, 6):
-        decode(
-            replayed, [[1] * length], FixedSchedule(8), gen_length=8, block_length=8,
-            stop_at_eos=False,
-        )  # fmt: skip
-    assert len(replayed.predict._recordings) == 2
-    assert replayed.recorder.num_recorded == 6
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("cache", [NoCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
-    model = load_model(MODELS / family, device="cuda", dtype=torch.float32)[0]
+@pytest.mark.parametrize(
+    ("cache", "num_kinds"),
+    [(NoCache(), 1), (DualCache(), 2), (PrefixCache(), 3), (FreeCache(), 3)],
+    ids=repr,
+)
+def test_prompts_of_one_bucket_are_recorded_once(cache: Any, num_kinds: int) -> None:
+    """All columns, and with a cache those that it computes: as many as one or two blocks."""
+    replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for _ in range(3):
-        model.graphs = False
-        eager = decode(model, PROMPTS, FixedSchedule(8), **options)
-        model.graphs = True
-        played = decode(model, PROMPTS, FixedSchedule(8), **options)
-        assert torch.equal(eager.tokens, played.tokens)
-    assert model._replay._recordings
+    for length in range(113, 133):
+        prompt = [(7 * column + length) % 500 for column in range(length)]
+        out = decode(replayed, [prompt], FixedSchedule(2), **options)
+        if length % 5 == 0:
+            plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
+            assert torch.equal(plain.tokens, out.tokens)
+    assert replayed.recorder.num_recorded == num_kinds
+    assert replayed.recorder.num_played >= 20 * 4 - 2 * num_kinds
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_decodes_at_a_time_do_not_meet(family: str) -> None:
+    replayed = Replayed(family)
+    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
+    inner: list[torch.Tensor] = []
+
+    def decode_another(event: Any) -> None:
+        out = decode(replayed, PROMPTS[1:], FixedSchedule(4), **options)
+        inner.append(out.tokens)
+
+    alone = decode(replayed.model, PROMPTS[1:], FixedSchedule(4), **options).tokens
+    plain = decode(replayed.model, PROMPTS, FixedSchedule(4), **options)
+    out = decode(replayed, PROMPTS, FixedSchedule(4), observers=[decode_another], **options)
+    assert torch.equal(plain.tokens, out.tokens)
+    assert len(inner) >= 8
+    assert all(torch.equal(alone, tokens) for tokens in inner)
+    assert replayed.recorder.num_played

@@ -1,0 +1,72 @@
+"""What the tests of all Triton kernels share: a process that interprets, and a compiler."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux only"
+)
+GPUS_THAT_ARE_NOT_HERE = pytest.mark.parametrize("capability", [80, 90, 100])
+
+
+def run_checks(module: str, *, interpret: bool, marked: str = "not slow") -> str:
+    """Runs a module of tests in a process of its own, on the CPU or on CUDA.
+
+    Triton decides when it is imported whether kernels are compiled or interpreted.
+
+    Args:
+        module: Its name.
+        interpret: On the CPU.
+        marked: Which of the tests.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            marked,
+            f"tests/{module}.py",
+        ],
+        cwd=Path(__file__).parent.parent,
+        env=kept | {"TRITON_INTERPRET": str(int(interpret)), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Pytest's 5, for no tests at all, is a failure too.
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def compile_for(
+    capability: int,
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, object],
+    *,
+    num_warps: int,
+    **options: object,
+) -> Any:
+    """Compiles a kernel for a GPU that need not be there; what has no type is a 32-bit integer."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = (
+        dict.fromkeys(kernel.arg_names, "i32") | types | dict.fromkeys(constants, "constexpr")
+    )
+    assert set(signature) == set(kernel.arg_names)
+    source = ASTSource(kernel, signature, constants)
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options={"num_warps": num_warps, **options})

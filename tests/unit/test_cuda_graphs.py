@@ -1,0 +1,180 @@
+"""Graphs on CUDA, and how they are captured: in part by a stand-in for `torch.cuda`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from replayed import PROMPTS, forward
+from spied import FAMILIES, MODELS
+
+from dllm_decode import DelayedCache, DualCache, FreeCache, Inputs, NoCache, decode, load_model
+from dllm_decode.models.replay import CudaGraphs
+from samplers import ConfidenceThreshold, FixedSchedule
+
+
+class Stream(NamedTuple):
+    """A stream of work; waiting costs nothing here."""
+
+    name: str
+
+    def wait_stream(self, other: "Stream") -> None:
+        pass
+
+
+class Cuda:
+    """What is captured on which stream and into which pool; the stream is that of `torch.cuda`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stream = Stream("main")
+        self.captures = False
+        self.log: list[Any] = []
+        self.num_pools = 0
+        for name, stand_in in {
+            "CUDAGraph": lambda: self,
+            "graph_pool_handle": self.new_pool,
+            "Stream": lambda: Stream("side"),
+            "current_stream": lambda: self.stream,
+            "device": lambda device: nullcontext(),
+            "stream": self.switched,
+            "graph": self.captured,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def new_pool(self) -> int:
+        self.num_pools += 1
+        return self.num_pools
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    @contextmanager
+    def switched(self, stream: "Stream") -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    @contextmanager
+    def captured(
+        self, graph: Any, *, pool: int, stream: "Stream", capture_error_mode: str
+    ) -> Iterator[None]:
+        # As torch does: it goes back to the stream before only if nothing fails.
+        before, self.stream, self.captures = self.stream, stream, True
+        try:
+            yield
+        finally:
+            self.captures = False
+        self.log.append((stream.name, pool))
+        self.stream = before
+
+
+def test_a_capture_that_fails_leaves_stream_and_pool_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, streams = Cuda(monkeypatch), []
+
+    def run(inputs: Inputs) -> torch.Tensor:
+        streams.append((cuda.stream.name, cuda.captures))
+        if cuda.captures and inputs.tokens.shape[1] == 8:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    graphs = CudaGraphs()
+    play = graphs(run, forward(16))
+    graphs(run, forward(24))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs(run, forward(8))
+    assert cuda.stream.name == "main"
+    graphs(run, forward(32))
+    graphs(run, forward(40))
+    assert play() is play()
+    # One pool for all, but for what follows a failure; one stream, which pools want.
+    assert cuda.log == [
+        ("side", 1), ("side", 1), ("side", 2), ("side", 2), "replay", "replay"
+    ]  # fmt: skip
+    # Each is run before it is captured, on the same stream. What failed is not given back.
+    assert streams == [("side", False), ("side", True)] * 5
+    assert len(graphs._failed) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", [NoCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
+    model = load_model(MODELS / family, device="cuda", dtype=torch.float32)[0]
+    options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
+    for _ in range(3):
+        model.graphs = False
+        eager = decode(model, PROMPTS, FixedSchedule(8), **options)
+        model.graphs = True
+        played = decode(model, PROMPTS, FixedSchedule(8), **options)
+        assert torch.equal(eager.tokens, played.tokens)
+    assert model._replay._recordings
+
+
+@pytest.mark.gpu
+def test_rows_that_finish_need_few_graphs_on_cuda() -> None:
+    model = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
+    templates = [[9] * row for row in range(31, -1, -1)]
+    options: Any = {"gen_length": 32, "block_length": 32, "templates": templates}
+    for cache, num_graphs in ((NoCache(), 16), (DualCache(), 11)):
+        tokens = []
+        for graphs in (False, True, True):
+            model.graphs = graphs
+            model._replay.max_columns = 10**6
+            prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(32)]
+            out = decode(model, prompts, ConfidenceThreshold(1.0), cache=cache, **options)
+            tokens.append(out.tokens)
+        assert torch.equal(tokens[0], tokens[1])
+        assert torch.equal(tokens[0], tokens[2])
+        assert len(model._replay._recordings) == num_graphs
+        model._replay._recordings.clear()
+
+
+@pytest.mark.gpu
+def test_prompts_of_one_bucket_share_graphs_and_memory_on_cuda() -> None:
+    model = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
+    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
+    for length in range(113, 133):
+        decode(model, [[7] * length], FixedSchedule(2), stop_at_eos=False, **options)
+    assert len(model._replay._recordings) == 2
+
+
+@pytest.mark.gpu
+def test_a_forward_that_waits_for_the_host_runs_without_a_graph_on_cuda() -> None:
+    """In a process of its own: up to torch 2.11 a failed capture is not without consequences."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, __file__], env=environment, check=True)
+
+
+def fail_to_capture() -> None:
+    """Makes CUDA invalidate a capture: torch then fails to end it, and keeps its stream."""
+    model = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
+    columns = torch.arange(8, device="cuda")[None]
+    inputs = Inputs(tokens=columns, positions=columns, wanted=columns)
+    expected = model.predict(inputs)
+
+    def wait(module: Any, arguments: Any) -> None:
+        torch.ones(1, device="cuda").item()
+
+    hook = model.transformer.norm.register_forward_pre_hook(wait)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        torch.testing.assert_close(model.predict(inputs), expected)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.testing.assert_close(model.predict(inputs), expected)
+    hook.remove()
+    more = replace(inputs, wanted=torch.zeros(1, 16, dtype=torch.long, device="cuda"))
+    found = [model.predict(more) for _ in range(3)]
+    torch.testing.assert_close(found[2], found[0])
+    assert len(model._replay._recordings) == 1
+
+
+if __name__ == "__main__":
+    fail_to_capture()
