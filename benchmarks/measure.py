@@ -131,8 +131,17 @@ class Watch:
         """Times a causal target."""
         read = target.read
 
-        def timed(past: Past, tokens: Tensor, counts: Tensor, *, num_logits: int) -> Reading:
-            work = partial(read, past, tokens, counts, num_logits=num_logits)
+        def timed(
+            past: Past,
+            tokens: Tensor,
+            counts: Tensor,
+            *,
+            num_logits: int,
+            first_logits: Tensor | None = None,
+        ) -> Reading:
+            work = partial(
+                read, past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+            )
             return self._time(self._targets, work)
 
         target.read = timed

@@ -9,10 +9,11 @@ from dllm_decode.caches import (
     PrefixCache,
 )
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.decode import DecodeOutput, decode
+from dllm_decode.decode import decode
 from dllm_decode.many import decode_many
 from dllm_decode.models import CausalTarget, load_model, load_target
 from dllm_decode.models.base import Inputs, MaskPredictor, Memory
+from dllm_decode.output import DecodeOutput
 from dllm_decode.trace import Gain, Gains, Observer, Revision, StepEvent, Trace
 from dllm_decode.verify import (
     ARVerify,

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import or_
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
+
+from dllm_decode.prompts import check_prompt, check_templates
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Canvas:
         mask_id: The [MASK] token.
         eos_ids: Tokens that end an answer; the first fills what lies behind it.
         padded: Whether any row of the original batch has columns that are not its own.
+        span: Columns that hold all of any row; fewer than there are where rows of different depths
+            have joined.
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
     """
 
@@ -59,6 +65,7 @@ class Canvas:
     mask_id: int
     eos_ids: tuple[int, ...]
     padded: bool
+    span: int
     truncates: bool = False
 
     @staticmethod
@@ -94,7 +101,7 @@ class Canvas:
             raise ValueError("decode needs at least one prompt, got none.")
         for row, prompt in enumerate(prompts):
             check_prompt(prompt, mask_id, row=row)
-        _check_templates(templates, len(prompts), gen_length)
+        check_templates(templates, len(prompts), gen_length)
         templates = templates or [[]] * len(prompts)
         leads = [len(prompt) % align for prompt in prompts]
         ends = [-(-(lead + gen_length) // align) * align for lead in leads]
@@ -119,6 +126,7 @@ class Canvas:
             mask_id=mask_id,
             eos_ids=eos_ids,
             padded=max(pads) > 0,
+            span=length,
             truncates=truncates,
         )
 
@@ -140,18 +148,17 @@ class Canvas:
         """Column of answer position 0."""
         return self.length - self.region_length
 
-    @property
+    @cached_property
     def region(self) -> Int[Tensor, "B R"]:
         """Tokens at the answer positions."""
         return self.tokens[:, self.start :]
 
-    @property
+    @cached_property
     def masked(self) -> Bool[Tensor, "B R"]:
         """Answer positions of the row that are still [MASK]."""
-        positions = torch.arange(self.region_length, device=self.tokens.device)
-        return (self.region == self.mask_id) & (positions < self.ends[:, None])
+        return (self.region == self.mask_id) & self._inside
 
-    @property
+    @cached_property
     def committed(self) -> Int[Tensor, " B"]:
         """Answer tokens decided so far, at most `gen_length`."""
         return (self.ends - self.lead - self.masked.sum(-1)).clamp(max=self.gen_length)
@@ -164,6 +171,16 @@ class Canvas:
     def columns(self, block: Block) -> slice:
         """Returns the columns of a block."""
         return slice(self.start + block.start, self.start + block.end)
+
+    def own_columns(self) -> Int[Tensor, "B Q"]:
+        """Returns `span` consecutive columns of each row, all that are its own among them."""
+        first = self.pads.clamp(max=self.length - self.span)
+        return first[:, None] + torch.arange(self.span, device=first.device)
+
+    def is_eos(self, tokens: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Says which of some tokens end an answer."""
+        # One comparison a token: a tensor of them would have to be sent to the device every step.
+        return reduce(or_, (tokens == token for token in self.eos_ids))
 
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
         """Counts the masks that running rows have left in a block."""
@@ -191,10 +208,10 @@ class Canvas:
 
     def write(self, start: int, where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]) -> "Canvas":
         """Returns the canvas with tokens written in the window that begins at position `start`."""
-        window = slice(self.start + start, self.start + start + where.shape[1])
         written = self.tokens.clone()
-        written[:, window] = torch.where(where, tokens, written[:, window])
-        return replace(self, tokens=written)
+        window = written[:, self.start + start : self.start + start + where.shape[1]]
+        window.copy_(torch.where(where, tokens, window))
+        return self._with_tokens(written)
 
     def stop_at_eos(self) -> "Canvas":
         """Stops rows whose answer has ended and fills what lies behind the end.
@@ -202,10 +219,13 @@ class Canvas:
         An answer has ended when an EOS stands in it with no mask before. An EOS of the prompt does
         not count.
         """
-        masked = self.masked
-        ended = self._eos & (masked.cumsum(-1) == 0)
+        ended = self._eos & (self.masked.cumsum(-1) == 0)
         stopped = ended.any(-1) & self.running
-        return replace(self._fill(masked & stopped[:, None]), running=self.running & ~stopped)
+        # Only the host's own memory can be asked for free.
+        if stopped.device.type == "cpu" and not stopped.any():
+            return self
+        filled = self._fill(self.masked & stopped[:, None])
+        return replace(filled, running=self.running & ~stopped)
 
     def truncate_at_eos(self) -> "Canvas":
         """Fills what lies behind the first EOS of each running row, if the canvas truncates.
@@ -220,14 +240,24 @@ class Canvas:
     @property
     def _eos(self) -> Bool[Tensor, "B R"]:
         """Answer positions of the row that hold an EOS."""
+        return self.is_eos(self.region) & self._inside
+
+    @cached_property
+    def _inside(self) -> Bool[Tensor, "B R"]:
+        """Answer positions of the row's own answer, as far as it lies in the region."""
         positions = torch.arange(self.region_length, device=self.tokens.device)
-        inside = (positions >= self.lead[:, None]) & (positions < self.ends[:, None])
-        # One comparison a token: a tensor of them would have to be sent to the device every step.
-        eos = [self.region == token for token in self.eos_ids]
-        return torch.stack(eos).any(0) & inside
+        return (positions >= self.lead[:, None]) & (positions < self.ends[:, None])
 
     def _fill(self, where: Bool[Tensor, "B R"]) -> "Canvas":
-        return self.write(0, where, torch.full_like(self.region, self.eos_ids[0]))
+        written = self.tokens.clone()
+        written[:, self.start :].masked_fill_(where, self.eos_ids[0])
+        return self._with_tokens(written)
+
+    def _with_tokens(self, tokens: Int[Tensor, "B L"]) -> "Canvas":
+        canvas = replace(self, tokens=tokens)
+        # Whatever the tokens are: spares a step some small operations.
+        vars(canvas)["_inside"] = self._inside
+        return canvas
 
     def answers(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, `gen_length` tokens."""
@@ -252,17 +282,18 @@ class Canvas:
         start = max(int((part.start - part.pads).max()) for part in parts)
         width = max(int(part.ends.max()) for part in parts)
         tokens, fixed, pads = zip(*(part._placed(start, width) for part in parts), strict=True)
-        ends, lead = torch.cat([p.ends for p in parts]), torch.cat([p.lead for p in parts])
+        ends, lefts = torch.cat([part.ends for part in parts]), torch.cat(pads)
         whole = replace(
             parts[0],
             tokens=torch.cat(tokens),
             fixed=torch.cat(fixed),
-            pads=torch.cat(pads),
-            lead=lead,
+            pads=lefts,
+            lead=torch.cat([part.lead for part in parts]),
             ends=ends,
             running=torch.cat([part.running for part in parts]),
             rows=torch.cat([part.rows for part in parts]),
-            padded=bool((torch.cat(pads) > 0).any() | (ends < width).any()),
+            padded=bool(((lefts > 0) | (ends < width)).any()),
+            span=int((start - lefts + ends).max()),
         )
         return whole.take(whole.rows.argsort())
 
@@ -274,32 +305,3 @@ class Canvas:
         tokens = pad(self.tokens, (left, 0), value=self.eos_ids[0])
         tokens = pad(tokens, (0, right), value=self.mask_id)
         return tokens, pad(self.fixed, (0, right)), self.pads + left
-
-
-def check_prompt(prompt: Sequence[int], mask_id: int, *, row: int) -> None:
-    """Raises ValueError if a prompt is empty or contains the mask id."""
-    if not len(prompt):
-        raise ValueError(
-            f"A prompt has at least one token, got an empty one in row {row}; "
-            "start it with the tokenizer's beginning-of-text token."
-        )
-    if mask_id in prompt:
-        raise ValueError(
-            f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
-            "to fill in between fixed tokens, pass them in `templates`."
-        )
-
-
-def _check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
-    if gen_length < 1:
-        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
-    if templates and len(templates) != num_prompts:
-        raise ValueError(
-            f"templates holds one answer per prompt, {num_prompts}, got {len(templates)}."
-        )
-    for row, template in enumerate(templates):
-        if len(template) > gen_length:
-            raise ValueError(
-                f"A template has at most gen_length={gen_length} tokens, "
-                f"got {len(template)} in row {row}."
-            )

@@ -14,7 +14,8 @@ from dllm_decode.caches import (
 )
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.verify.base import Verifier
-from samplers.base import Sampler, Scope
+from samplers.base import Sampler
+from samplers.view import Scope
 
 Part: TypeAlias = Literal["sampler", "cache", "verifier", "model"]
 

@@ -5,67 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from dllm_decode import compatibility
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.output import DecodeOutput
 from dllm_decode.session import Session
 from dllm_decode.trace import Observer, StepEvent
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler, State, take_state
-
-
-@dataclass(frozen=True)
-class DecodeOutput:
-    """Answers and their cost.
-
-    Attributes:
-        tokens: The answers, `gen_length` tokens a row. What was still masked when a row stopped is
-            EOS.
-        nfe: Forwards each row took part in.
-        query_positions: Columns computed for each row, summed over its forwards.
-        forwards: Calls of the model for the whole batch.
-        target_nfe: Forwards of a verifier's causal target each row took part in.
-        target_forwards: Calls of that target for the whole batch.
-        drafted: Tokens that a verifier had drafted for each row.
-        accepted: Those of them that were verified and kept; what a forward commits beyond them is
-            the word of the sampler or the target itself.
-        wall_s: Seconds from the first forward to the last answer.
-        eos_ids: Tokens that end an answer.
-    """
-
-    tokens: Int[Tensor, "B G"]
-    nfe: Int[Tensor, " B"]
-    query_positions: Int[Tensor, " B"]
-    forwards: int
-    target_nfe: Int[Tensor, " B"]
-    target_forwards: int
-    drafted: Int[Tensor, " B"]
-    accepted: Int[Tensor, " B"]
-    wall_s: float
-    eos_ids: tuple[int, ...]
-
-    def lengths(self) -> Int[Tensor, " B"]:
-        """Counts each answer's tokens up to and including its first EOS, all if it has none."""
-        eos = torch.isin(self.tokens, torch.tensor(self.eos_ids))
-        before = (eos.cumsum(-1) == 0).sum(-1)
-        return torch.minimum(before + 1, torch.tensor(self.tokens.shape[1]))
-
-    def answers(self) -> list[list[int]]:
-        """Returns each row's token ids before its first EOS."""
-        ends = set(self.eos_ids)
-        answers = self.tokens.tolist()
-        return [
-            answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
-            for answer in answers
-        ]
-
-    def tokens_per_forward(self) -> float:
-        """Returns the ratio of all answers' lengths to all rows' forwards."""
-        return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
 
 
 @torch.inference_mode()
@@ -222,7 +173,7 @@ def finish_block(
         moved = (part.tokens != before.tokens).any(-1)
         part = part.stop_at_eos() if setting.stop_at_eos else part
         steps += moved
-        left, taken, now = torch.stack((part.num_open(block), steps, moved)).tolist()
+        left, taken, now = session.learn(part, part.num_open(block), steps, moved)
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         if not all(left):
@@ -268,6 +219,7 @@ def _tell(
         after=after,
         block=block,
         view=session.view,
+        requests=session.requests[before.rows],
         forwards=session.bill.forwards,
         query_positions=session.bill.query_positions[before.rows],
         drafted=session.bill.drafted[before.rows],

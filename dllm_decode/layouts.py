@@ -24,26 +24,27 @@ class Branches(NamedTuple):
     layout: Literal["rows", "columns"]
 
 
-def with_shadow(inputs: Inputs, window: slice, mask_id: int) -> Inputs:
-    """Appends a masked copy of the window, which predicts each of its columns without seeing it.
+def with_shadow(inputs: Inputs, mask_id: int) -> Inputs:
+    """Appends a masked copy of the wanted columns, which predicts each of them without seeing it.
 
     The copy has the rotary positions of the original and sees itself and every column but the one
     it predicts; nothing else sees the copy.
     """
-    length, width = inputs.tokens.shape[1], window.stop - window.start
-    copied = torch.arange(window.start, window.stop, device=inputs.tokens.device)
-    copies = torch.arange(length, length + width, device=copied.device)
+    copied, (rows, length) = inputs.wanted, inputs.tokens.shape
+    width = copied.shape[1]
+    copies = torch.arange(length, length + width, device=copied.device).expand(rows, -1)
+    masks = torch.full_like(copied, mask_id)
     present = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
     present = present if inputs.attend is None else inputs.attend
-    attend = present.new_zeros(len(inputs.tokens), length + width, length + width)
+    attend = present.new_zeros(rows, length + width, length + width)
     attend[:, :, :length] = present
     attend[:, length:, length:] = True
-    attend[:, copies, copied] = False
+    attend[:, length:].scatter_(2, copied[..., None], False)
     return replace(
         inputs,
-        tokens=torch.cat([inputs.tokens, torch.full_like(inputs.tokens[:, copied], mask_id)], 1),
-        positions=torch.cat([inputs.positions, inputs.positions[:, copied]], 1),
-        wanted=torch.cat([inputs.wanted, copies.expand(len(present), -1)], 1),
+        tokens=torch.cat([inputs.tokens, masks], 1),
+        positions=torch.cat([inputs.positions, inputs.positions.gather(1, copied)], 1),
+        wanted=torch.cat([copied, copies], 1),
         attend=attend,
     )
 

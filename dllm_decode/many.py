@@ -1,22 +1,25 @@
 """Many prompts with a bounded number of rows: new ones take the place of finished ones."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import torch
 
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.canvas import Canvas, check_prompt
-from dllm_decode.decode import DecodeOutput, Setting, finish_block
+from dllm_decode.canvas import Canvas
+from dllm_decode.decode import Setting, finish_block
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.output import DecodeOutput
+from dllm_decode.prompts import check_prompt, check_template
+from dllm_decode.trace import Observer
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler
 
 
-def decode_many(
+def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     model: MaskPredictor,
     prompts: Iterable[Sequence[int]],
     sampler: Sampler,
@@ -30,6 +33,8 @@ def decode_many(
     seed: int = 0,
     stop_at_eos: bool = True,
     truncate_at_eos: bool = False,
+    templates: Iterable[Sequence[int]] = (),
+    observers: Sequence[Observer] = (),
 ) -> Iterator[DecodeOutput]:
     """Decodes any number of prompts, at most `num_rows` of them at a time.
 
@@ -40,35 +45,36 @@ def decode_many(
     aside, draws at a temperature above 0 included.
 
     Rows join only where the sampler sees no finished block (`Sampler.scope` is not "answer") and
-    is asked at all (`Verifier.asks_sampler`); otherwise one batch follows the other. Where rows
-    are at different depths of their answers, the canvas is longer than any of them: a forward that
-    computes all columns costs more, one that computes the block does not. So it pays with a cache,
-    and where a forward is bound by reading weights.
+    is asked at all (`Verifier.asks_sampler`); otherwise one batch follows the other.
+
+    This saves calls of the model, not columns: rows that have ended are not computed in a batch
+    either. A forward over everything has as many columns as the longest of its rows. One over the
+    block and what follows it, or, on a block-causal model, what comes before it, has as many as the
+    row with the most of that. So it pays where a forward is bound by reading weights, and most with
+    a cache whose forwards are as long as a block.
 
     Args:
-        model: See `decode`, as all that is not listed here.
+        model: As in `decode`; so is all that is not listed here, defaults included.
         prompts: Token ids, any iterable; taken as places become free.
-        sampler: Which positions to commit, and with which token.
+        sampler: As in `decode`.
         num_rows: Rows of a forward, at most.
-        cache: Which columns to recompute at each forward.
-        verifier: How proposals are checked.
-        gen_length: Answer length in tokens.
-        block_length: Tokens per block.
-        temperature: Of the proposals.
-        seed: Of the noise.
-        stop_at_eos: Stop a row once EOS is committed with no mask before it.
-        truncate_at_eos: Fill what lies behind an EOS as soon as it is committed.
+        templates: As in `decode`; any iterable, taken in step with the prompts. An empty
+            collection, as by default: everything is open.
+        observers: Called after each round with a `StepEvent`, whose `requests` say which prompt
+            each row has: a row of a number is one prompt's first and another's later.
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its
         `wall_s` runs from the row's first forward on, its `forwards` are those it took part in.
 
     Raises:
-        ValueError: If sampler, cache, verifier, model and lengths do not fit together, or, when
-            its turn comes, a prompt is empty or contains the mask id.
+        ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
+            are not as many templates as prompts, at once where both have a length; or, when its
+            turn comes, if a prompt is empty or contains the mask id, or a template is too long.
     """
     if num_rows < 1:
         raise ValueError(f"num_rows is at least 1, got {num_rows}.")
+    _check_lengths(prompts, templates)
     setting = Setting(
         model=model,
         sampler=sampler,
@@ -81,13 +87,49 @@ def decode_many(
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    return _in_order(_finished(setting, _checked(prompts, model.mask_id), num_rows))
+    return _in_order(
+        _finished(setting, _requests(setting, prompts, templates), num_rows, observers)
+    )
 
 
-def _checked(prompts: Iterable[Sequence[int]], mask_id: int) -> Iterator[tuple[int, Sequence[int]]]:
-    for index, prompt in enumerate(prompts):
-        check_prompt(prompt, mask_id, row=index)
-        yield index, prompt
+class _Request(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+        number: Index of the prompt.
+        prompt: Token ids.
+        template: Of the answer; empty if all of it is open.
+    """
+
+    number: int
+    prompt: Sequence[int]
+    template: Sequence[int]
+
+
+def _check_lengths(prompts: Iterable[Sequence[int]], templates: Iterable[Sequence[int]]) -> None:
+    if not isinstance(prompts, Sized) or not isinstance(templates, Sized):
+        return
+    if len(templates) not in (0, len(prompts)):
+        raise ValueError(
+            f"templates holds one answer per prompt, {len(prompts)}, got {len(templates)}."
+        )
+
+
+def _requests(
+    setting: Setting, prompts: Iterable[Sequence[int]], templates: Iterable[Sequence[int]]
+) -> Iterator[_Request]:
+    everything_open = isinstance(templates, Sized) and not len(templates)
+    pairs = zip_longest(prompts, () if everything_open else templates)
+    for number, (prompt, template) in enumerate(pairs):
+        if prompt is None or (template is None and not everything_open):
+            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
+            raise ValueError(
+                f"templates holds one answer per prompt, got {number} {fewer} and more {more}."
+            )
+        template = () if template is None else template
+        check_prompt(prompt, setting.model.mask_id, row=number)
+        check_template(template, setting.gen_length, row=number)
+        yield _Request(number, prompt, template)
 
 
 def _in_order(finished: Iterator[tuple[int, DecodeOutput]]) -> Iterator[DecodeOutput]:
@@ -102,7 +144,7 @@ def _in_order(finished: Iterator[tuple[int, DecodeOutput]]) -> Iterator[DecodeOu
 
 @torch.inference_mode()
 def _finished(
-    setting: Setting, waiting: Iterator[tuple[int, Sequence[int]]], num_rows: int
+    setting: Setting, waiting: Iterator[_Request], num_rows: int, observers: Sequence[Observer]
 ) -> Iterator[tuple[int, DecodeOutput]]:
     """Yields the index of each prompt and its output as soon as there is one."""
     first = list(islice(waiting, num_rows))
@@ -113,7 +155,7 @@ def _finished(
     # would meet rows whose answers begin elsewhere.
     joins = setting.sampler.scope != "answer" and setting.verifier.asks_sampler
     while batch.num_rows:
-        position = batch.finish_block()
+        position = batch.finish_block(observers)
         yield from batch.leave()
         free = num_rows - batch.num_rows if joins or not batch.num_rows else 0
         batch.join(list(islice(waiting, free)), position)
@@ -134,13 +176,13 @@ class _Seat(NamedTuple):
 class _Batch:
     """Rows that are decoded together, and come and go between blocks."""
 
-    def __init__(self, setting: Setting, first: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def __init__(self, setting: Setting, first: Sequence[_Request]) -> None:
         self._setting = setting
-        self._canvas = setting.blank([prompt for _, prompt in first])
+        self._canvas = _blank(setting, first)
         self._session = setting.session(self._canvas)
         self._blocks = setting.verifier.blocks(self._canvas, setting.block_length)
         now = time.perf_counter()
-        self._seats = {row: _Seat(index, now) for row, (index, _) in enumerate(first)}
+        self._seats = {row: _Seat(request.number, now) for row, request in enumerate(first)}
         self._free: list[int] = []
 
     @property
@@ -148,10 +190,12 @@ class _Batch:
         """Rows that are not finished."""
         return len(self._seats)
 
-    def finish_block(self) -> int:
+    def finish_block(self, observers: Sequence[Observer]) -> int:
         """Decodes the next block and returns the position behind it."""
         block = next(self._blocks)
-        self._canvas = finish_block(self._setting, self._session, self._canvas, block)
+        self._canvas = finish_block(
+            self._setting, self._session, self._canvas, block, observers=observers
+        )
         return block.end
 
     def leave(self) -> Iterator[tuple[int, DecodeOutput]]:
@@ -164,7 +208,7 @@ class _Batch:
             self._free.append(row)
             yield seat.prompt, self._output(row, seat)
 
-    def join(self, newcomers: Sequence[tuple[int, Sequence[int]]], position: int) -> None:
+    def join(self, newcomers: Sequence[_Request], position: int) -> None:
         """Gives free rows to prompts; the other rows are at a position of their region."""
         if not newcomers:
             return
@@ -172,8 +216,8 @@ class _Batch:
         self._free = self._free[len(newcomers) :]
         canvas, device = self._canvas, self._canvas.rows.device
         shifts = dict.fromkeys(self._seats, 0)
-        seats = {row: _Seat(index, now) for row, (index, _) in zip(rows, newcomers, strict=True)}
-        fresh = self._setting.blank([prompt for _, prompt in newcomers])
+        seats = {row: _Seat(new.number, now) for row, new in zip(rows, newcomers, strict=True)}
+        fresh = _blank(self._setting, newcomers)
         parts = [replace(fresh, rows=torch.tensor(rows, device=device))]
         if shifts:
             staying = torch.isin(canvas.rows, torch.tensor(list(shifts), device=device))
@@ -200,3 +244,9 @@ class _Batch:
             wall_s=time.perf_counter() - seat.started,
             eos_ids=canvas.eos_ids,
         )
+
+
+def _blank(setting: Setting, requests: Sequence[_Request]) -> Canvas:
+    return setting.blank(
+        [request.prompt for request in requests], [request.template for request in requests]
+    )

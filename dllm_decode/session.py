@@ -1,22 +1,25 @@
 """The only object that calls the model, so that the bill cannot be cheated."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.bill import Bill
-from dllm_decode.caches import CachePolicy, Columns, Forward
+from dllm_decode.caches import CachePolicy
 from dllm_decode.caches.store import Store
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.frame import Frame, read_columns, window_of
 from dllm_decode.layouts import Branches, pack, unpack, with_shadow
 from dllm_decode.models.base import Inputs, MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past, Reading
-from samplers.base import Sampler, View
-from samplers.noise import mix, row_keys
-from samplers.statistics import draw, gather, log_normaliser, most_likely
+from samplers.base import Sampler
+from samplers.noise import position_keys, row_keys
+from samplers.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.view import View
 
 
 class Session:
@@ -29,6 +32,7 @@ class Session:
         temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
         bill: What was done for each row so far.
+        requests: Which prompt each row has: whose noise it is given, and what observers know it by.
         foreseen: For a verifier to keep what it knows beyond the open block: per row the tokens of
             a state of the canvas, and the logits of the block that is next there.
     """
@@ -57,13 +61,16 @@ class Session:
         self._model = model
         self._cache = cache
         self.temperature = temperature
-        self._seed = seed
         slots = (len(canvas) * num_branches, canvas.length)
         memory = model.new_memory(*slots) if cache.needs_memory else None
-        self._store = Store(memory, canvas)
-        self._banned = torch.tensor(sorted({model.mask_id, *model.banned_ids}), device=model.device)
+        self._store = Store(memory, canvas, with_ledger=cache.reads_pending)
+        self._banned_ids = sorted({model.mask_id, *model.banned_ids})
+        self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
-        self._requests = canvas.rows
+        self._seed = seed
+        self._keys = row_keys(seed, canvas.rows)
+        self._frame: Frame | None = None
+        self.requests = canvas.rows
         self.view: View | None = None
         self.bill = Bill(len(canvas), model.device)
         self.foreseen: dict[int, tuple[Int[Tensor, " L"], Float[Tensor, "W V"]]] = {}
@@ -96,7 +103,8 @@ class Session:
         self.foreseen.clear()
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
-        self._requests = self._requests.index_copy(0, rows, numbers)
+        self.requests = self.requests.index_copy(0, rows, numbers)
+        self._keys = row_keys(self._seed, self.requests)
         self.bill.reset(rows)
 
     def look(
@@ -105,6 +113,7 @@ class Session:
         block: Block,
         sampler: Sampler,
         *,
+        lean: bool = False,
         branches: Branches | None = None,
     ) -> View:
         """Runs one forward and returns what the sampler may see of it.
@@ -113,11 +122,13 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
+            lean: Whether logits that the sampler does not read may be left out, see `View.asked`.
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
-        window = _window(canvas, block, sampler)
-        logits = self._predict(canvas, canvas.columns(window), sampler.shadow, branches)
+        window = window_of(canvas, block, sampler)
+        asked = read_columns(canvas, block, sampler) if lean else None
+        logits = self._predict(canvas, canvas.columns(window), asked, sampler.shadow, branches)
         self._step += 1
         width = window.end - window.start
         shown = slice(window.start, window.end)
@@ -126,7 +137,8 @@ class Session:
             shadow = _probability(
                 logits[:, width:], canvas.region[:, shown], canvas.masked[:, shown]
             )
-        self.view = self.show(canvas, block, sampler, logits=logits[:, :width], shadow=shadow)
+            logits = logits[:, :width]
+        self.view = self.show(canvas, block, sampler, logits=logits, asked=asked, shadow=shadow)
         return self.view
 
     def show(
@@ -135,27 +147,32 @@ class Session:
         block: Block,
         sampler: Sampler,
         *,
-        logits: Float[Tensor, "B W V"],
+        logits: Float[Tensor, "B N V"],
         shadow: Float[Tensor, "B W"] | None,
+        asked: Int[Tensor, "B N"] | None = None,
     ) -> View:
         """Returns what the sampler would see of a canvas if a forward had given these logits."""
-        window = _window(canvas, block, sampler)
+        window = window_of(canvas, block, sampler)
         columns = slice(window.start, window.end)
         masked = canvas.masked[:, columns]
-        positions = torch.arange(window.start, window.end, device=masked.device)
-        in_block = (positions >= block.start) & (positions < block.end)
+        eligible = masked & canvas.running[:, None]
+        if window != block:
+            eligible[:, : block.start - window.start] = False
+            eligible[:, block.end - window.start :] = False
         return View(
             tokens=canvas.region[:, columns],
             logits=logits,
             masked=masked,
-            eligible=masked & in_block & canvas.running[:, None],
+            eligible=eligible,
             start=window.start,
             gen_length=canvas.gen_length,
             committed=canvas.committed,
             temperature=self.temperature,
-            keys=row_keys(self._seed, self._requests[canvas.rows], canvas.committed),
+            keys=self._keys[canvas.rows],
             lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
+            asked=asked,
+            reads_committed=sampler.reads_committed,
             shadow=shadow,
         )
 
@@ -168,13 +185,20 @@ class Session:
         counts: Int[Tensor, " B"],
         *,
         num_logits: int,
+        first_logits: Int[Tensor, " B"] | None = None,
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
-        reading = target.read(past, tokens, counts, num_logits=num_logits)
+        reading = target.read(
+            past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+        )
         self.bill.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
-        banned = self._banned[self._banned < logits.shape[-1]]
-        return reading._replace(logits=logits.index_fill(-1, banned, -torch.inf))
+        banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
+        return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
+
+    def learn(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
+        """Reads numbers of each row, for which the host waits, after a step."""
+        return self._store.learn(canvas, self._cache, self._step, numbers)
 
     def count_drafts(
         self,
@@ -187,36 +211,23 @@ class Session:
         self.bill.drafted[canvas.rows] += drafted
         self.bill.accepted[canvas.rows] += accepted
 
-    def choose(
-        self, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
-    ) -> Int[Tensor, "B N"]:
-        """Returns each position's most likely token, or a draw at a temperature above 0.
-
-        The noise of a position depends on the seed, the row and the position alone.
-
-        Args:
-            canvas: The rows.
-            first: Answer position, in each row, of the first logits.
-            logits: Of consecutive positions.
-        """
-        if self.temperature == 0.0:
-            return most_likely(logits)
-        keys = self.position_keys(canvas, first, logits.shape[1])
-        return draw(logits, self.temperature, keys)
-
     def position_keys(
         self, canvas: Canvas, first: Int[Tensor, " B"], num_positions: int
     ) -> Int[Tensor, "B N"]:
         """Returns noise keys of consecutive positions: of seed, row and position alone."""
         positions = first[:, None] + torch.arange(num_positions, device=first.device)
         positions = positions - canvas.lead[:, None]
-        keys = row_keys(self._seed, self._requests[canvas.rows], torch.zeros_like(first))
-        return mix(keys[:, None] ^ mix(positions))
+        return position_keys(self._keys[canvas.rows], torch.zeros_like(first), positions)
 
     def _predict(
-        self, canvas: Canvas, window: slice, shadow: bool, branches: Branches | None
+        self,
+        canvas: Canvas,
+        window: slice,
+        asked: Int[Tensor, "B N"] | None,
+        shadow: bool,
+        branches: Branches | None,
     ) -> Float[Tensor, "B _ V"]:
-        """Returns logits that predict the window's columns, banned tokens at -inf.
+        """Returns logits that predict the window's asked columns, banned tokens at -inf.
 
         With a shadow, those that predict the same columns without seeing them follow.
         """
@@ -226,34 +237,32 @@ class Session:
         needed = slice(max(0, window.start - shift), window.stop)
         forward = self._store.forward(canvas, needed, end=end, shift=shift, step=self._step)
         chosen = self._cache.recompute(forward)
-        columns = _all(canvas, end)[:, chosen] if isinstance(chosen, slice) else chosen
-        columns = columns.contiguous()
-        predictors = torch.arange(window.start - shift, window.stop - shift, device=model.device)
-        # No column predicts column 0 of a shifted model; its own logits stand in.
-        predictors = predictors.clamp(min=0).repeat(len(canvas), 1)
-        wanted = torch.searchsorted(columns, predictors).clamp(max=columns.shape[1] - 1)
+        if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
+            with_memory = self._cache.needs_memory
+            self._frame = Frame.of(model, canvas, chosen, window, end, with_memory=with_memory)
+        frame = self._frame
         memory = self._store.memory(end)
         inputs = Inputs(
-            tokens=canvas.tokens.gather(1, columns),
-            positions=(columns - canvas.pads[:, None]).clamp(min=0),
-            wanted=wanted,
-            attend=self._attend(forward, chosen, columns),
+            tokens=frame.tokens(canvas),
+            positions=frame.positions,
+            wanted=_part(frame.wanted, asked),
+            attend=frame.attend,
             memory=memory,
-            slots=None if memory is None else chosen,
+            slots=None if memory is None else frame.slots,
         )
         if shadow:
-            inputs = with_shadow(inputs, window, canvas.mask_id)
+            inputs = with_shadow(inputs, canvas.mask_id)
         if branches is None or branches.layout == "rows":
             inputs = replace(inputs, rows=self._store.rows(canvas, branches))
             logits = self._run(canvas, inputs)
         else:
-            inputs = inputs if memory is None else replace(inputs, slots=columns)
+            inputs = inputs if memory is None else replace(inputs, slots=frame.columns)
             logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._store.record(forward, columns, branches)
-        if isinstance(chosen, slice) and _covers(chosen.indices(end), needed, shift):
+        self._store.record(forward, chosen, branches)
+        if frame.known is None:
             return logits
-        known = columns.gather(1, wanted) == predictors
-        return _certain_where(logits, ~known, canvas.tokens[:, window])
+        tokens = _part(canvas.tokens[:, window], asked)
+        return certain_where(logits, ~_part(frame.known, asked), tokens)
 
     def _run_packed(
         self, canvas: Canvas, inputs: Inputs, branches: Branches, *, num_keys: int
@@ -284,46 +293,9 @@ class Session:
         self.bill.add_forward(canvas.rows, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
-    def _attend(
-        self, forward: Forward, chosen: Columns, columns: Int[Tensor, "B Q"]
-    ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
-        """Hides padding and, from a block-causal model, later blocks."""
-        canvas, length = forward.canvas, self._model.causal_block_length
-        keys = _all(canvas, forward.end) if self._cache.needs_memory else columns
-        pads = canvas.pads[:, None]
-        present = None
-        if canvas.padded:
-            present = ((keys >= pads) & (keys < canvas.start + canvas.ends[:, None]))[:, None]
-        first = chosen.indices(forward.end)[0] if isinstance(chosen, slice) else 0
-        if not length or (not canvas.padded and first // length == (forward.end - 1) // length):
-            # Bidirectional, or queries of the last block that there is.
-            return present
-        earlier = ((keys - pads) // length)[:, None] <= ((columns - pads) // length)[..., None]
-        return earlier if present is None else earlier & present
 
-
-def _window(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
-    """Returns the answer positions that a sampler sees while a block is open."""
-    first = 0 if sampler.scope == "answer" else block.start
-    return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
-
-
-def _all(canvas: Canvas, end: int) -> Int[Tensor, "B K"]:
-    return torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
-
-
-def _covers(chosen: tuple[int, int, int], needed: slice, shift: int) -> bool:
-    start, stop, _ = chosen
-    return bool(start <= needed.start and needed.stop - shift <= stop)
-
-
-def _certain_where(
-    logits: Float[Tensor, "B W V"], where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
-) -> Float[Tensor, "B W V"]:
-    """Makes the token in place the only possible one, in place."""
-    index = tokens[..., None]
-    kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
-    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
+def _part(values: Shaped[Tensor, "B W"], asked: Int[Tensor, "B N"] | None) -> Shaped[Tensor, "B _"]:
+    return values if asked is None else values.gather(1, asked)
 
 
 def _probability(

@@ -37,17 +37,17 @@ class DraftStreamer(Protocol):
 def stream_to_terminal(
     tokenizer: Decoder, *, row: int = 0, console: Console | None = None
 ) -> Iterator[Observer]:
-    """Shows a row's answer while it is decoded; the context's value is an observer for `decode`.
+    """Shows an answer while it is decoded; the context's value is an observer.
 
         with stream_to_terminal(tokenizer) as watch:
             decode(model, prompts, sampler, observers=[watch])
 
     Tokens of the last step are highlighted, masks are dots. Where the output is no terminal, only
-    the final answer is written.
+    the final answer is written. Also for `decode_many`, while the answer is iterated for.
 
     Args:
         tokenizer: Turns one id into text.
-        row: Which row of the batch.
+        row: Which answer, by the index of its prompt.
         console: Where to; `None` is standard output.
     """
     console = Console() if console is None else console
@@ -72,20 +72,18 @@ class _LiveView:
         self.live: Live | None = None
 
     def __call__(self, event: StepEvent) -> None:
-        index = (event.before.rows == self._row).nonzero().flatten().tolist()
-        if not index:
+        index = (event.requests == self._row).nonzero().flatten()
+        if not len(index):
             return
         self._num_rounds += 1
-        before, after = event.before.take(_one(index[0])), event.after.take(_one(index[0]))
-        fresh = (before.region != after.region)[0].tolist()
-        masked = after.masked[0].tolist()
+        after = event.after.take(index).answers()[0]
+        fresh = (after != event.before.take(index).answers()[0]).tolist()
         self._text = Text(overflow="fold")
-        self._separator = _separator_of(self._tokenizer, after.eos_ids[0])
-        for position, token in enumerate(after.region[0].tolist()):
-            if position < int(after.lead[0]) or position >= int(after.ends[0]):
-                continue
-            piece = _MASK if masked[position] else self._tokenizer.decode([token])
-            style = "dim" if masked[position] else "bold black on yellow" if fresh[position] else ""
+        self._separator = _separator_of(self._tokenizer, event.after.eos_ids[0])
+        for position, token in enumerate(after.tolist()):
+            masked = token == event.after.mask_id
+            piece = _MASK if masked else self._tokenizer.decode([token])
+            style = "dim" if masked else "bold black on yellow" if fresh[position] else ""
             self._text.append(piece, style=style).append(self._separator)
         if self.live is not None:
             counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
@@ -103,14 +101,14 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
 
     Args:
         streamer: Such as `TextDiffusionStreamer(tokenizer)`; it shows one row.
-        row: Which row of the batch.
+        row: Which answer, by the index of its prompt.
     """
 
     def observe(event: StepEvent) -> None:
-        index = (event.after.rows == row).nonzero().flatten().tolist()
-        if not index:
+        index = (event.requests == row).nonzero().flatten()
+        if not len(index):
             return
-        after = event.after.take(_one(index[0]))
+        after = event.after.take(index)
         answer = after.answers().cpu()
         if after.masked.any():
             streamer.put_draft(answer[0])
@@ -145,10 +143,6 @@ def picture_of(record: Record) -> Text:
 # From violet to yellow in the 256 colours that terminals share.
 _COLOURS = (54, 61, 67, 73, 79, 114, 149, 184, 220)
 _NUM_SHADES = len(_COLOURS) - 1
-
-
-def _one(index: int) -> torch.Tensor:
-    return torch.tensor([index])
 
 
 def _separator_of(tokenizer: Decoder, token: int) -> str:

@@ -179,17 +179,14 @@ class Worker:
 
     def _traced(self, trace: Trace, row: int, prompt: list[int]) -> Record:
         """Returns step and confidence of each position; -1 and None where no round committed it."""
-        lead = len(prompt) % (self._run.model.causal_block_length or 1)
-        answer = slice(lead, lead + self._settings.gen_length)
-        confidences = trace.confidences[row][answer].tolist()
         return {
-            "steps": trace.steps[row][answer].tolist(),
-            "confidences": [_rounded(confidence) for confidence in confidences],
+            "steps": trace.steps[row].tolist(),
+            "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
             "revisions": [
-                [r.position - lead, r.token, r.committed, _rounded(r.confidence), r.removed]
+                [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]
                 for r in trace.revisions[row]
             ],
-            "lead": lead,
+            "lead": len(prompt) % (self._run.model.causal_block_length or 1),
         }
 
     def _pieces(self, tokens: set[int]) -> dict[str, str]:

@@ -14,10 +14,24 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
+from dllm_decode import (
+    DecodeOutput,
+    MaskPredictor,
+    Observer,
+    StepEvent,
+    decode_many,
+    load_model,
+)
 from eval.addresses import parse_cache
 from eval.prompts import Tokenizer, encode_prompt
 from eval.statistics import wilson
@@ -158,6 +172,7 @@ def run(
             cache=parse_cache(options.cache),
             gen_length=options.gen_length,
             block_length=options.block_length,
+            observers=[watch(progress, shown, texts)] if console.is_terminal else [],
         )
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
@@ -166,6 +181,20 @@ def run(
             accuracy = f"{sum(scores) / len(scores):.3f}"
             progress.update(shown, completed=len(texts), accuracy=accuracy)
     return Result(sampler, texts, scores, outputs, time.perf_counter() - started)
+
+
+def watch(progress: Progress, shown: TaskID, texts: Sequence[str]) -> Observer:
+    """Returns an observer that moves a bar while the answers behind `texts` are decoded."""
+    shares: dict[int, float] = {}
+
+    def observe(event: StepEvent) -> None:
+        committed = (event.after.committed / event.after.gen_length).tolist()
+        shares.update(zip(event.requests.tolist(), committed, strict=True))
+        # Texts come in order; answers that are complete may wait for an earlier one.
+        begun = sum(share for number, share in shares.items() if number >= len(texts))
+        progress.update(shown, completed=len(texts) + begun)
+
+    return observe
 
 
 def show_answers(console: Console, examples: Sequence[Example], result: Result) -> None:

@@ -1,6 +1,6 @@
 """Unmasking samplers for masked-diffusion language models: small, pure, composable policies."""
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
 from samplers.entropy_bound import EntropyBound
@@ -15,6 +15,7 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
+from samplers.view import View
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (

@@ -28,17 +28,6 @@ class Bonus(NamedTuple):
     logits: Float[Tensor, "B W R"]
     log_normaliser: Float[Tensor, "B W"]
 
-    @staticmethod
-    def of(
-        tokens: Int[Tensor, "B W R"],
-        values: Float[Tensor, "B W R"],
-        logits: Float[Tensor, "B W V"],
-        log_normaliser: Float[Tensor, "B W"],
-    ) -> "Bonus":
-        """Looks up the plain logits of the raised tokens."""
-        plain = widen(logits.gather(-1, tokens.clamp(min=0)))
-        return Bonus(tokens, values, plain.masked_fill(tokens < 0, -torch.inf), log_normaliser)
-
     def growth(self) -> Float[Tensor, "B W"]:
         """Returns log S, by which the log normaliser grows."""
         shares = (self.logits - self.log_normaliser[..., None]).exp()

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, Scope, State, View, check_base
+from samplers.base import Decision, Sampler, State, check_base
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.statistics import widen
+from samplers.view import Scope, View
 
 # Of token and credit, a position; more than a short block needs, should it take more steps.
 _MIN_SLOTS = 32
@@ -60,6 +61,10 @@ class CreditDecoding(Sampler):
     @property
     def scope(self) -> Scope:
         return self.base.scope
+
+    @property
+    def reads_committed(self) -> bool:
+        return self.base.reads_committed
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import highest_one
+from samplers.view import View
 
 
 @dataclass(frozen=True)

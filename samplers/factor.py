@@ -5,8 +5,9 @@ from typing import Literal, get_args
 
 import torch
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import in_order, leading, ranks
+from samplers.view import View
 
 Variant = Literal["paper", "inclusive", "official"]
 

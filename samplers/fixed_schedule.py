@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from samplers.base import Decision, Order, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import highest
+from samplers.view import Order, View
 
 Schedule = Literal["even", "dream"]
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import in_order, leading, ranks
+from samplers.view import View
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import ranks
+from samplers.view import View
 
 
 @dataclass(frozen=True)

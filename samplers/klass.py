@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.fixed_schedule import even_quota
 from samplers.statistics import divergence, highest
+from samplers.view import View
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Klass(Sampler):
         for name in ("num_stable_steps", "steps_per_block"):
             if vars(self)[name] < 1:
                 raise ValueError(f"{name} is at least 1, got {vars(self)[name]}.")
+
+    @property
+    def reads_committed(self) -> bool:
+        # The last step's logits are compared with those of this one, whichever were masked.
+        return True
 
     def init(self, view: View) -> State:
         masks = view.eligible.sum(-1)

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import highest_one
+from samplers.view import View
 
 ASSETS = Path(__file__).parent / "assets"
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -61,6 +62,10 @@ class Learn2PD(Sampler):
     def loaded(self) -> "Filter":
         """The filter, read on first use."""
         return load_filter(self.filter)
+
+    @property
+    def reads_committed(self) -> bool:
+        return True
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         trained = self.loaded

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.fixed_schedule import even_quota
 from samplers.statistics import highest
+from samplers.view import View
 
 # How many of the most likely tokens are told apart; the authors' setting.
 _NUM_TOP = 8

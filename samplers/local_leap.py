@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from samplers.base import Decision, Sampler, State, View
+from samplers.base import Decision, Sampler, State
 from samplers.statistics import highest_one
+from samplers.view import View
 
 
 @dataclass(frozen=True)

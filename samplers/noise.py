@@ -22,12 +22,16 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return value ^ _logical_shift(value, 31)
 
 
-def row_keys(
-    seed: int, request: Int[Tensor, " B"], committed: Int[Tensor, " B"]
-) -> Int[Tensor, " B"]:
-    """Derives a row's noise key from the seed, the row's request number and its progress."""
-    start = torch.full_like(request, seed)
-    return mix(mix(mix(start) ^ request) ^ committed)
+def row_keys(seed: int, request: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Derives a row's noise key from the seed and the row's request number."""
+    return mix(mix(torch.full_like(request, seed)) ^ request)
+
+
+def position_keys(
+    rows: Int[Tensor, " B"], committed: Int[Tensor, " B"], positions: Int[Tensor, "B W"]
+) -> Int[Tensor, "B W"]:
+    """Derives the key of each position from that of its row, and from the row's progress."""
+    return mix(mix(rows ^ committed)[:, None] ^ mix(positions))
 
 
 def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

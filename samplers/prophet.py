@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler, Scope, State, View, check_base
+from samplers.base import Decision, Sampler, State, check_base
 from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.view import Scope, View
 
 Averaged = Literal["masked", "all"]
 
@@ -87,6 +88,10 @@ class Prophet(Sampler):
     def _narrower_scope(self) -> Scope:
         return "answer" if self.base.scope == "answer" else "suffix"
 
+    @property
+    def reads_committed(self) -> bool:
+        return self.gap == "all" or self.base.reads_committed
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
         if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
@@ -115,8 +120,9 @@ class Prophet(Sampler):
         commit = functional.pad(decision.commit, margins)
         tokens = functional.pad(tokens, margins)
         remask = None if decision.remask is None else functional.pad(decision.remask, margins)
-        # The proposals of all that lies behind cost a pass that nearly every step can do without.
-        if decided.any():
+        # The proposals of all that lies behind cost a pass that nearly every step can do without;
+        # on an accelerator, asking costs more, unless tokens would have to be drawn.
+        if (decided.device.type != "cpu" and view.temperature == 0.0) or decided.any():
             filled = decided[:, None]
             commit = torch.where(filled, view.masked, commit)
             tokens = torch.where(filled, view.proposal, tokens)
@@ -141,18 +147,23 @@ class Prophet(Sampler):
             start = view.within("block").positions[:, 0]
             before = start * self.num_steps // view.gen_length
             progress = (before + steps + 1).double() / self.num_steps
-        edges = progress.new_tensor(self.edges)
-        return progress.new_tensor(self.thresholds)[(progress[:, None] >= edges).sum(-1)]
+        # Numbers one by one: a tensor of them would have to be sent to the device every step.
+        threshold = torch.full_like(progress, self.thresholds[0])
+        for edge, later in zip(self.edges, self.thresholds[1:], strict=True):
+            threshold = torch.where(progress >= edge, later, threshold)
+        return threshold
 
     def _answer(self, view: View) -> "_Answer":
         rows, width = view.tokens.shape
         device = view.tokens.device
         ahead = torch.arange(self.answer_length, device=device)
         if self.marker:
-            marker = torch.tensor(self.marker, device=device)
-            tokens = functional.pad(view.tokens.masked_fill(view.masked, -1), (0, len(marker) - 1))
-            spelled = (tokens.unfold(1, len(marker), 1) == marker).all(-1)
-            columns = spelled.long().argmax(-1, keepdim=True) + len(marker) + ahead
+            length = len(self.marker)
+            tokens = functional.pad(view.tokens.masked_fill(view.masked, -1), (0, length - 1))
+            spans = tokens.unfold(1, length, 1).unbind(-1)
+            same = [span == token for span, token in zip(spans, self.marker, strict=True)]
+            spelled = torch.stack(same).all(0)
+            columns = spelled.long().argmax(-1, keepdim=True) + length + ahead
             in_view = spelled.any(-1, keepdim=True) & (columns < width)
             return _Answer(columns, in_view, in_view.any(-1))
         if self.answer_start is None:

@@ -101,6 +101,36 @@ def gather(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Float[
     return widen(logits.gather(-1, tokens[..., None]).squeeze(-1))
 
 
+def num_larger(logits: Float[Tensor, "B W V"], values: Float[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+    """Counts the tokens whose logit exceeds a value."""
+
+    def count(logits: Float[Tensor, "n V"], values: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+        return (logits > values[:, None]).sum(-1)
+
+    return _by_chunk(count, logits, values)
+
+
+def log_probability(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], temperature: float
+) -> Float[Tensor, "B W"]:
+    """Returns each token's logarithm of softmax(logits / temperature), in float64 as draws are."""
+
+    def log_some(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        scaled = logits.to(torch.float64, copy=True).div_(temperature)
+        return scaled.gather(-1, tokens[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+
+    return _by_chunk(log_some, logits, tokens, dtype=torch.float64)
+
+
+def certain_where(
+    logits: Float[Tensor, "B W V"], where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
+) -> Float[Tensor, "B W V"]:
+    """Makes a token the only possible one at some positions; changes the logits in place."""
+    index = tokens[..., None]
+    kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
+    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
+
+
 def draw(
     logits: Float[Tensor, "B W V"], temperature: float, keys: Int[Tensor, "B W"]
 ) -> Int[Tensor, "B W"]:

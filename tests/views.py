@@ -137,7 +137,7 @@ def play(
             gen_length=4 + width + 2,
             committed=4 + (~masked).sum(-1),
             temperature=temperature,
-            keys=row_keys(seed, torch.arange(B), (~masked).sum(-1)),
+            keys=row_keys(seed, torch.arange(B)),
             block=block,
             shadow=torch.rand(B, width, generator=generator) * ~masked if sampler.shadow else None,
         )

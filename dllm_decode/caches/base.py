@@ -25,7 +25,9 @@ class Forward:
         shift: Columns from a column to the one that its logits predict, 0 or 1.
         step: Forwards since the block was opened.
         previous: Per row the first column that its last forward needed; `None` before its first.
-        pending: Columns whose slot was computed while [MASK] stood there, or never.
+        pending: Columns whose slot was computed while [MASK] stood there, or never. `None` unless
+            the policy reads it.
+        most_columns: The greatest of `CachePolicy.num_columns`, if the host has learnt it already.
     """
 
     canvas: Canvas
@@ -34,7 +36,8 @@ class Forward:
     shift: int
     step: int
     previous: tuple[int | None, ...]
-    pending: Bool[Tensor, "B L"]
+    pending: Bool[Tensor, "B L"] | None
+    most_columns: int | None = None
 
 
 class CachePolicy(ABC):
@@ -67,6 +70,11 @@ class CachePolicy(ABC):
         """Whether the memory depends on the forwards that led to a state, not on that alone."""
         return False
 
+    @property
+    def reads_pending(self) -> bool:
+        """Whether it asks which columns are pending."""
+        return False
+
     @abstractmethod
     def recompute(self, forward: Forward) -> Columns:
         """Returns the absolute columns to compute.
@@ -75,6 +83,14 @@ class CachePolicy(ABC):
         columns than another repeats some of its own. What predicts a committed column may be left
         out: the sampler then sees certainty about the token in place.
         """
+
+    def num_columns(self, forward: Forward) -> Int[Tensor, " B"] | None:
+        """Counts each row's columns of `recompute`, if only the device knows; else `None`.
+
+        Asked behind a step about the forward that is likely next, so that the host learns it when
+        it has to wait for the device anyway.
+        """
+        return None
 
 
 @dataclass(frozen=True)

@@ -50,24 +50,40 @@ class DelayedCache(CachePolicy):
     def is_path_dependent(self) -> bool:
         return True
 
+    @property
+    def reads_pending(self) -> bool:
+        return True
+
     def recompute(self, forward: Forward) -> Columns:
-        if forward.step < self.warm_up or forward.step % self.refresh_every == 0:
+        if self._computes_all(forward.step):
             return slice(0, forward.end)
-        canvas = forward.canvas
-        # A token that was re-masked is masked now, whatever it was.
-        fresh = forward.pending | (canvas.tokens == canvas.mask_id)
-        if forward.shift:
-            fresh[:, :-1] |= fresh[:, 1:].clone()
-            # The last column predicts nothing; it waits for the one before, as the authors' does.
-            fresh[:, -1] |= fresh[:, -2]
-        return _columns(fresh[:, : forward.end])
+        fresh = _fresh(forward)
+        most = forward.most_columns
+        return _columns(fresh, int(fresh.sum(-1).max()) if most is None else most)
+
+    def num_columns(self, forward: Forward) -> Int[Tensor, " B"] | None:
+        return None if self._computes_all(forward.step) else _fresh(forward).sum(-1)
+
+    def _computes_all(self, step: int) -> bool:
+        return step < self.warm_up or step % self.refresh_every == 0
 
 
-def _columns(where: Bool[Tensor, "B E"]) -> Int[Tensor, "B Q"]:
+def _fresh(forward: Forward) -> Bool[Tensor, "B E"]:
+    """Marks what is masked, or was when it was computed last."""
+    canvas = forward.canvas
+    assert forward.pending is not None
+    # A token that was re-masked is masked now, whatever it was.
+    fresh = forward.pending | (canvas.tokens == canvas.mask_id)
+    if forward.shift:
+        fresh[:, :-1] |= fresh[:, 1:].clone()
+        # The last column predicts nothing; it waits for the one before, as the authors' does.
+        fresh[:, -1] |= fresh[:, -2]
+    return fresh[:, : forward.end]
+
+
+def _columns(where: Bool[Tensor, "B E"], most: int) -> Int[Tensor, "B Q"]:
     """Lists each row's columns, its last one repeated up to about the longest row's number."""
     columns = torch.arange(where.shape[1], device=where.device)
     last = torch.where(where, columns, 0).amax(-1, keepdim=True)
-    # The one transfer to the host: only the longest row says how many there are.
-    longest = -(-int(where.sum(-1).max()) // _STRIDE) * _STRIDE
     listed = torch.where(where, columns, where.shape[1]).sort(-1).values
-    return torch.minimum(listed[:, :longest], last)
+    return torch.minimum(listed[:, : -(-most // _STRIDE) * _STRIDE], last)

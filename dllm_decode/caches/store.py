@@ -1,12 +1,13 @@
 """The memory of one decode, and what is in it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.caches.base import Forward
+from dllm_decode.caches.base import CachePolicy, Columns, Forward
 from dllm_decode.canvas import Canvas
 from dllm_decode.layouts import Branches
 from dllm_decode.models.base import Memory
@@ -18,15 +19,60 @@ class Store:
     Allocated once; rows that are finished keep their slots as they are.
     """
 
-    def __init__(self, memory: Memory | None, canvas: Canvas) -> None:
+    def __init__(self, memory: Memory | None, canvas: Canvas, *, with_ledger: bool) -> None:
+        """Starts empty.
+
+        Args:
+            memory: Of the decode; `None` without a cache.
+            canvas: The whole batch.
+            with_ledger: Whether anybody will ask what is pending.
+        """
         self._memory = memory
-        self._pending = torch.ones_like(canvas.tokens, dtype=torch.bool)
+        self._pending: Bool[Tensor, "B L"] | None = None
+        if with_ledger:
+            self._pending = torch.ones_like(canvas.tokens, dtype=torch.bool)
+        self._length = canvas.length
         self._previous: list[int | None] = [None] * len(canvas)
         self._rows = canvas.rows
         self._row_ids = canvas.rows.tolist()
+        self._latest: Forward | None = None
+        self._expected: Forward | None = None
 
     def forward(self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int) -> Forward:
         """Describes the next forward to a policy."""
+        forward = self._describe(canvas, needed, end=end, shift=shift, step=step)
+        expected = self._expected
+        if (
+            expected is None
+            or expected.canvas.tokens is not canvas.tokens
+            or (expected.end, expected.step) != (end, step)
+        ):
+            return forward
+        return replace(forward, most_columns=expected.most_columns)
+
+    def learn(
+        self, canvas: Canvas, policy: CachePolicy, step: int, numbers: Sequence[Tensor]
+    ) -> list[list[int]]:
+        """Reads numbers of each row, and with them what the policy will ask at the next forward.
+
+        The next forward is taken to be like the one before; if it is not, the host waits once more.
+        """
+        latest, likely, counts = self._latest, None, None
+        if latest is not None:
+            likely = self._describe(
+                canvas, latest.needed, end=latest.end, shift=latest.shift, step=step
+            )
+            counts = policy.num_columns(likely)
+        asked = numbers if counts is None else (*numbers, counts)
+        read: list[list[int]] = torch.stack(tuple(asked)).tolist()
+        if likely is not None and counts is not None:
+            likely = replace(likely, most_columns=max(read.pop()))
+        self._expected = likely
+        return read
+
+    def _describe(
+        self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
+    ) -> Forward:
         return Forward(
             canvas=canvas,
             needed=needed,
@@ -34,7 +80,7 @@ class Store:
             shift=shift,
             step=step,
             previous=tuple(self._previous[row] for row in self._ids(canvas)),
-            pending=self._pending[canvas.rows],
+            pending=None if self._pending is None else self._pending[canvas.rows],
         )
 
     def memory(self, num_slots: int) -> Memory | None:
@@ -67,16 +113,21 @@ class Store:
     def record(
         self,
         forward: Forward,
-        columns: Int[Tensor, "B Q"],
+        columns: Columns,
         branches: Branches | None,
     ) -> None:
         """Notes that a forward computed these columns; what branches compute does not last."""
+        self._latest = forward
         canvas = forward.canvas
         rows, tokens = canvas.rows, canvas.tokens
         if branches is not None:
             own = branches.places == 0
-            rows, tokens, columns = rows[own], tokens[own], columns[own]
-        self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
+            rows, tokens = rows[own], tokens[own]
+            columns = columns if isinstance(columns, slice) else columns[own]
+        if self._pending is not None:
+            if isinstance(columns, slice):
+                columns = _listed(columns, forward.end, rows)
+            self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
         for row in self._ids(canvas):
             self._previous[row] = forward.needed.start
 
@@ -87,19 +138,23 @@ class Store:
             canvas: The new canvas.
             shifts: By how many columns each row moved; of rows that are not named nothing is known.
         """
-        old = self._pending
-        self._pending = old.new_ones(len(old), canvas.length)
+        pending = self._pending
+        if pending is not None:
+            self._pending = pending.new_ones(len(pending), canvas.length)
         self.memory(canvas.length)
         buffers = () if self._memory is None else self._memory.buffers
         previous, self._previous = self._previous, [None] * len(self._previous)
         for row, shift in shifts.items():
-            here = slice(max(0, -shift), min(old.shape[1], canvas.length - shift))
+            here = slice(max(0, -shift), min(self._length, canvas.length - shift))
             there = slice(here.start + shift, here.stop + shift)
-            self._pending[row, there] = old[row, here]
+            if pending is not None:
+                assert self._pending is not None
+                self._pending[row, there] = pending[row, here]
             first = previous[row]
             self._previous[row] = None if first is None else first + shift
             for buffer in buffers if shift else ():
                 buffer[:, row, :, there] = buffer[:, row, :, here].clone()
+        self._length = canvas.length
 
     def _copy(self, rows: Int[Tensor, " N"], copies: Int[Tensor, " N"]) -> None:
         for buffer in () if self._memory is None else self._memory.buffers:
@@ -110,3 +165,7 @@ class Store:
         if canvas.rows is not self._rows:
             self._rows, self._row_ids = canvas.rows, canvas.rows.tolist()
         return self._row_ids
+
+
+def _listed(columns: slice, end: int, rows: Int[Tensor, " B"]) -> Int[Tensor, "B Q"]:
+    return torch.arange(*columns.indices(end), device=rows.device).expand(len(rows), -1)

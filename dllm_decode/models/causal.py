@@ -1,24 +1,15 @@
 """Causal language models that judge drafts: transformers models whose cache rolls back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.utils import logging
 
-from dllm_decode.models.load import find_model
+# Of the numbers of columns: few shapes, since libraries keep scratch for each.
+_STRIDE = 16
 
 
 class Past(NamedTuple):
@@ -46,30 +37,34 @@ class Reading(NamedTuple):
     Attributes:
         logits: Predictions of the tokens that follow, of the last tokens read.
         past: As before the reading.
-        layers: Keys and values of the past and of everything read.
+        gaps: Slots between the past and the first token read, which hold nothing.
+        layers: Keys and values of the past, of the gap and of everything read.
     """
 
     logits: Float[Tensor, "B N V"]
     past: Past
+    gaps: Int[Tensor, " B"]
     layers: tuple[tuple[Tensor, Tensor], ...]
 
     def keep(self, num_kept: Int[Tensor, " B"]) -> Past:
-        """Forgets all but the first so many tokens of what was read, a number for each row."""
+        """Forgets all but the first so many tokens of what was read, a number for each row.
+
+        At most once: where rows differ, what is kept is moved together in place.
+        """
         lengths = self.past.lengths + num_kept
-        # What a row keeps is contiguous, from its first token in the past to the last one kept.
-        ends = self.past.num_slots + num_kept
         num_slots = int(lengths.max())
-        starts = ends - num_slots
-        if (starts == starts[0]).all():
-            start = int(starts[0])
-            part = slice(start, start + num_slots)
-            layers = tuple((k[:, :, part], v[:, :, part]) for k, v in self.layers)
-            return Past(lengths, layers)
-        columns = starts[:, None] + torch.arange(num_slots, device=starts.device)
+        slots = torch.arange(num_slots, device=lengths.device)
+        # The last slots of the past are followed by the gap, and that by what was read.
+        is_new = slots >= num_slots - num_kept[:, None]
+        held = slots + (self.past.num_slots + num_kept - num_slots)[:, None]
         # Slots before a row's first token are never attended to; any will do.
-        index = columns.clamp(min=0)[:, None, :, None]
-        layers = tuple((_gather(k, index), _gather(v, index)) for k, v in self.layers)
-        return Past(lengths, layers)
+        held = torch.where(is_new, held + self.gaps[:, None], held).clamp(min=0)
+        start = int(held[0, 0])
+        if (held == slots + start).all():
+            part = slice(start, start + num_slots)
+            return Past(lengths, tuple((k[:, :, part], v[:, :, part]) for k, v in self.layers))
+        index = held[:, None, :, None]
+        return Past(lengths, tuple((_move(k, index), _move(v, index)) for k, v in self.layers))
 
 
 class CausalTarget:
@@ -129,6 +124,7 @@ class CausalTarget:
         counts: Int[Tensor, " B"],
         *,
         num_logits: int,
+        first_logits: Int[Tensor, " B"] | None = None,
     ) -> Reading:
         """Reads on; one forward.
 
@@ -136,15 +132,27 @@ class CausalTarget:
             past: What was read before; not changed.
             tokens: What follows it; a row with fewer is filled up with anything.
             counts: Tokens of each row.
-            num_logits: Of how many of the Q columns, counted from the last, logits are returned.
+            num_logits: Of how many consecutive columns of each row logits are returned.
+            first_logits: The first of them; `None`: the one with which the last of the Q columns is
+                the last.
         """
-        width = tokens.shape[1]
+        if first_logits is None:
+            first_logits = torch.full_like(counts, tokens.shape[1] - num_logits)
+        # The head computes the same columns of all rows, so rows are moved until all want the same.
+        first, behind = torch.stack([first_logits.max(), (counts - first_logits).max()]).tolist()
+        gaps = first - first_logits
+        width = first + max(behind, num_logits)
+        # A prompt is read as it is, as often without any attention mask.
+        width = _rounded(width) if past.num_slots else width
+        tokens = _after_gaps(tokens, gaps, width=width)
         slots = torch.arange(past.num_slots, device=tokens.device)
         columns = torch.arange(width, device=tokens.device)
+        wanted = columns[first : first + _rounded(num_logits)]
+        columns = columns - gaps[:, None]
         attend = torch.cat(
             [
                 slots >= past.num_slots - past.lengths[:, None],
-                columns < counts[:, None],
+                (columns >= 0) & (columns < counts[:, None]),
             ],
             dim=1,
         )
@@ -152,86 +160,15 @@ class CausalTarget:
         out = self._model(
             input_ids=tokens,
             attention_mask=attend.long(),
-            position_ids=past.lengths[:, None] + columns,
+            position_ids=past.lengths[:, None] + columns.minimum(counts[:, None] - 1).clamp(min=0),
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=num_logits,
+            # Not a number: the head would be given a slice, for which the CPU's matrix product
+            # copies all its weights.
+            logits_to_keep=wanted,
         )
         layers = tuple((keys, values) for keys, values, _ in cache)
-        return Reading(out.logits, past, layers)
-
-
-def load_target(
-    source: str | Path,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
-    revision: str | None = None,
-) -> CausalTarget:
-    """Loads a causal language model that judges a mask predictor's drafts.
-
-    No remote code is run.
-
-    Args:
-        source: The name of an embedded model such as "mini-ar", a folder, or a hub id such as
-            "Qwen/Qwen2.5-7B-Instruct"; tried in this order.
-        tokenizer: That of the mask predictor. Its ids must be those of the target.
-        device: Where the model goes.
-        dtype: Of all parameters; `None` keeps that of the checkpoint.
-        revision: Branch, tag or commit of a hub id.
-
-    Raises:
-        FileNotFoundError: If the source does not exist.
-        OSError: If a hub id cannot be downloaded.
-        ValueError: If an id stands for different tokens, or the model cannot roll back.
-    """
-    folder = find_model(source, revision)
-    own = AutoTokenizer.from_pretrained(folder)
-    name = Path(source).resolve().name if Path(source).is_dir() else str(source)
-    num_shared_ids = count_shared_ids(own, tokenizer, name=name)
-    with _silence():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", device_map={"": torch.device(device)}
-        )
-    return CausalTarget(
-        model.eval().requires_grad_(False), name=name, num_shared_ids=num_shared_ids
-    )
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps transformers from drawing a progress bar: a library leaves that to its caller."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def count_shared_ids(
-    target: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase, *, name: str
-) -> int:
-    """Compares two tokenizers id by id and returns how many ids they share, from 0.
-
-    The mask predictor's may have more, such as [MASK]; the target's may not.
-
-    Raises:
-        ValueError: If some id stands for different tokens, or is the target's alone.
-    """
-    theirs = {token: text for text, token in tokenizer.get_vocab().items()}
-    own = {token: text for text, token in target.get_vocab().items()}
-    odd = sorted(token for token, text in own.items() if theirs.get(token) != text)
-    if odd:
-        example = odd[0]
-        raise ValueError(
-            f"Both models have the same token at every id of the target's tokenizer, got "
-            f"{len(odd)} ids that differ: {example} is {own[example]!r} for {name} and "
-            f"{theirs.get(example)!r} for the mask predictor. Use a target with its tokenizer."
-        )
-    return max(own) + 1
+        return Reading(out.logits[:, :num_logits], past, gaps, layers)
 
 
 def _eos_ids(model: PreTrainedModel, name: str) -> tuple[int, ...]:
@@ -247,7 +184,21 @@ def _eos_ids(model: PreTrainedModel, name: str) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else (int(found),)
 
 
-def _gather(
+def _rounded(count: int) -> int:
+    return -(-count // _STRIDE) * _STRIDE
+
+
+def _after_gaps(
+    tokens: Int[Tensor, "B Q"], gaps: Int[Tensor, " B"], *, width: int
+) -> Int[Tensor, "B W"]:
+    """Moves each row to the right; what is put before and behind it is arbitrary."""
+    columns = torch.arange(width, device=tokens.device) - gaps[:, None]
+    return tokens.gather(1, columns.clamp(0, tokens.shape[1] - 1))
+
+
+def _move(
     part: Float[Tensor, "B H S D"], index: Int[Tensor, "B 1 N 1"]
 ) -> Float[Tensor, "B H N D"]:
-    return part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
+    """Moves slots to the front in place, so that one layer at a time is held twice."""
+    moved = part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
+    return part[:, :, : index.shape[2]].copy_(moved)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -160,7 +160,9 @@ def collect_examples(
             session.open()
             part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
             while len(part):
-                view = session.look(part, block, FixedSchedule(block_length))
+                shown = session.look(part, block, FixedSchedule(block_length))
+                # As the filter will: `Learn2PD.reads_committed`.
+                view = replace(shown, reads_committed=True)
                 wanted = reference[part.rows][:, block.start : block.end]
                 collected.append(_examples(view, wanted, part, block_length, first_prompt))
                 part = _commit(part, view, wanted)

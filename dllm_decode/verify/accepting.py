@@ -1,5 +1,6 @@
 """Which tokens of a draft are kept, and what is written where it ends."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from dllm_decode.session import Session
 from dllm_decode.verify.drafting import Draft
 from dllm_decode.verify.judging import first_masks
 from samplers.noise import mix, uniform
-from samplers.statistics import draw, gather, leading
+from samplers.statistics import draw, gather, leading, log_probability, most_likely
 
 # Tell these draws from each other and from those of drafts.
 _VERDICTS, _REPLACEMENTS = 2, 3
@@ -38,14 +39,34 @@ def accept(
         session: Has the temperature and the noise.
         canvas: The rows.
         draft: What was drafted; whether it was drawn decides on the rule.
-        logits: The target's, at each position of the draft and at the one behind it.
+        logits: The target's, at each position of the longest draft and at the one behind it.
     """
     first = first_masks(canvas)
-    if draft.logs is None:
-        return accept_matching(draft, session.choose(canvas, first, logits))
+    draft = draft._replace(tokens=draft.tokens[:, : logits.shape[1] - 1])
+    if draft.logs is not None:
+        keys = session.position_keys(canvas, first, logits.shape[1])
+        return accept_by_ratio(draft, logits, keys, temperature=session.temperature)
+    written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
+    verdict = accept_matching(draft, written)
+    for span in _spans(logits.shape[1]):
+        written[:, span] = _chosen(session, canvas, first + span.start, logits[:, span])
+        verdict = accept_matching(draft, written)
+        if (verdict.accepted < span.stop).all():
+            break
+    return verdict
+
+
+def _chosen(
+    session: Session, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
+) -> Int[Tensor, "B N"]:
+    """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
+
+    The noise of a position depends on the seed, the row and the position alone.
+    """
+    if session.temperature == 0.0:
+        return most_likely(logits)
     keys = session.position_keys(canvas, first, logits.shape[1])
-    logs = (logits.double() / session.temperature).log_softmax(-1)
-    return accept_by_ratio(draft, logs, keys)
+    return draw(logits, session.temperature, keys)
 
 
 def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
@@ -60,7 +81,11 @@ def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
 
 
 def accept_by_ratio(
-    draft: Draft, logs: Float[Tensor, "B K1 V"], keys: Int[Tensor, "B K1"]
+    draft: Draft,
+    logs: Float[Tensor, "B K1 V"],
+    keys: Int[Tensor, "B K1"],
+    *,
+    temperature: float | None = None,
 ) -> Verdict:
     """Accepts a token drawn from q with probability min(1, p / q), where p is the target's law.
 
@@ -74,21 +99,52 @@ def accept_by_ratio(
         draft: What was drawn, and from which q.
         logs: Logarithm of p.
         keys: Of the noise.
+        temperature: If given, `logs` are logits, and p is softmax(logs / temperature).
     """
     assert draft.logs is not None
-    ratio = gather(logs[:, :-1], draft.tokens) - gather(draft.logs, draft.tokens)
-    passes = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log() < ratio
-    accepted = leading(passes & _meant(draft))
+    limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
+    passes, meant = torch.zeros_like(limits, dtype=torch.bool), _meant(draft)
+    for span in _spans(passes.shape[1]):
+        drafted = draft.tokens[:, span]
+        ratio = _log_probability(logs[:, span], drafted, temperature)
+        ratio = ratio - _log_probability(draft.logs[:, span], drafted, draft.temperature)
+        passes[:, span] = (limits[:, span] < ratio) & meant[:, span]
+        if not passes[:, : span.stop].all(-1).any():
+            break
+    accepted = leading(passes)
     rows = torch.arange(len(accepted), device=accepted.device)
-    p = logs[rows, accepted].exp()
-    q = draft.logs[rows, accepted.clamp(max=draft.tokens.shape[1] - 1)].exp()
-    rest = torch.where((accepted < draft.counts)[:, None], p - q, p).clamp(min=0.0)
+    p = _law(logs[rows, accepted], temperature)
+    q = _law(draft.logs[rows, accepted.clamp(max=passes.shape[1] - 1)], draft.temperature)
+    rest = torch.where((accepted < draft.counts)[:, None], p - q, p).clamp_(min=0.0)
     # Where p = q but for rounding, a token may be rejected and nothing be left.
     rest = torch.where((rest > 0.0).any(-1, keepdim=True), rest, p)
     place = accepted[:, None]
     drawn = draw(rest.log()[:, None], 1.0, mix(keys.gather(1, place) ^ _REPLACEMENTS))
     tokens = torch.cat([draft.tokens, drawn], -1).scatter(1, place, drawn)
     return Verdict(tokens, accepted)
+
+
+def _spans(num_positions: int) -> Iterator[slice]:
+    """Splits positions into spans, each twice as long as the one before.
+
+    What follows the first rejection is never asked for, so most of a bad draft costs nothing.
+    """
+    start, length = 0, 4
+    while start < num_positions:
+        yield slice(start, min(start + length, num_positions))
+        start, length = start + length, 2 * length
+
+
+def _log_probability(
+    logs: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K"], temperature: float | None
+) -> Float[Tensor, "B K"]:
+    if temperature is None:
+        return gather(logs, tokens)
+    return log_probability(logs, tokens, temperature)
+
+
+def _law(logs: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor, "B V"]:
+    return logs.exp() if temperature is None else (logs.double() / temperature).softmax(-1)
 
 
 def _meant(draft: Draft) -> Bool[Tensor, "B K"]:

@@ -18,7 +18,9 @@ from dllm_decode.verify.drafting import Draft, Drafting
 from dllm_decode.verify.judging import check_target, first_masks, judge, look, whole_answer, write
 from dllm_decode.verify.path_search import PathSearch
 from samplers.base import Sampler, State, take_state
-from samplers.statistics import leading
+from samplers.statistics import certain_where, leading, most_likely
+
+_STRIDE = 16
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,9 @@ class ARVerify(Verifier):
         tokens, accepted = accept(session, canvas, draft, judgement.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
-        ends = torch.isin(tokens, torch.tensor(canvas.eos_ids, device=first.device))
-        num = torch.minimum(num, leading(~ends) + 1)
+        num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
         session.count_drafts(canvas, drafted=draft.counts, accepted=accepted)
-        drafted = self._drafted(logits, wanted, canvas.eos_ids)
+        drafted = _num_drafted(canvas, logits, wanted)
         after = self.draft_length.after(lengths, drafted, accepted)
         canvas = write(canvas, first, Draft(tokens, num))
         return canvas, (tuple(judgement.past(num)), tuple(after))
@@ -106,17 +107,22 @@ class ARVerify(Verifier):
     ) -> Float[Tensor, "B K V"]:
         """Lets the mask predictor predict the next tokens of each row."""
         first = first_masks(canvas)
-        # One position more, where the target's own token goes: observers see what was written.
-        end = int((first + wanted).max()) + 1
-        window = Block(int(first.min()), min(end, canvas.region_length))
+        bounds = torch.stack([first.min(), first.max(), (first + wanted).max(), wanted.max()])
+        start, last, end, longest = bounds.tolist()
+        # One position more, where the target's own token goes: observers see what was written. And
+        # few widths, since libraries keep scratch for each.
+        width = -(-(end + 1 - start) // _STRIDE) * _STRIDE
+        window = Block(start, min(start + width, canvas.region_length))
         session.open()
         logits = look(session, self.target, canvas, window, sampler).within("block").logits
         if self.drafting.num_forwards > 1:
             logits = self._look_again(session, sampler, canvas, window, wanted)
-        offsets = torch.arange(int(wanted.max()), device=first.device)
-        places = (first[:, None] - window.start + offsets).clamp(max=logits.shape[1] - 1)
+        logits = logits[..., : self.target.num_shared_ids]
+        if start == last:
+            return logits[:, :longest]
+        places = (first - start)[:, None] + torch.arange(longest, device=first.device)
         rows = torch.arange(len(canvas), device=first.device)[:, None]
-        return logits[..., : self.target.num_shared_ids][rows, places]
+        return logits[rows, places.clamp(max=logits.shape[1] - 1)]
 
     def _look_again(
         self,
@@ -152,20 +158,12 @@ class ARVerify(Verifier):
             view = look(session, self.target, everything, window, sampler)
             logits[rows] = view.within("block").logits
         session.view = shown
-        return _certain(logits, drafts.tokens[:, canvas.columns(window)], canvas.mask_id)
-
-    def _drafted(
-        self, logits: Float[Tensor, "B K V"], wanted: Int[Tensor, " B"], eos_ids: tuple[int, ...]
-    ) -> Int[Tensor, " B"]:
-        """Counts the likeliest tokens before the first EOS among them."""
-        tokens = logits.max(-1).indices
-        ends = torch.isin(tokens, torch.tensor(eos_ids, device=tokens.device))
-        return torch.minimum(leading(~ends), wanted)
+        tokens = drafts.tokens[:, canvas.columns(window)]
+        return certain_where(logits, tokens != canvas.mask_id, tokens)
 
 
-def _certain(
-    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], mask_id: int
-) -> Float[Tensor, "B W V"]:
-    """Makes each token in place the only possible one."""
-    only = torch.full_like(logits, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
-    return torch.where((tokens == mask_id)[..., None], logits, only)
+def _num_drafted(
+    canvas: Canvas, logits: Float[Tensor, "B K V"], wanted: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Counts the likeliest tokens before the first EOS among them."""
+    return torch.minimum(leading(~canvas.is_eos(most_likely(logits))), wanted)

@@ -19,11 +19,14 @@ class Draft(NamedTuple):
         logs: Log-probabilities of the law that each token was drawn from, which may depend on the
             tokens to its left, never on those to its right. `None` if they were not drawn, but
             chosen in any other way.
+        temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
+            is then computed only where it is asked for.
     """
 
     tokens: Int[Tensor, "B K"]
     counts: Int[Tensor, " B"]
     logs: Float[Tensor, "B K V"] | None = None
+    temperature: float | None = None
 
 
 class Drafting(ABC):

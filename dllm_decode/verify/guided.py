@@ -23,7 +23,7 @@ from dllm_decode.verify.judging import (
     write,
 )
 from samplers.base import Sampler, State
-from samplers.statistics import gather, leading, widen
+from samplers.statistics import gather, leading, log_normaliser, most_likely, num_larger
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,19 @@ class Guided(Verifier):
         # The last proposal is judged without being read.
         judgement = judge(session, self.target, canvas, draft._replace(counts=counts - 1), past)
         passed = self._passes(draft, judgement) & (offsets < counts[:, None])
-        ends = torch.isin(draft.tokens, torch.tensor(canvas.eos_ids, device=first.device))
-        accepted = torch.minimum(leading(passed), leading(~ends) + 1)
+        accepted = torch.minimum(leading(passed), leading(~canvas.is_eos(draft.tokens)) + 1)
         session.count_drafts(canvas, drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)
         return write(canvas, first, Draft(draft.tokens, num)), tuple(judgement.past(num))
 
     def _passes(self, draft: Draft, judgement: Judgement) -> Bool[Tensor, "B K"]:
-        logs = widen(judgement.logits[:, :-1]).log_softmax(-1)
-        own = gather(logs, draft.tokens)
-        rank = (logs > own[..., None]).sum(-1)
-        likely = own.exp() >= self.ratio * logs.amax(-1).exp()
-        return (rank < self.top_k) & likely & (own.exp() > self.threshold)
+        logits, best = judgement.logits, most_likely(judgement.logits)
+        own, largest = gather(logits, draft.tokens), gather(logits, best)
+        passes = (own - largest).exp() >= self.ratio
+        if self.top_k == 1:
+            passes &= own == largest
+        else:
+            passes &= num_larger(logits, own) < self.top_k
+        if self.threshold > 0.0:
+            return passes & ((own - log_normaliser(logits, best)).exp() > self.threshold)
+        return passes & (own > -torch.inf)

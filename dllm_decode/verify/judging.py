@@ -12,19 +12,20 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past, Reading
 from dllm_decode.session import Session
 from dllm_decode.verify.drafting import Draft
-from samplers.base import Sampler, View
+from samplers.base import Sampler
+from samplers.view import View
 
 
 class Judgement(NamedTuple):
     """What a target makes of drafts.
 
     Attributes:
-        logits: Its prediction at each position of the draft and at the one behind it.
+        logits: Its prediction at each position of the longest draft and at the one behind it.
         reading: For `Past`.
         unread: Committed tokens that it had not read before.
     """
 
-    logits: Float[Tensor, "B K1 V"]
+    logits: Float[Tensor, "B N V"]
     reading: Reading
     unread: Int[Tensor, " B"]
 
@@ -115,16 +116,13 @@ def judge(
     drafted = write(canvas, first, draft).tokens
     unread = canvas.start + first - canvas.pads - past.lengths
     counts = unread + draft.counts
-    width = int(counts.max())
+    width, longest = torch.stack([counts.max(), draft.counts.max()]).tolist()
     begin = canvas.pads + past.lengths
     columns = begin[:, None] + torch.arange(width, device=begin.device)
     tokens = drafted.gather(1, columns.clamp(max=canvas.length - 1))
     # The target may not know [MASK].
     tokens = tokens.masked_fill(tokens == canvas.mask_id, target.eos_ids[0])
-    skipped = int(unread.min()) - 1
-    reading = session.consult(target, canvas, past, tokens, counts, num_logits=width - skipped)
-    places = torch.arange(draft.tokens.shape[1] + 1, device=begin.device)
-    places = (unread - 1 - skipped)[:, None] + places
-    places = places.clamp(max=reading.logits.shape[1] - 1)
-    rows = torch.arange(len(canvas), device=begin.device)[:, None]
-    return Judgement(reading.logits[rows, places], reading, unread)
+    reading = session.consult(
+        target, canvas, past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1
+    )
+    return Judgement(reading.logits, reading, unread)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.session import Session
-from samplers.base import Sampler, View
+from samplers.base import Sampler
+from samplers.view import View
 
 
 class Level(NamedTuple):
@@ -98,7 +99,8 @@ def imagined(view: View) -> View:
     """Completes the shadow: what was committed since was predicted without being seen."""
     if view.shadow is None:
         return view
-    before = view.probability(view.tokens)
+    seen = replace(view, reads_committed=True).knowing(view)
+    before = seen.probability(view.tokens)
     return replace(view, shadow=torch.where(view.shadow == 0.0, before, view.shadow))
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -84,11 +85,11 @@ class NGram(Proxy):
     def log_probability(
         self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
     ) -> Float[Tensor, "N M"]:
-        probability = torch.full(tokens.shape, 1.0 / self.vocab_size, dtype=torch.double)
-        probability = probability.to(tokens.device)
+        probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=torch.double)
         for length, table in enumerate(self.tables, 1):
             before = self._code(context[:, context.shape[1] - length + 1 :])
-            seen, total = table.look_up(before, tokens, self.vocab_size)
+            there = _on_device(table, tokens.device)
+            seen, total = there.look_up(before, tokens, self.vocab_size)
             probability = (seen + self.strength * probability) / (total + self.strength)
         return probability.log()
 
@@ -100,7 +101,7 @@ class NGram(Proxy):
         return code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Counts:
     """How often each sequence of one length occurred, sorted by code, and each context of it."""
 
@@ -127,11 +128,17 @@ class Counts:
         )
 
 
+@lru_cache(maxsize=32)
+def _on_device(table: Counts, device: torch.device) -> Counts:
+    # Kept: a search looks up every position of every draft, and a table may be large.
+    parts = (table.codes, table.counts, table.contexts, table.totals)
+    return Counts(*(part.to(device) for part in parts))
+
+
 def _found(
     keys: Int[Tensor, " n"], values: Int[Tensor, " n"], wanted: Int[Tensor, "N M"]
 ) -> Int[Tensor, "N M"]:
     if not len(keys):
         return torch.zeros_like(wanted)
-    keys, values = keys.to(wanted.device), values.to(wanted.device)
     places = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
     return torch.where(keys[places] == wanted, values[places], 0)

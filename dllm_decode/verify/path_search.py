@@ -12,7 +12,7 @@ from dllm_decode.session import Session
 from dllm_decode.verify.drafting import Draft, Drafting
 from dllm_decode.verify.judging import first_masks
 from dllm_decode.verify.ngram import Proxy, Uniform
-from samplers.statistics import widen
+from samplers.statistics import log_normaliser, top_k, widen
 
 
 class _Beam(NamedTuple):
@@ -32,10 +32,10 @@ class _Beam(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Tokens that may stand at one position, and their log-probability for the drafter."""
+    """Tokens that may stand at each position, and their log-probability for the drafter."""
 
-    tokens: Int[Tensor, "B C"]
-    logs: Float[Tensor, "B C"]
+    tokens: Int[Tensor, "B K C"]
+    logs: Float[Tensor, "B K C"]
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,25 @@ class PathSearch(Drafting):
             context: The tokens before, at least `proxy.order - 1`.
             eos_ids: Tokens that end an answer.
         """
+        B, K, _ = logits.shape
         before = self.proxy.order - 1
         tokens = context[:, context.shape[1] - before :]
-        tokens = torch.cat([tokens, torch.zeros_like(logits[..., 0], dtype=torch.long)], -1)
+        tokens = torch.cat([tokens, tokens.new_zeros(B, K)], -1)
         zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
         ends = torch.tensor(eos_ids, device=logits.device)
-        logs = widen(logits).log_softmax(-1).float()
-        for position in range(logits.shape[1]):
-            beam = self._step(beam, position, logs[:, position], lengths, ends)
+        found = self._candidates(logits, ends)
+        # The drafter's part of the score, of candidates alone.
+        excluded = found.logs == -torch.inf
+        gains = (self.weight * found.logs).masked_fill(excluded, -torch.inf)
+        over = torch.arange(K, device=lengths.device) >= lengths[:, None]
+        steps = zip(found.tokens.unbind(1), gains.unbind(1), over.unbind(1), strict=True)
+        for position, (choices, own, waits) in enumerate(steps):
+            beam = self._step(beam, position, choices, own, waits[:, None], ends)
         ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
-        rows = torch.arange(len(logits), device=logits.device)
+        rows = torch.arange(B, device=logits.device)
         best = ranking.argmax(-1)
         return Draft(beam.tokens[rows, best, before:], beam.counts[rows, best])
 
@@ -147,43 +153,52 @@ class PathSearch(Drafting):
         self,
         beam: _Beam,
         position: int,
-        logs: Float[Tensor, "B V"],
-        lengths: Int[Tensor, " B"],
+        choices: Int[Tensor, "B C"],
+        own: Float[Tensor, "B C"],
+        waits: Bool[Tensor, "B 1"],
         ends: Int[Tensor, " E"],
     ) -> _Beam:
-        """Extends every unfinished beginning by one token and keeps the best."""
+        """Extends every unfinished beginning by one token and keeps the best.
+
+        Args:
+            beam: The beginnings.
+            position: Of the token, from 0.
+            choices: The candidates.
+            own: The drafter's part of their score.
+            waits: Rows whose drafts end before.
+            ends: Tokens that end an answer.
+        """
         B, H, _ = beam.tokens.shape
-        found = self._candidates(logs, ends)
-        num = found.tokens.shape[1]
-        before = self.proxy.order - 1
+        num, before = choices.shape[1], self.proxy.order - 1
         context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
-        choices = found.tokens[:, None].expand(B, H, num)
-        causal = self.proxy.log_probability(context, choices.reshape(B * H, num)).view(B, H, num)
-        gains = self.weight * found.logs[:, None] + (1.0 - self.weight) * causal.float()
-        gains = gains.masked_fill(found.logs[:, None] == -torch.inf, -torch.inf)
+        asked = choices.repeat_interleave(H, 0)
+        causal = self.proxy.log_probability(context, asked).view(B, H, num)
+        gains = own[:, None] + (1.0 - self.weight) * causal.float()
         # A finished beginning goes on once, as it is.
-        waits = beam.ended | (position >= lengths)[:, None]
-        as_is = torch.full_like(gains, -torch.inf)
-        as_is[..., 0] = 0.0
-        gains = torch.where(waits[..., None], as_is, gains)
+        finished = beam.ended | waits
+        gains = gains.masked_fill(finished[..., None], -torch.inf)
+        gains[..., 0].masked_fill_(finished, 0.0)
         scores, chosen = (beam.scores[..., None] + gains).flatten(1).topk(H)
         parents, choice = chosen // num, chosen % num
-        waits = waits.gather(1, parents)
-        tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens)).clone()
-        tokens[..., position + before] = found.tokens.gather(1, choice)
-        grown = ~waits
-        ended = torch.isin(tokens[..., position + before], ends) & grown
-        counts = beam.counts.gather(1, parents) + grown
-        return _Beam(tokens, scores, counts, beam.ended.gather(1, parents) | ended)
+        finished = finished.gather(1, parents)
+        tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens))
+        added = choices.gather(1, choice)
+        tokens[..., position + before] = added
+        grown = ~finished
+        ended = beam.ended.gather(1, parents) | (torch.isin(added, ends) & grown)
+        return _Beam(tokens, scores, beam.counts.gather(1, parents) + grown, ended)
 
-    def _candidates(self, logs: Float[Tensor, "B V"], ends: Int[Tensor, " E"]) -> _Candidates:
-        """Lists the likeliest tokens of a position up to the mass; the rest is at -inf."""
-        kept, tokens = logs.topk(min(self.max_candidates, logs.shape[1]))
+    def _candidates(self, logits: Float[Tensor, "B K V"], ends: Int[Tensor, " E"]) -> _Candidates:
+        """Lists the likeliest tokens of each position up to the mass; the rest is at -inf."""
+        top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
+        tokens = top.tokens
+        normaliser = log_normaliser(logits, tokens[..., 0])[..., None]
+        kept = (top.logits - normaliser).float()
         before = kept.exp().cumsum(-1) - kept.exp()
         kept = kept.masked_fill(before >= self.mass, -torch.inf)
         if self.eos == "always":
             present = (tokens[..., None] == ends) & (kept > -torch.inf)[..., None]
-            extra = logs[:, ends].masked_fill(present.any(1), -torch.inf)
-            kept = torch.cat([kept, extra], -1)
-            tokens = torch.cat([tokens, ends.expand(len(logs), -1)], -1)
+            extra = (widen(logits[..., ends]) - normaliser).float()
+            kept = torch.cat([kept, extra.masked_fill(present.any(-2), -torch.inf)], -1)
+            tokens = torch.cat([tokens, ends.expand(*tokens.shape[:2], -1)], -1)
         return _Candidates(tokens, kept)

@@ -42,12 +42,14 @@ class Sampled(Drafting):
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        logs = None
-        if session.temperature == 0.0:
+        temperature = session.temperature
+        if temperature == 0.0:
             tokens = most_likely(logits)
         else:
-            logs = (logits.double() / session.temperature).log_softmax(-1)
-            keys = session.position_keys(canvas, first_masks(canvas), logs.shape[1])
-            tokens = draw(logs, 1.0, mix(keys ^ _DRAFTS))
-        ends = torch.isin(tokens, torch.tensor(canvas.eos_ids, device=tokens.device))
-        return Draft(tokens, torch.minimum(leading(~ends) + 1, lengths), logs)
+            keys = session.position_keys(canvas, first_masks(canvas), logits.shape[1])
+            tokens = draw(logits, temperature, mix(keys ^ _DRAFTS))
+        ends = canvas.is_eos(tokens)
+        draft = Draft(tokens, torch.minimum(leading(~ends) + 1, lengths))
+        if temperature == 0.0:
+            return draft
+        return draft._replace(logs=logits, temperature=temperature)

@@ -1,10 +1,16 @@
 import importlib.util
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from many_prompts import TINY_PROMPTS, ending
+from rich.progress import Progress
+
+from dllm_decode import StepEvent, decode_many
+from samplers import FixedSchedule
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llada_gsm8k.py"
 
@@ -46,6 +52,28 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
          "--sampler", "LocalLeap()"]
     )  # fmt: skip
     assert "LocalLeap" in capsys.readouterr().out
+
+
+def test_the_bar_moves_with_what_is_committed(example: ModuleType) -> None:
+    texts: list[str] = []
+    progress = Progress()
+    shown = progress.add_task("", total=len(TINY_PROMPTS))
+    observe, moves = example.watch(progress, shown, texts), [0.0]
+
+    def look(event: StepEvent) -> None:
+        observe(event)
+        moves.append(progress.tasks[0].completed)
+
+    outputs = decode_many(
+        ending("llada"), TINY_PROMPTS, FixedSchedule(4), num_rows=3, gen_length=20,
+        block_length=8, observers=[look],
+    )  # fmt: skip
+    for _ in outputs:
+        texts.append("an answer")
+    # What is committed moves it, what is handed out leaves it where it is.
+    assert all(now < then for now, then in pairwise(moves))
+    assert moves[1] < 1.0
+    assert moves[-1] == pytest.approx(len(TINY_PROMPTS))
 
 
 @pytest.mark.parametrize(

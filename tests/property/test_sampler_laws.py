@@ -1,7 +1,7 @@
 """What holds for every sampler, over random rows and over logits that nobody would wish for."""
 
 import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 
 import pytest
@@ -102,6 +102,46 @@ def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -
                 assert turn.decision.remask is not None
                 assert torch.equal(alone.remask[0], turn.decision.remask[row])
             assert_same_state(state, take_state(turn.next_state, index))
+
+
+def other_logits(view: View, like: Turn) -> View:
+    """The view with a stranger's logits at committed positions."""
+    strange = view.logits.flip(1).roll(1, -1).masked_fill(view.logits.isinf(), -torch.inf)
+    logits = torch.where(like.view.masked[..., None], view.logits, strange)
+    assert not torch.equal(logits, view.logits) or view.masked.all()
+    return view.with_logits(logits)
+
+
+def only_masked(view: View) -> View:
+    """The view with the logits of masked positions alone, as the engine makes it."""
+    most = int(view.masked.sum(-1).max())
+    asked = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+    logits = view.logits.gather(1, asked[..., None].expand(-1, -1, view.logits.shape[-1]))
+    return replace(view, logits=logits, asked=asked, reads_committed=False)
+
+
+@every_sampler
+def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) -> None:
+    """The decisions of a whole block follow from the logits at masked positions."""
+    if sampler.reads_committed:
+        pytest.skip("It says so.")
+    for style, temperature in PLAYS:
+        for seed in SEEDS:
+            states: list[State] = [None, None]
+            for step, turn in enumerate(
+                play(sampler, seed, style=style, temperature=temperature, width=16)
+            ):
+                views = [other_logits(turn.view, turn), only_masked(turn.view)]
+                for number, view in enumerate(views):
+                    state = sampler.init(view) if step == 0 else states[number]
+                    decision, states[number] = sampler.step(view, state)
+                    commit = turn.decision.commit
+                    assert torch.equal(decision.commit, commit)
+                    tokens = view.proposal if decision.tokens is None else decision.tokens
+                    assert torch.equal(tokens[commit], written(turn)[commit])
+                    if decision.remask is not None:
+                        assert turn.decision.remask is not None
+                        assert torch.equal(decision.remask, turn.decision.remask)
 
 
 @every_sampler

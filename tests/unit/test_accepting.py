@@ -129,6 +129,30 @@ def test_the_same_law_accepts_everything_and_another_world_nothing() -> None:
     assert verdict.tokens[:, 0].unique().tolist() == [0, 1]
 
 
+def test_of_long_drafts_what_is_accepted_ends_with_the_first_rejection() -> None:
+    """Ratios are asked for a few positions at a time, and of logits as of log-probabilities."""
+    num, K, temperature = 300, 13, 0.7
+    generator = torch.Generator().manual_seed(0)
+    p = 0.5 * torch.randn(num, K + 1, 4, generator=generator).double()
+    q = p[:, :-1] + 0.2 * torch.randn(num, K, 4, generator=generator).double()
+    keys = mix(torch.arange(num * (K + 1))).view(num, K + 1)
+    tokens, counts = torch.arange(num * K).view(num, K) % 4, torch.arange(num) % (K + 1)
+    verdict = accept_by_ratio(
+        Draft(tokens, counts, q, temperature), p, keys, temperature=temperature
+    )
+    logs = [(part / temperature).log_softmax(-1) for part in (p, q)]
+    same = accept_by_ratio(Draft(tokens, counts, logs[1]), logs[0], keys)
+    assert torch.equal(verdict.accepted, same.accepted)
+    written = torch.arange(K + 1) <= verdict.accepted[:, None]
+    assert torch.equal(verdict.tokens[written], same.tokens[written])
+    ratio = (logs[0][:, :-1] - logs[1]).gather(-1, tokens[..., None]).squeeze(-1)
+    passes = accepting.uniform(mix(keys[:, :-1] ^ accepting._VERDICTS)).log() < ratio
+    for row in range(num):
+        kept = next((i for i in range(int(counts[row])) if not passes[row, i]), int(counts[row]))
+        assert verdict.accepted[row] == kept
+    assert len(verdict.accepted.unique()) == K + 1
+
+
 def test_nothing_impossible_is_written_where_rounding_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

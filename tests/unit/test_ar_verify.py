@@ -142,9 +142,9 @@ def test_the_target_reads_every_token_once() -> None:
     answers = expected(target, 12, target.eos_ids)
     original = target.read
 
-    def spied(past: Any, tokens: Tensor, counts: Tensor, *, num_logits: int) -> Any:
+    def spied(past: Any, tokens: Tensor, counts: Tensor, **wanted: Any) -> Any:
         read.append((past.lengths.tolist(), counts.tolist()))
-        return original(past, tokens, counts, num_logits=num_logits)
+        return original(past, tokens, counts, **wanted)
 
     target.read = spied  # type: ignore[method-assign]
     model = Informed(answers=by_prompt(answers), wrong_every=3)

@@ -149,7 +149,7 @@ def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
 
 def test_the_store_finds_rows_as_cheaply_as_it_can() -> None:
     canvas = Canvas.blank([[1], [2], [3]], 4, mask_id=MASK, eos_ids=(0,))
-    store = Store(None, canvas)
+    store = Store(None, canvas, with_ledger=False)
     assert store.rows(canvas, None) is None
     assert store.rows(canvas.take(torch.tensor([1, 2])), None) == slice(1, 3)
     apart = canvas.take(torch.tensor([0, 2]))

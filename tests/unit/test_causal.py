@@ -52,6 +52,26 @@ def test_after_any_rollback_the_next_logits_are_those_of_a_fresh_start(kept: lis
         lengths = past.lengths.tolist()
 
 
+@pytest.mark.parametrize("kept", [[1, 1, 1], [3, 2, 2], [2, 3, 1]])
+def test_rows_whose_logits_begin_at_different_columns_are_read_as_if_alone(kept: list[int]) -> None:
+    """Behind a past, too, where the columns that rows are moved by lie between old and new."""
+    target, model = tiny_target(), tiny_llama()
+    read, past, width = [0, 0, 0], target.start(3), 9
+    for counts, first in (([9, 4, 6], [5, 1, 2]), ([4, 6, 3], [1, 3, 0]), ([3, 3, 5], [0, 0, 2])):
+        feed = torch.tensor([TOKENS[row][read[row] :][:width] for row in range(3)])
+        reading = target.read(
+            past, feed, torch.tensor(counts), num_logits=3, first_logits=torch.tensor(first)
+        )
+        assert reading.logits.shape[1] == 3
+        for row in range(3):
+            fresh = logits_of(model, TOKENS[row][: read[row] + counts[row]])
+            fresh = fresh[read[row] + first[row] :][:3]
+            torch.testing.assert_close(reading.logits[row, : len(fresh)], fresh)
+        past = reading.keep(torch.tensor(kept))
+        read, width = past.lengths.tolist(), 6
+        assert past.num_slots == max(read)
+
+
 def test_a_reading_changes_no_past() -> None:
     target = tiny_target()
     past = target.read(target.start(1), torch.tensor([[1, 2, 3]]), torch.tensor([3]), num_logits=1)

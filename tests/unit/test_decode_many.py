@@ -1,13 +1,16 @@
 """Many prompts through few rows: each answer is what it would be in one batch with all."""
 
+import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from drafted import DriftingModel, tiny_target
+from many_prompts import TINY_PROMPTS, ending
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, Spied, tiny
+from spied import FAMILIES
 
 from dllm_decode import (
     ARVerify,
@@ -16,35 +19,17 @@ from dllm_decode import (
     DelayedCache,
     DualCache,
     FreeCache,
-    Inputs,
     NoCache,
     PrefixCache,
     SelfVerify,
+    Trace,
     decode,
     decode_many,
 )
-from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Prophet
+from dllm_decode.decode import Setting
+from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [2, 2, 2, 2], [14, 1, 5], [6, 3]]
-TINY_PROMPTS = [
-    [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],
-    [200], [45, 46, 47, 48, 49, 50, 51],
-]  # fmt: skip
-
-
-class Counted(Spied):
-    """Keeps its calls, without a ledger of slots, which would have to follow the rows."""
-
-    def predict(self, inputs: Inputs) -> torch.Tensor:
-        self.calls.append(inputs)
-        return self.model.predict(inputs)
-
-
-def ending(family: str) -> Counted:
-    """A model that ends an answer with any of many tokens, so that answers end early."""
-    model = Counted(tiny(family))
-    model.eos_ids = (model.eos_ids[0], *range(0, 500, 12))
-    return model
 
 
 def assert_same(whole: DecodeOutput, single: list[DecodeOutput], what: object) -> None:
@@ -107,6 +92,37 @@ def test_rows_that_join_save_forwards_of_the_whole() -> None:
     # A row that has just joined is open where the other is already further.
     depths = [call.positions[:, -1] for call in model.calls if len(call.tokens) == 2]
     assert any(len(set(ends.tolist())) == 2 for ends in depths)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
+def test_a_forward_over_everything_has_the_columns_of_its_longest_row(
+    family: str, cache: CachePolicy
+) -> None:
+    model = ending(family)
+    options: Any = {"gen_length": 24, "block_length": 4, "cache": cache}
+    list(decode_many(model, TINY_PROMPTS, FixedSchedule(4), num_rows=3, **options))
+    mixed = 0
+    for call in model.calls:
+        assert call.tokens.shape[1] <= max(map(len, TINY_PROMPTS)) + 24
+        # Where one row is further than another, the canvas is longer than any of them.
+        depths = call.positions.gather(1, call.wanted)[:, 0].tolist()
+        mixed += call.tokens.shape[1] > 24 and len(set(depths)) > 1
+    assert mixed
+
+
+def test_a_shadow_is_of_each_rows_own_columns() -> None:
+    model, removed = ending("llada"), 0
+    options: Any = {"gen_length": 20, "block_length": 8}
+    sampler = Wino(0.2, 0.5)
+    trace, traces = Trace(), Trace()
+    whole = decode(model, TINY_PROMPTS, sampler, observers=[trace], **options)
+    outputs = decode_many(model, TINY_PROMPTS, sampler, num_rows=3, observers=[traces], **options)
+    assert_same(whole, list(outputs), sampler)
+    for request, revisions in trace.revisions.items():
+        assert [r[:3] for r in revisions] == [r[:3] for r in traces.revisions[request]]
+        removed += len(revisions)
+    assert removed
 
 
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
@@ -185,3 +201,18 @@ def test_a_prompt_that_is_wrong_is_named() -> None:
     )
     with pytest.raises(ValueError, match="got an empty one in row 2"):
         list(outputs)
+
+
+def test_the_settings_are_those_of_decode() -> None:
+    """They are written down twice, so that editors show them, and documented once."""
+    one = inspect.signature(decode).parameters
+    many = dict(inspect.signature(decode_many).parameters)
+    assert many.pop("num_rows").kind is inspect.Parameter.KEYWORD_ONLY
+    assert list(many) == list(one)
+    assert [p.default for p in many.values()] == [p.default for p in one.values()]
+    taken = {"prompts": None, "templates": None}
+    assert {n: p.annotation for n, p in many.items()} | taken == {
+        n: p.annotation for n, p in one.items()
+    } | taken
+    settings = {field.name: field.type for field in fields(Setting)}
+    assert settings == {n: p.annotation for n, p in one.items() if n not in (*taken, "observers")}

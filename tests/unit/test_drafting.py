@@ -239,14 +239,18 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
 
     def spied(
         self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, *,
-        num_logits: int,
+        num_logits: int, first_logits: Any,
     ) -> Any:  # fmt: skip
-        reading = consult(self, target, canvas, past, tokens, counts, num_logits=num_logits)
-        skipped = tokens.shape[1] - num_logits
+        reading = consult(
+            self, target, canvas, past, tokens, counts,
+            num_logits=num_logits, first_logits=first_logits,
+        )  # fmt: skip
+        assert reading.logits.shape[1] == num_logits
         for place, count in enumerate(counts.tolist()):
             own = canvas.tokens[place, canvas.pads[place] :][: past.lengths[place]].tolist()
             fresh = logits_of(tiny_llama(5, 3, 2.0), own + tokens[place, :count].tolist())
             fresh[:, 4] = -torch.inf
+            skipped = int(first_logits[place])
             fresh = fresh[len(own) + skipped : len(own) + count]
             torch.testing.assert_close(reading.logits[place, : count - skipped], fresh)
         return reading

@@ -20,8 +20,8 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
-from samplers.base import View
 from samplers.learn2pd import load_filter, new_network
+from samplers.view import View
 
 BLOCK_LENGTH = 6
 

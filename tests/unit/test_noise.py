@@ -2,7 +2,7 @@
 
 import torch
 
-from samplers.noise import gumbel, mix, row_keys, uniform
+from samplers.noise import gumbel, mix, position_keys, row_keys, uniform
 
 
 def test_mixing_agrees_with_the_published_generator() -> None:
@@ -55,11 +55,16 @@ def test_a_rows_gumbels_depend_on_its_own_key_alone() -> None:
     assert not torch.isclose(values[0], values[1]).any()
 
 
-def test_seed_request_and_progress_each_change_the_key() -> None:
+def test_seed_request_progress_and_position_each_change_the_key() -> None:
     keys = {
-        row_keys(seed, torch.tensor([request]), torch.tensor([committed])).item()
+        position_keys(
+            row_keys(seed, torch.tensor([request])),
+            torch.tensor([committed]),
+            torch.tensor([[position]]),
+        ).item()
         for seed in range(4)
         for request in range(4)
         for committed in range(4)
+        for position in range(4)
     }
-    assert len(keys) == 64
+    assert len(keys) == 256

@@ -11,9 +11,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from views import view_of, with_confidences
 
-from samplers import View
+from samplers import View, statistics
 from samplers.noise import row_keys
-from samplers.statistics import highest, highest_one, in_order, leading, most_likely, ranks, top_k
+from samplers.statistics import (
+    highest,
+    highest_one,
+    in_order,
+    leading,
+    log_probability,
+    most_likely,
+    num_larger,
+    ranks,
+    top_k,
+)
 
 
 def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
@@ -21,7 +31,7 @@ def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) 
     logits = (6 * torch.randn(rows, 4, 30, generator=generator)).to(dtype)
     logits[..., 20:] = -torch.inf
     view = with_confidences(*[[0.5] * 4] * rows)
-    keys = row_keys(7, torch.arange(rows), torch.zeros(rows, dtype=torch.long))
+    keys = row_keys(7, torch.arange(rows))
     return replace(view, logits=logits, temperature=temperature, keys=keys)
 
 
@@ -88,7 +98,7 @@ def test_no_excluded_token_is_ever_drawn() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) -> None:
     num, logits = 20_000, torch.tensor([1.5, 1.0, 0.0, -1.0, -torch.inf])
-    keys = row_keys(3, torch.arange(num), torch.zeros(num, dtype=torch.long))
+    keys = row_keys(3, torch.arange(num))
     ones = torch.ones(num, 1, dtype=torch.bool)
     view = View(
         tokens=torch.zeros(num, 1, dtype=torch.long),
@@ -109,10 +119,8 @@ def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) 
 
 def test_noise_differs_between_positions_steps_and_requests() -> None:
     view = with_confidences(*[[0.05] * 4] * 3)
-    draws = []
-    for committed in (0, 1):
-        keys = row_keys(7, torch.arange(3), torch.full((3,), committed))
-        draws.append(replace(view, temperature=1.0, keys=keys).proposal)
+    keyed = replace(view, temperature=1.0, keys=row_keys(7, torch.arange(3)))
+    draws = [replace(keyed, committed=torch.full((3,), num)).proposal for num in (0, 1)]
     both = torch.stack(draws).flatten(0, 1)
     assert len({tuple(row.tolist()) for row in both}) == 6
     assert all(len(row.unique()) > 1 for row in both)
@@ -258,3 +266,20 @@ def test_progress_is_the_share_of_the_answer_that_is_committed() -> None:
     assert view.progress.tolist() == [0.25]
     told = replace(view, committed=torch.tensor([3]), gen_length=6)
     assert told.progress.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of two positions, so that there are several chunks.
+    monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
+    logits = random_view(dtype).logits
+    tokens = torch.arange(12).view(3, 4) * 2
+    own = logits.gather(-1, tokens[..., None])
+    assert torch.equal(num_larger(logits, own.squeeze(-1)), (logits > own).sum(-1))
+    assert len((logits > own).sum(-1).unique()) > 3
+    exact = (logits.double() / 0.7).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+    found = log_probability(logits, tokens, 0.7)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, exact)

@@ -1,0 +1,226 @@
+"""Observers of `decode_many` see of each prompt what they see in one batch with all."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from drafted import DriftingModel, tiny_target
+from many_prompts import TINY_PROMPTS, ending, templates_for
+from rich.console import Console
+from torch import Tensor
+
+from dllm_decode import (
+    ARVerify,
+    DualCache,
+    FreeCache,
+    Gains,
+    NoCache,
+    NoVerifier,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    Verifier,
+    decode,
+    decode_many,
+)
+from eval.progress import Bar
+from eval.terminal import draft_observer, stream_to_terminal
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+
+OPTIONS: Any = {"gen_length": 20, "block_length": 8}
+
+
+class Watch:
+    """Keeps the events, and what was in the seats."""
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+
+    def __call__(self, event: StepEvent) -> None:
+        self.events.append(event)
+
+    def tenants(self) -> dict[int, list[int]]:
+        """Returns for each row of the canvas the prompts that had it, in their order."""
+        seats: dict[int, list[int]] = {}
+        for event in self.events:
+            pairs = zip(event.before.rows.tolist(), event.requests.tolist(), strict=True)
+            for row, request in pairs:
+                there = seats.setdefault(row, [])
+                if there[-1:] != [request]:
+                    there.append(request)
+        return seats
+
+    def last(self, request: int) -> tuple[StepEvent, int]:
+        """Returns the last event of a prompt's row and its place there."""
+        for event in reversed(self.events):
+            if request in event.requests.tolist():
+                return event, event.requests.tolist().index(request)
+        raise AssertionError(request)
+
+
+def assert_same_traces(one: Trace, other: Trace) -> None:
+    assert one.rounds == other.rounds
+    assert {r: [v[:3] + v[4:] for v in past] for r, past in one.revisions.items()} == {
+        r: [v[:3] + v[4:] for v in past] for r, past in other.revisions.items()
+    }
+    for request, steps in one.steps.items():
+        assert torch.equal(steps, other.steps[request]), request
+        torch.testing.assert_close(
+            one.confidences[request], other.confidences[request], equal_nan=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "num_rows", "sampler", "verifier", "given"),
+    [
+        ("llada", 1, FixedSchedule(4), NoVerifier(), True),
+        ("llada", 3, ConfidenceThreshold(0.4), NoVerifier(), False),
+        ("dream", 3, FixedSchedule(4), NoVerifier(), True),
+        ("sdar", 1, ConfidenceThreshold(0.4), NoVerifier(), False),
+        ("sdar", 3, FixedSchedule(4), NoVerifier(), True),
+        ("llada", 3, FixedSchedule(4), SelfVerify(3), False),
+        ("sdar", 3, FixedSchedule(4), SelfVerify(3, "tree"), True),
+    ],
+    ids=str,
+)
+def test_traces_and_gains_are_those_of_one_batch(
+    family: str, num_rows: int, sampler: Sampler, verifier: Verifier, given: bool
+) -> None:
+    model = ending(family)
+    templates = templates_for(model.mask_id, model.eos_ids[0]) if given else []
+    cache = DualCache() if family == "llada" else FreeCache()
+    options = OPTIONS | {"cache": cache, "verifier": verifier, "templates": templates}
+    whole, gained = Trace(), Gains()
+    out = decode(model, TINY_PROMPTS, sampler, observers=[whole, gained], **options)
+    trace, gains, watch = Trace(), Gains(), Watch()
+    single = list(
+        decode_many(
+            model, TINY_PROMPTS, sampler, num_rows=num_rows, observers=[trace, gains, watch],
+            **options,
+        )
+    )  # fmt: skip
+    assert torch.equal(out.tokens, torch.cat([one.tokens for one in single]))
+    assert_same_traces(whole, trace)
+    ours, theirs = gains.by_row(), gained.by_row()
+    assert {r: g.committed for r, g in ours.items()} == {r: g.committed for r, g in theirs.items()}
+    if isinstance(verifier, NoVerifier):
+        assert ours == theirs
+    for request, gain in ours.items():
+        assert len(gain.per_forward) <= single[request].forwards
+    assert max(map(len, watch.tenants().values())) > 1
+    assert len(watch.tenants()) == num_rows
+
+
+def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -> None:
+    """It began with the block, so that a prompt's tail took the first places."""
+    model, trace = ending("sdar"), Trace()
+    prompts = [[17, 40, 41, 300, 5, 77], [99]]
+    out = decode(model, prompts, FixedSchedule(4), observers=[trace], stop_at_eos=False, **OPTIONS)
+    assert model.causal_block_length == 4
+    for row in range(2):
+        assert trace.steps[row].shape == out.tokens[row].shape
+        assert (trace.steps[row] >= 0).all()
+
+
+def test_events_are_of_the_prompt_that_has_the_row() -> None:
+    model, watch = ending("llada"), Watch()
+    single = list(
+        decode_many(
+            model, TINY_PROMPTS, ConfidenceThreshold(0.4), num_rows=2, observers=[watch], **OPTIONS
+        )
+    )
+    assert [event.forwards for event in watch.events] == list(range(1, len(model.calls) + 1))
+    for number, output in enumerate(single):
+        event, place = watch.last(number)
+        bill = (event.query_positions, event.drafted, event.accepted)
+        assert [int(count[place]) for count in bill] == [
+            int(output.query_positions), int(output.drafted), int(output.accepted)
+        ]  # fmt: skip
+        assert torch.equal(event.after.answers()[place], output.tokens[0])
+        prompt, first = TINY_PROMPTS[number], int(event.after.pads[place])
+        assert event.after.tokens[place, first : first + len(prompt)].tolist() == prompt
+        assert event.after.tokens[place, first + len(prompt)] == output.tokens[0, 0]
+
+
+def test_in_one_batch_a_row_is_its_prompt() -> None:
+    watch = Watch()
+    decode(ending("llada"), TINY_PROMPTS, FixedSchedule(4), observers=[watch], **OPTIONS)
+    assert any(len(event.requests) < len(TINY_PROMPTS) for event in watch.events)
+    assert all(torch.equal(event.requests, event.before.rows) for event in watch.events)
+
+
+def test_observers_follow_batches_that_come_one_after_the_other() -> None:
+    model, gains, watch = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0), Gains(), Watch()
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13]]
+    single = list(
+        decode_many(
+            model, prompts, FixedSchedule(4), num_rows=2, verifier=ARVerify(tiny_target()),
+            gen_length=12, block_length=4, observers=[gains, watch],
+        )
+    )  # fmt: skip
+    assert {number: gain.committed for number, gain in gains.by_row().items()} == {
+        number: int(output.lengths()) for number, output in enumerate(single)
+    }
+    assert watch.tenants() == {0: [0, 2, 4], 1: [1, 3]}
+
+
+class Words:
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(f"w{token}" for token in token_ids)
+
+
+class Streamer:
+    def __init__(self) -> None:
+        self.drafts: list[Tensor] = []
+        self.texts: list[Tensor] = []
+        self.ended = 0
+
+    def put_draft(self, value: Tensor) -> None:
+        self.drafts.append(value)
+
+    def put(self, value: Tensor) -> None:
+        self.texts.append(value)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(("family", "number"), [("llada", 4), ("sdar", 6), ("dream", 0)])
+def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) -> None:
+    stream, streamer = io.StringIO(), Streamer()
+    console = Console(file=stream, width=400)
+    with stream_to_terminal(Words(), row=number, console=console) as watch:
+        single = list(
+            decode_many(
+                ending(family), TINY_PROMPTS, FixedSchedule(4), num_rows=2,
+                observers=[watch, draft_observer(streamer, row=number)], **OPTIONS,
+            )
+        )  # fmt: skip
+    output = single[number]
+    assert stream.getvalue().strip() == Words().decode(output.tokens[0].tolist())
+    assert streamer.ended == 1
+    assert streamer.texts[0].tolist() == output.answers()[0]
+    assert len(streamer.drafts) == int(output.nfe) - 1
+    assert all(len(draft) == 20 for draft in streamer.drafts)
+
+
+def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.progress._LOOK_EVERY_S", 0.0)
+    bar, shares = Bar(Console(file=io.StringIO())), []
+    with bar:
+        bar.begin("many", len(TINY_PROMPTS), 0)
+
+        def look(event: StepEvent) -> None:
+            bar(event)
+            shares.append(bar._progress.tasks[0].completed)
+
+        list(
+            decode_many(
+                ending("llada"), TINY_PROMPTS, FixedSchedule(4), num_rows=2, cache=NoCache(),
+                observers=[look], **OPTIONS,
+            )
+        )  # fmt: skip
+    assert min(shares) > 0.0
+    # Two rows, of which what is before the open block counts too.
+    assert 1.0 < max(shares) <= 2.0

@@ -1,0 +1,135 @@
+"""A view of some columns' logits, and what it says of the others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from spied import FAMILIES, Spied, tiny
+from torch import Tensor
+
+from dllm_decode import CachePolicy, DelayedCache, DualCache, NoCache, decode
+from dllm_decode.trace import StepEvent
+from samplers import ConfidenceThreshold, FixedSchedule, Klass, View
+from samplers.noise import row_keys
+
+MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
+# The first row's masks are in another order, and so are committed columns that fill up the rows.
+ASKED = torch.tensor([[3, 0, 2], [2, 4, 0], [1, 0, 3]])
+
+
+def views(temperature: float = 0.0) -> tuple[View, View]:
+    """The same view with all logits, and with those of the asked columns alone."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(3, 5, 9, generator=generator)
+    dense = View(
+        tokens=torch.where(MASKED, 8, torch.randint(0, 8, (3, 5), generator=generator)),
+        logits=logits,
+        masked=MASKED,
+        eligible=MASKED,
+        start=0,
+        gen_length=5,
+        temperature=temperature,
+        keys=row_keys(3, torch.arange(3)),
+    )
+    asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
+    return dense, replace(dense, logits=asked, asked=ASKED, reads_committed=False)
+
+
+def raised(view: View) -> View:
+    tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
+    values = torch.zeros(tokens.shape)
+    values[..., 0] = 0.7 * view.masked
+    return view.with_bonus(tokens, values)
+
+
+def statistics(view: View) -> dict[str, Tensor]:
+    names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
+    found = {name: getattr(view, name) for name in names}
+    found["uniform"] = view.uniform()
+    found["probability"] = view.probability(torch.full_like(view.tokens, 4))
+    found["second"] = view.top_k(3).logits[..., 1]
+    found["third token"] = view.top_k(3).tokens[..., 2]
+    found["logit"] = view.all_logits[..., 5]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("with_bonus", [False, True])
+def test_some_columns_say_of_masks_what_all_columns_say(
+    with_bonus: bool, temperature: float
+) -> None:
+    dense, sparse = (raised(v) if with_bonus else v for v in views(temperature))
+    ours = statistics(sparse)
+    for name, expected in statistics(dense).items():
+        torch.testing.assert_close(ours[name][MASKED], expected[MASKED], msg=name)
+
+
+@pytest.mark.parametrize("with_bonus", [False, True])
+@pytest.mark.parametrize("kind", ["some", "all"])
+def test_a_committed_token_is_certain_unless_the_sampler_reads_it(
+    kind: str, with_bonus: bool
+) -> None:
+    dense, view = views()
+    view = view if kind == "some" else replace(dense, reads_committed=False)
+    view = raised(view) if with_bonus else view
+    there = ~MASKED
+    tokens = view.tokens[there]
+    assert torch.equal(view.most_likely[there], tokens)
+    assert torch.equal(view.top_k(2).tokens[..., 0][there], tokens)
+    assert torch.equal(view.all_logits.softmax(-1).argmax(-1)[there], tokens)
+    assert (view.confidence[there] == 1.0).all()
+    assert (view.margin[there] == 1.0).all()
+    assert (view.entropy[there] == 0.0).all()
+    assert (view.probability((view.tokens + 1) % 8)[there] == 0.0).all()
+    assert (dense.confidence[there] < 1.0).any()
+
+
+def test_rows_and_columns_of_some_columns_are_those_of_all() -> None:
+    dense, sparse = views()
+    rows = torch.tensor([1, 0])
+    torch.testing.assert_close(
+        sparse.take(rows).confidence[MASKED[rows]], dense.take(rows).confidence[MASKED[rows]]
+    )
+    columns = torch.tensor([[0, 3], [2, 2], [1, 1]])
+    masked = MASKED.gather(1, columns)
+    ours, theirs = (view.top_k(2, columns).logits for view in (sparse, dense))
+    torch.testing.assert_close(ours[masked], theirs[masked])
+    ours, theirs = (replace(v, block=slice(1, 4)).within("block").margin for v in (sparse, dense))
+    torch.testing.assert_close(ours[MASKED[:, 1:4]], theirs[MASKED[:, 1:4]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cache", [NoCache(), DualCache(), DelayedCache()], ids=repr)
+def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -> None:
+    """One token a step: in steps of eight, no more columns go through the head than are masked."""
+    model, masks = Spied(tiny(family)), []
+
+    def note(event: StepEvent) -> None:
+        masks.append(int(event.before.masked[:, : event.block.end].sum(-1).max()))
+
+    def widths(sampler: FixedSchedule | Klass) -> list[int]:
+        model.calls.clear()
+        masks.clear()
+        decode(
+            model, [[3, 4, 5, 6]] * 2, sampler, cache=cache, gen_length=16, block_length=16,
+            stop_at_eos=False, observers=[note],
+        )  # fmt: skip
+        return [call.wanted.shape[1] for call in model.calls]
+
+    found = widths(FixedSchedule(16))
+    assert found == [8 * -(-count // 8) for count in masks]
+    assert set(found) == {8, 16}
+    assert set(widths(Klass(0.4, 0.05))) == {16}
+
+
+def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
+    seen = []
+    decode(
+        tiny("llada"), [[3, 4, 5], [6, 7, 8, 9]], ConfidenceThreshold(0.9), gen_length=16,
+        block_length=16, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    lean = [view for view in seen if view.asked is not None]
+    assert lean
+    for view in lean:
+        there = torch.zeros_like(view.masked).scatter(1, view.asked, True)
+        assert not (view.masked & ~there).any()
