@@ -4,12 +4,26 @@ Import nothing of `samplers`, `dllm_decode` or `eval` at the top of this file: i
 import hook that checks tensor shapes is in place, and what is imported by then stays unchecked.
 """
 
+import importlib
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import settings
+
+_NEEDED = (
+    "accelerate", "beartype", "einops", "huggingface_hub", "hypothesis", "jaxtyping", "numpy",
+    "rich", "safetensors", "torch", "transformers",
+)  # fmt: skip
+_MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+if _MISSING:
+    pytest.exit(
+        f"The tests need {', '.join(_MISSING)}, which this Python does not have. Install what is "
+        "missing, or let make set up an environment: leave out VENV=none.",
+        returncode=pytest.ExitCode.USAGE_ERROR,
+    )
+settings = importlib.import_module("hypothesis").settings
+torch = importlib.import_module("torch")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -27,6 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # A machine that runs the tests for GPUs need not have what others import.
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return "pytest.mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,298 @@
+"""Models on a pretended accelerator decode as on the CPU, token by token and forward by forward.
+
+So no tensor is made on the wrong device, and nothing that happens on CUDA alone changes an answer.
+"""
+
+import copy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from drafted import tiny_llama
+from pretended import DEVICE, Accelerator, Pretended
+from samplers_under_test import INSTANCES
+from spied import FAMILIES, MODELS
+
+from dllm_decode import (
+    ARVerify,
+    CausalTarget,
+    DecodeOutput,
+    DelayedCache,
+    DraftLength,
+    DualCache,
+    FreeCache,
+    Gains,
+    Guided,
+    Inputs,
+    NGram,
+    NoCache,
+    PathSearch,
+    PrefixCache,
+    Sampled,
+    SelfVerify,
+    Trace,
+    decode,
+    decode_many,
+    load_model,
+    load_target,
+)
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.replay import Replay
+from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Prophet, Wino
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+OPTIONS: dict[str, Any] = {"gen_length": 8, "block_length": 4}
+CACHES = (
+    NoCache(),
+    PrefixCache(),
+    PrefixCache(2),
+    DualCache(),
+    DualCache(2, before=1, after=1),
+    FreeCache(),
+    FreeCache("official"),
+    DelayedCache(),
+    DelayedCache(3, 1),
+)
+COSTS = (
+    "nfe", "query_positions", "forwards", "target_nfe", "target_forwards", "drafted", "accepted"
+)  # fmt: skip
+
+
+def in_turn(cases: Any) -> Any:
+    """Gives each case the families in turn, and all others in the slow run."""
+    return [
+        pytest.param(
+            case, family, id=f"{case!r}-{family}",
+            marks=() if place % len(FAMILIES) == number else pytest.mark.slow,
+        )
+        for place, case in enumerate(cases)
+        for number, family in enumerate(FAMILIES)
+    ]  # fmt: skip
+
+
+class Recorder:
+    """Records a forward as CUDA would: without waiting, and on the tensors that it has seen."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.num_played = 0
+
+    def __call__(self, run: Any, inputs: Inputs) -> Any:
+        with self.accelerator.capturing():
+            logits = run(inputs)
+
+        def play() -> torch.Tensor:
+            self.num_played += 1
+            with self.accelerator.capturing():
+                return logits.copy_(run(inputs))
+
+        return play
+
+
+class Pair(NamedTuple):
+    """One model on the CPU, and on an accelerator that it has to itself."""
+
+    here: MaskedTransformer
+    there: MaskedTransformer
+    accelerator: Accelerator
+
+    def decode(self, sampler: Any, *, num_times: int = 1, **options: Any) -> DecodeOutput:
+        options = {"prompts": PROMPTS, **OPTIONS, **options}
+        on_cpu = decode(self.here, sampler=sampler, **options)
+        with self.accelerator:
+            for _ in range(num_times):
+                compare(on_cpu, decode(self.there, sampler=sampler, **options))
+        return on_cpu
+
+
+def compare(on_cpu: DecodeOutput, out: DecodeOutput) -> None:
+    for name in ("tokens", *COSTS):
+        expected, found = vars(on_cpu)[name], vars(out)[name]
+        assert not isinstance(found, Pretended), name
+        assert torch.equal(torch.as_tensor(expected), torch.as_tensor(found)), name
+
+
+def pair(source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float64) -> Pair:
+    here = load_model(source, dtype=dtype)[0]
+    with Accelerator() as accelerator:
+        there = load_model(source, device="cuda", dtype=dtype)[0]
+    there.graphs = graphs
+    there._replay = Replay(there._forward, record=Recorder(accelerator))
+    assert there.device == DEVICE
+    return Pair(here, there, accelerator)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return {family: pair(MODELS / family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def played() -> dict[str, Pair]:
+    return {family: pair(MODELS / family, graphs=True) for family in FAMILIES}
+
+
+def target_on(device: str, vocab_size: int) -> CausalTarget:
+    model = copy.deepcopy(tiny_llama(vocab_size, 4))
+    return CausalTarget(model.to(device), name="tiny llama")
+
+
+@pytest.mark.parametrize(("sampler", "family"), in_turn(INSTANCES))
+def test_every_sampler_decodes_as_on_the_cpu(
+    sampler: Any, family: str, pairs: dict[str, Pair]
+) -> None:
+    if sampler.shadow:
+        # On a model that cannot see what it verifies, and without a cache.
+        pairs["llada"].decode(sampler, temperature=0.7)
+        return
+    cache = PrefixCache() if sampler.scope == "suffix" else DualCache()
+    pairs[family].decode(sampler, temperature=0.7 * (family == "dream"), cache=cache)
+
+
+@pytest.mark.parametrize(("cache", "family"), in_turn(CACHES))
+def test_every_cache_decodes_as_on_the_cpu(
+    cache: Any, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
+) -> None:
+    options = {"cache": cache, "stop_at_eos": False}
+    pairs[family].decode(FixedSchedule(4), **options)
+    recorder = played[family].there._replay.record
+    before = recorder.num_played
+    # The first time, forwards run as ever; the second, they are recorded.
+    played[family].decode(FixedSchedule(4), num_times=2, **options)
+    assert recorder.num_played > before, "no forward was played again"
+
+
+@pytest.mark.parametrize(("evaluate", "family"), in_turn(["batch", "tree", "sequential"]))
+def test_self_verification_decodes_as_on_the_cpu(
+    evaluate: Any, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
+) -> None:
+    options: dict[str, Any] = {"verifier": SelfVerify(3, evaluate), "stop_at_eos": False}
+    out = pairs[family].decode(FixedSchedule(4), **options)
+    assert out.accepted.sum() > 0, "no draft was accepted"
+    pairs[family].decode(ConfidenceThreshold(0.4), cache=DualCache(), temperature=0.5, **options)
+    played[family].decode(FixedSchedule(2), num_times=2, cache=FreeCache(), **options)
+    pairs["llada"].decode(Wino(0.3), **options)
+
+
+JUDGES: dict[str, Any] = {
+    "search": lambda target: ARVerify(target, DraftLength(2, 5)),
+    "search by counts": lambda target: ARVerify(
+        target,
+        DraftLength(3, 6),
+        PathSearch(proxy=NGram(target.vocab_size).fit(PROMPTS), eos="always"),
+    ),
+    "look again": lambda target: ARVerify(target, DraftLength(4, 4), PathSearch(num_forwards=3)),
+    "sample": lambda target: ARVerify(target, DraftLength(2, 4), Sampled()),
+    "guided": lambda target: Guided(target, 4, top_k=200),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("judge", "family"), in_turn(JUDGES))
+def test_causal_targets_judge_as_on_the_cpu(
+    judge: str, family: str, temperature: float, pairs: dict[str, Pair]
+) -> None:
+    model, make = pairs[family], JUDGES[judge]
+    options: Any = {**OPTIONS, "temperature": temperature, "cache": FreeCache()}
+    on_cpu = make(target_on("cpu", model.here.vocab_size))
+    expected = decode(model.here, PROMPTS, FixedSchedule(3), verifier=on_cpu, **options)
+    with model.accelerator:
+        there = make(target_on("cuda", model.here.vocab_size))
+        found = decode(model.there, PROMPTS, FixedSchedule(3), verifier=there, **options)
+    compare(expected, found)
+    assert found.drafted.sum() > 0
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "stops": {},
+    "truncates": {"truncate_at_eos": True, "cache": FreeCache("official")},
+    "goes on": {"stop_at_eos": False, "cache": DelayedCache(warm_up=1)},
+}
+
+
+@pytest.mark.parametrize(("given", "family"), in_turn(GIVEN))
+def test_templates_ends_and_observers_work_as_on_the_cpu(
+    given: str, family: str, pairs: dict[str, Pair]
+) -> None:
+    model = pairs[family]
+    mask, eos = model.here.mask_id, model.here.eos_ids[0]
+    # An EOS that is given ends the first answer before its last block.
+    options: Any = {
+        **OPTIONS,
+        **GIVEN[given],
+        "templates": [[mask] * 6 + [eos], [44, mask, 17], []],
+    }
+    here, there = (Trace(), Gains()), (Trace(), Gains())
+    expected = decode(model.here, PROMPTS, FixedSchedule(2), observers=here, **options)
+    with model.accelerator:
+        found = decode(model.there, PROMPTS, FixedSchedule(2), observers=there, **options)
+        gains = there[1].by_row()
+    compare(expected, found)
+    assert here[1].by_row() == gains
+    assert here[0].revisions == there[0].revisions
+    for row, steps in here[0].steps.items():
+        assert torch.equal(steps, there[0].steps[row])
+        assert torch.equal(
+            here[0].confidences[row].nan_to_num(2), there[0].confidences[row].nan_to_num(2)
+        )
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "no cache": {},
+    "dual cache": {"cache": DualCache()},
+    "tree": {"cache": FreeCache(), "verifier": SelfVerify(3, "tree")},
+    "delayed cache": {"cache": DelayedCache(), "temperature": 0.5},
+}
+
+
+@pytest.mark.parametrize(("shared", "family"), in_turn(SHARED))
+def test_rows_that_come_and_go_are_decoded_as_on_the_cpu(
+    shared: str, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
+) -> None:
+    options: Any = {**OPTIONS, **SHARED[shared], "num_rows": 2}
+    prompts = [*PROMPTS, [62, 8, 400, 21]]
+    expected = list(decode_many(pairs[family].here, prompts, FixedSchedule(4), **options))
+    for model in (pairs[family], played[family]):
+        with model.accelerator:
+            found = list(decode_many(model.there, prompts, FixedSchedule(4), **options))
+        for on_cpu, out in zip(expected, found, strict=True):
+            compare(on_cpu, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_dtypes_find_no_kernel_and_fall_back(dtype: torch.dtype) -> None:
+    for sampler in (LocalLeap(0.5, 0.3), Klass(0.4, 0.05)):
+        pair(MODELS / "llada", dtype=dtype).decode(sampler, cache=DualCache())
+
+
+def test_embedded_models_verify_each_other_on_the_accelerator() -> None:
+    mini, tokenizer = load_model("mini")
+    prompts = [tokenizer.encode("Anna has 3 apples and buys 4."), tokenizer.encode("Tom has 2.")]
+    verifier = ARVerify(load_target("mini-ar", tokenizer))
+    options: Any = {"gen_length": 24, "block_length": 8, "verifier": verifier}
+    expected = decode(mini, prompts, FixedSchedule(2), **options)
+    with Accelerator():
+        there = load_model("mini", device="cuda")[0]
+        there.graphs = False
+        verifier.target._model.to("cuda")
+        assert verifier.target.device == DEVICE
+        compare(expected, decode(there, prompts, FixedSchedule(2), **options))
+    assert expected.accepted.sum() > 0
+
+
+def test_a_filter_follows_models_to_their_devices() -> None:
+    sampler = Learn2PD("mini")
+    model, tokenizer = pair("mini"), load_model("mini")[1]
+    prompts = [tokenizer.encode("Anna has 3 apples."), tokenizer.encode("Tom")]
+    length = sampler.loaded.block_length
+    for _ in range(2):
+        model.decode(sampler, prompts=prompts, gen_length=length, block_length=length)
+
+
+@pytest.mark.parametrize("marker", [(), (41, 300)], ids=["everywhere", "behind a marker"])
+def test_prophet_fills_what_is_decided_as_on_the_cpu(
+    marker: tuple[int, ...], pairs: dict[str, Pair]
+) -> None:
+    sampler = Prophet(FixedSchedule(4), thresholds=(2.0, 1.0, 0.5), marker=marker, num_steps=8)
+    out = pairs["llada"].decode(sampler, stop_at_eos=False)
+    assert marker or (out.nfe < 8).any(), "nothing was filled early"

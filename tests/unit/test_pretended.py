@@ -1,0 +1,127 @@
+"""The pretended accelerator refuses what CUDA refuses, and counts what CUDA waits for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pretended import DEVICE, Accelerator, DeviceMixUpError, HostWaitError, Pretended, contents
+from torch.nn import functional as F
+
+X = torch.arange(12.0).view(3, 4)
+
+
+def on_the_accelerator(work: Callable[[Any, Any], Any]) -> tuple[Any, dict[str, int]]:
+    """Gives work a tensor there and the CPU's, and returns what it made and what it waited for."""
+    with Accelerator() as accelerator:
+        there = X.clone().to("cuda")
+        accelerator.waits.clear()
+        found = work(there, X.clone())
+        return found, {name.split(" in ")[0]: n for name, n in accelerator.waits.items()}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x, y: x + 1.0,
+        lambda x, y: x + torch.tensor(2.0),
+        lambda x, y: x[:, 1:].t().softmax(-1),
+        lambda x, y: torch.where(x > 3, x, 0.0),
+        lambda x, y: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x, y: torch.zeros(2, 3, device="cuda"),
+        lambda x, y: torch.arange(3, device=x.device),
+        lambda x, y: x.sort(-1, descending=True).indices,
+        lambda x, y: x.max(-1).values,
+        lambda x, y: torch.cat([x.new_ones(1, 4), torch.empty_like(x).fill_(2)]),
+        lambda x, y: x[torch.ones(2, dtype=torch.long, device="cuda")],
+        lambda x, y: x.masked_fill_(x > 3, 0.0),
+        lambda x, y: x.to(torch.float64),
+        lambda x, y: x.__setitem__(x > 3, 0.0) or x,
+        lambda x, y: torch.isin(x, x[0, :1]),
+    ],
+)  # fmt: skip
+def test_what_stays_on_the_accelerator_is_computed_there_and_waits_for_nothing(work: Any) -> None:
+    found, waits = on_the_accelerator(work)
+    assert isinstance(found, Pretended)
+    assert found.device == DEVICE
+    assert found.is_cuda
+    assert not waits
+    # The same on the CPU alone.
+    with torch.device("cpu"):
+        assert found.shape == contents(found).shape
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (lambda x, y: x.sum().item(), "item"),
+        (lambda x, y: x.tolist(), "tolist"),
+        (lambda x, y: bool(x.any()), "__bool__"),
+        (lambda x, y: int(x.max()), "__int__"),
+        (lambda x, y: 3.0 in x, "__contains__"),
+        (lambda x, y: (x > 3).nonzero(), "nonzero"),
+        (lambda x, y: torch.where(x > 3), "where"),
+        (lambda x, y: x[x > 3], "index by a mask"),
+        (lambda x, y: x[x.sum(-1).argmax()], "index by a scalar"),
+        (lambda x, y: x[[0, 2]], "index by a list"),
+        (lambda x, y: x[torch.tensor([1])], "index from the CPU"),
+        (lambda x, y: x.unique(), "unique"),
+        (lambda x, y: torch.equal(x, x), "equal"),
+        (lambda x, y: x.cpu(), "copy to the host"),
+        (lambda x, y: x.to("cpu", torch.float64), "copy to the host"),
+        (lambda x, y: y.cuda(), "copy to the device"),
+        (lambda x, y: y.to(x), "copy to the device"),
+        (lambda x, y: x.copy_(y), "copy_"),
+        (lambda x, y: y.copy_(x), "copy_"),
+        (lambda x, y: x.__setitem__(0, y[0]), "copy_"),
+        (lambda x, y: torch.tensor([1, 2], device="cuda"), "tensor"),
+        (lambda x, y: x.new_tensor([1.0]), "new_tensor"),
+        (lambda x, y: torch.isin(x, torch.arange(40.0, device="cuda")), "isin"),
+        (lambda x, y: x.repeat_interleave(x[:, 0].long(), 0), "repeat_interleave"),
+    ],
+)
+def test_what_the_host_waits_for_is_counted_and_no_part_of_a_graph(work: Any, reason: str) -> None:
+    _, waits = on_the_accelerator(work)
+    assert waits == {reason: 1}
+    with Accelerator() as accelerator:
+        there = X.clone().to("cuda")
+        with accelerator.capturing(), pytest.raises(HostWaitError, match=reason):
+            work(there, X.clone())
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x, y: x + y,
+        lambda x, y: y.add_(x),
+        lambda x, y: torch.cat([x, y]),
+        lambda x, y: x.gather(-1, y.long().argsort(-1)),
+        lambda x, y: torch.where(x > 3, x, y),
+        lambda x, y: F.linear(x, y),
+        lambda x, y: y[x[0].long()],
+        lambda x, y: x.__setitem__(x[0, :1].long(), y[:1]),
+        lambda x, y: x + torch.arange(4),
+        lambda x, y: torch.isin(x, torch.tensor([1.0])),
+    ],
+)
+def test_tensors_of_two_devices_do_not_meet(work: Any) -> None:
+    with pytest.raises(DeviceMixUpError):
+        on_the_accelerator(work)
+
+
+def test_views_and_work_in_place_are_those_of_the_contents() -> None:
+    with Accelerator():
+        x = torch.zeros(2, 3, device="cuda")
+        x[:, 1] += 2.0
+        row = x[1]
+        assert row.add_(1.0) is row
+        assert contents(x).tolist() == [[0, 2, 0], [1, 3, 1]]
+        assert x.to("cuda") is x
+
+
+def test_nothing_is_pretended_afterwards() -> None:
+    with Accelerator():
+        pass
+    assert not isinstance(torch.zeros(2, device="cpu"), Pretended)
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(2, device=DEVICE)

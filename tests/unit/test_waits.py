@@ -1,0 +1,119 @@
+"""How often the host waits for an accelerator: once a step, to learn whether a block is done."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from pretended import Accelerator
+from samplers_under_test import INSTANCES
+from spied import FAMILIES, MODELS
+
+from dllm_decode import (
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    Gains,
+    NoCache,
+    PrefixCache,
+    StepEvent,
+    Trace,
+    decode,
+    load_model,
+)
+from dllm_decode.models import MaskedTransformer
+from samplers import FixedSchedule, Learn2PD, Prophet
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+ONCE = {"tolist in store.Store.learn": 1}
+CACHES = (
+    NoCache(), PrefixCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1),
+    FreeCache(), FreeCache("official"), DelayedCache(), DelayedCache(3, 1),
+)  # fmt: skip
+
+
+class Watched:
+    """A model on an accelerator whose waits are counted step by step."""
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        self.accelerator = Accelerator()
+        with self.accelerator:
+            self.model: MaskedTransformer = load_model(source, device="cuda", **options)[0]
+        self.model.graphs = False
+
+    def waits(self, sampler: Any, *others: Any, **options: Any) -> list[Counter[str]]:
+        """Returns the waits of each step before which no row came or left, other observers' too."""
+        found: list[Counter[str]] = []
+        last: tuple[int, int] | None = None
+
+        def count(event: StepEvent) -> None:
+            nonlocal last
+            here = (event.block.start, len(event.before))
+            if here == last:
+                found.append(Counter(self.accelerator.waits))
+            last = here
+            self.accelerator.waits.clear()
+
+        arguments = {"prompts": PROMPTS, "gen_length": 16, "block_length": 8, **options}
+        with self.accelerator:
+            decode(
+                self.model,
+                sampler=sampler,
+                stop_at_eos=False,
+                observers=[*others, count],
+                **arguments,
+            )
+        return found
+
+
+@pytest.fixture(scope="module")
+def watched() -> dict[str, Watched]:
+    return {family: Watched(MODELS / family, dtype=torch.float64) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_host_waits_once_a_step_with_every_cache(
+    family: str, watched: dict[str, Watched]
+) -> None:
+    for cache in CACHES:
+        waits = watched[family].waits(FixedSchedule(6), cache=cache, gen_length=8)
+        assert len(waits) >= 5
+        assert all(step == ONCE for step in waits), cache
+
+
+@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+def test_the_host_waits_once_a_step_with_every_sampler(
+    sampler: Any, watched: dict[str, Watched]
+) -> None:
+    waits = watched["llada"].waits(sampler)
+    assert all(step == ONCE for step in waits)
+    # At thresholds of infinity a block is one step.
+    assert waits or "inf" in repr(sampler) or "0.3)" in repr(sampler)
+
+
+def test_the_host_waits_once_a_step_where_tokens_are_drawn(watched: dict[str, Watched]) -> None:
+    waits = watched["dream"].waits(FixedSchedule(4), temperature=0.7)
+    assert waits == [ONCE] * 6
+
+
+@pytest.mark.parametrize("marker", [(), (41, 300)])
+def test_prophet_asks_whether_to_draw_what_lies_behind(
+    marker: tuple[int, ...], watched: dict[str, Watched]
+) -> None:
+    sampler = Prophet(FixedSchedule(4), thresholds=(99.0, 99.0, 99.0), marker=marker)
+    assert watched["llada"].waits(sampler) == [ONCE] * 6
+    drawn = watched["llada"].waits(sampler, temperature=0.7)
+    assert drawn == [ONCE | {"__bool__ in prophet.Prophet.step": 1}] * 6
+
+
+def test_a_filter_asks_nothing_once_it_is_there() -> None:
+    options: Any = {"prompts": [[5, 6, 7], [8]], "gen_length": 32, "block_length": 32}
+    waits = Watched("mini").waits(Learn2PD("mini", 0.9), **options)
+    assert waits
+    assert all(step == ONCE for step in waits)
+
+
+def test_observers_wait_for_all_rows_at_once(watched: dict[str, Watched]) -> None:
+    assert watched["llada"].waits(FixedSchedule(4), Gains()) == [ONCE] * 6
+    # Four tensors, and which rows they are of.
+    assert {step.total() for step in watched["llada"].waits(FixedSchedule(4), Trace())} == {6}
