@@ -25,8 +25,8 @@ class Measurement:
         forwards: Calls of the mask predictor.
         query_positions: Columns computed, over all rows and forwards.
         wall_s: Seconds for the whole decode, warm.
-        model_s: Seconds of it inside the mask predictor, head included; `None`: not all forwards
-            went through `predict`, as replayed graphs do not.
+        model_s: Seconds of it inside the mask predictor, head included; `None`: the watch has not
+            seen all forwards.
         target_s: Seconds of it inside a causal target.
         floor_s: Least seconds of these forwards; `None` as before.
         memory_bytes: Keys and values.
@@ -107,8 +107,6 @@ class Watch:
         predict, new_memory = model.predict, model.new_memory
 
         def timed(inputs: Inputs) -> Tensor:
-            if self._is_recorded():
-                return predict(inputs)
             held = inputs.memory
             self.forwards.append(
                 Columns(
@@ -146,20 +144,18 @@ class Watch:
 
         target.read = timed
 
-    def _is_recorded(self) -> bool:
-        # While a graph is captured nothing runs, and an event would become part of it.
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
     def _time(self, spans: list[tuple[Any, Any]], work: Callable[[], Any]) -> Any:
         if self._device.type != "cuda":
             started = time.perf_counter()
             done = work()
             spans.append((started, time.perf_counter()))
             return done
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        done = work()
-        end.record()
+        # Events are of the current device, whichever works.
+        with torch.cuda.device(self._device):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            done = work()
+            end.record()
         spans.append((start, end))
         return done
 

@@ -125,7 +125,7 @@ def test_the_floor_of_a_decode_is_the_sum_of_its_forwards() -> None:
 
 
 def test_forwards_that_the_watch_missed_are_told(monkeypatch) -> None:
-    """As when a graph is replayed: no figure is better than a wrong one."""
+    """No figure is better than a wrong one."""
     monkeypatch.setattr(Watch, "follow", lambda self, model: None)
     figure = run_decode(TINY, MACHINE, "DualCache(), NoVerifier()")
     assert (figure.model_s, figure.floor_s, figure.outside_share) == (None, None, None)
