@@ -1,0 +1,58 @@
+"""How many operations a step launches beside the model: each costs an accelerator microseconds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from spied import tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dllm_decode import CachePolicy, DualCache, FreeCache, Inputs, NoCache, PrefixCache, decode
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, those of a mask predictor apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_outside = 0
+        self._inside = False
+
+    def __torch_dispatch__(
+        self, operation: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.num_outside += not self._inside
+        return operation(*args, **(kwargs or {}))
+
+    def apart(self, predict: Callable[[Inputs], torch.Tensor]) -> Callable[[Inputs], torch.Tensor]:
+        def predicted(inputs: Inputs) -> torch.Tensor:
+            self._inside = True
+            try:
+                return predict(inputs)
+            finally:
+                self._inside = False
+
+        return predicted
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [NoCache(), PrefixCache(), DualCache(), FreeCache()],
+    ids=repr,
+)
+@pytest.mark.parametrize("sampler", [FixedSchedule(32), ConfidenceThreshold(1.0)], ids=repr)
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_step_is_few_operations_beside_the_model(
+    num_rows: int, sampler: Sampler, cache: CachePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views included. Once it was 180; most of what a step needs is the same in the whole block."""
+    model, counted = tiny("llada"), Counted()
+    monkeypatch.setattr(model, "predict", counted.apart(model.predict))
+    prompts = [[3, 4, 5, *range(6, 6 + row)] for row in range(num_rows)]
+    options: Any = {"gen_length": 64, "block_length": 32, "stop_at_eos": False, "cache": cache}
+    with counted:
+        out = decode(model, prompts, sampler, **options)
+    assert out.forwards >= 60
+    assert 40 < counted.num_outside / out.forwards < 135
