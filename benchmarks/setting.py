@@ -6,6 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
+from dllm_decode.models.pack import check_packing, pack_matrices
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Setting:
         dtype: Of parameters and activations.
         device: Where it runs.
         num_threads: Of torch, on the CPU.
+        packed: Whether matrices are, see `load_model`.
     """
 
     geometry: str = "8x512"
@@ -61,6 +63,7 @@ class Setting:
     dtype: str = "bfloat16"
     device: str = "cpu"
     num_threads: int = 2
+    packed: bool = False
 
     @property
     def sizes(self) -> Geometry:
@@ -93,6 +96,9 @@ class Setting:
             for layer in model.transformer.layers:
                 layer.attention.output.weight.mul_(8.0)
                 layer.mlp.down.weight.mul_(8.0)
+        if self.packed:
+            check_packing(model.device, model.dtype)
+            pack_matrices(model.transformer)
         return model.eval().requires_grad_(False)
 
     def target(self) -> CausalTarget:

@@ -137,12 +137,14 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 
 
 def _require_expressible(model: MaskedTransformer) -> None:
-    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
+    transformer = model.transformer
+    is_elsewhere = any(part.is_meta for part in model.parameters())
+    if transformer.quantized or transformer.packed or is_elsewhere:
         raise ValueError(
-            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
-            "or kept elsewhere between forwards. Load it on one device, as it was stored."
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised, "
+            "packed or kept elsewhere between forwards. Load it on one device, as it was stored."
         )
-    shape = model.transformer.shape
+    shape = transformer.shape
     obstacles = {
         "qk_norm": shape.qk_norm,
         "norm_weight_in_float32": shape.norm_weight_in_float32,

@@ -9,8 +9,16 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from dllm_decode.models.families import Facts, Family, family_of
-from dllm_decode.models.placement import DeviceMap, allocate, check_devices, dispatch, place
-from dllm_decode.models.quantize import check_quantization, only_device, quantize_layers
+from dllm_decode.models.pack import check_packing, pack_matrices
+from dllm_decode.models.placement import (
+    DeviceMap,
+    allocate,
+    check_devices,
+    dispatch,
+    only_device,
+    place,
+)
+from dllm_decode.models.quantize import check_quantization, quantize_layers
 from dllm_decode.models.transformer import MaskedTransformer, Transformer
 from dllm_decode.models.weights import check_weights, fill, read_json, weight_files
 
@@ -27,6 +35,7 @@ def load_model(
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
     quantize: str | None = None,
+    packed: bool = False,
 ) -> tuple[MaskedTransformer, PreTrainedTokenizerBase | None]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -49,6 +58,9 @@ def load_model(
         quantize: "int8" stores the matrices of all layers in eight bits (torchao's weight-only
             scheme), embedding and head as they are; needs the extra `int8`, and one device.
             `None`: all as `dtype` says.
+        packed: Keeps all matrices in the layout of the CPU's products instead, which else reorder
+            them at every call: forwards of few columns are faster, and the model can only be
+            called. In bfloat16 and float32. A head that is the embedding too is stored twice.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` if there are no tokenizer files.
@@ -57,11 +69,11 @@ def load_model(
         FileNotFoundError: If the source, its config.json or its safetensors files do not exist.
         OSError: If a hub id cannot be downloaded.
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
-            a device is not there, or a part of the model has none; or if it cannot be quantised.
+            a device is not there, or a part of the model has none; or if it cannot be quantised
+            or packed.
     """
     check_devices(device)
-    if quantize is not None:
-        check_quantization(quantize)
+    _check_storage(quantize, packed=packed)
     folder = find_model(source, revision)
     config = read_json(folder / "config.json")
     family = family_of(config)
@@ -73,6 +85,8 @@ def load_model(
     tokenizer = _tokenizer(folder, family)
     transformer.to(dtype or stored)
     placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
+    if packed:
+        check_packing(only_device(placed), dtype or stored)
     there = None if quantize is None else only_device(placed)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
@@ -90,7 +104,20 @@ def load_model(
         dispatch(transformer, placed)
     else:
         quantize_layers(transformer, there)
+    if packed:
+        pack_matrices(transformer)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _check_storage(quantize: str | None, *, packed: bool) -> None:
+    if quantize is None:
+        return
+    if packed:
+        raise ValueError(
+            f"A model is quantised or packed, got quantize={quantize!r} and packed=True. Leave one "
+            "out."
+        )
+    check_quantization(quantize)
 
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:

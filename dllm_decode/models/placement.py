@@ -116,6 +116,19 @@ def available(device: Device) -> torch.device:
     return found
 
 
+def only_device(placement: Placement) -> torch.device:
+    """Returns the device of a model that is to be stored otherwise, ValueError if it has more."""
+    places = set(placement.kept.values())
+    (first, *others) = places
+    if first is None or others:
+        named = ", ".join(sorted("files" if place is None else str(place) for place in places))
+        raise ValueError(
+            f"A quantised or packed model is on one device, got a map to {named}. Name one device, "
+            "or leave quantize and packed out."
+        )
+    return first
+
+
 def allocate(transformer: Transformer, placement: Placement) -> None:
     """Turns a model on the meta device into one with memory, part by part, not yet filled."""
     for part, place in placement.kept.items():

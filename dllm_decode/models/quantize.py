@@ -5,7 +5,6 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from dllm_decode.models.placement import Placement
 from dllm_decode.models.transformer import Transformer
 
 
@@ -18,19 +17,6 @@ def check_quantization(kind: str) -> None:
             "Weights in eight bits need torchao, which is not installed. Install the extra: "
             "pip install 'dllm-decode[int8]'."
         )
-
-
-def only_device(placement: Placement) -> torch.device:
-    """Returns the device of a model that is to be quantised, ValueError if there are several."""
-    places = set(placement.kept.values())
-    (first, *others) = places
-    if first is None or others:
-        named = ", ".join(sorted("files" if place is None else str(place) for place in places))
-        raise ValueError(
-            f"A quantised model is on one device, got a map to {named}. Name one device, or leave "
-            "quantize out."
-        )
-    return first
 
 
 def quantize_layers(transformer: Transformer, device: torch.device) -> None:

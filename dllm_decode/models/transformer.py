@@ -35,6 +35,7 @@ class Transformer(nn.Module):
         shape: Its sizes.
         route: Where it is computed; `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
+        packed: Whether matrices are in the layout of the CPU's products, see `pack_matrices`.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -42,6 +43,7 @@ class Transformer(nn.Module):
         self.shape = shape
         self.route: Route | None = None
         self.quantized: str | None = None
+        self.packed = False
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = Norm(
@@ -115,6 +117,11 @@ class Transformer(nn.Module):
                 "A model that is spread over devices stays as it was loaded, got a call that moves "
                 "or converts it. Load it again with another device or dtype."
             )
+        if self.packed:
+            raise ValueError(
+                "A packed model stays as it was loaded, got a call that moves or converts it. Load "
+                "it again without packed for that."
+            )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         return self
 
@@ -128,7 +135,15 @@ class Transformer(nn.Module):
 
         Fused projections appear by their parts: `layers.0.query.weight` is some rows of a
         parameter. A tied head has no entry.
+
+        Raises:
+            ValueError: If the model is packed.
         """
+        if self.packed:
+            raise ValueError(
+                "Parts are views of plain weights, got a packed model, which has none. Load it "
+                "without packed."
+            )
         named = {
             "embedding.weight": self.embedding.weight.data,
             "norm.weight": self.norm.weight.data,
@@ -145,7 +160,7 @@ class Transformer(nn.Module):
         if self.route is not None:
             hidden = hidden.to(self.route.head)
         # The module is called, not its weight: a hook may have to fetch that.
-        tied = self.shape.tied_head
+        tied = self.shape.tied_head and not self.packed
         logits: Tensor = F.linear(hidden, self.embedding.weight) if tied else self.lm_head(hidden)
         return logits
 
