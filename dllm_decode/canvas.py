@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.prompts import check_prompt, check_templates
+from dllm_decode.sizes import round_up
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Canvas:
         check_templates(templates, len(prompts), gen_length)
         templates = templates or [[]] * len(prompts)
         leads = [len(prompt) % align for prompt in prompts]
-        ends = [-(-(lead + gen_length) // align) * align for lead in leads]
+        ends = [round_up(lead + gen_length, align) for lead in leads]
         start = max(len(prompt) - lead for prompt, lead in zip(prompts, leads, strict=True))
         length = start + max(ends)
         tokens = torch.full((len(prompts), length), mask_id, dtype=torch.long)

@@ -9,9 +9,10 @@ from torch import Tensor
 from dllm_decode.caches import Columns
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.sizes import round_up
 from samplers.base import Sampler
 
-# Of the numbers of columns whose logits are read: libraries keep scratch for each shape.
+# Of the numbers of columns whose logits are read.
 _STRIDE = 8
 
 
@@ -29,7 +30,7 @@ def read_columns(canvas: Canvas, block: Block, sampler: Sampler) -> Int[Tensor, 
     # An accelerator wants few shapes, and cannot be asked without waiting for it.
     if masked.device.type != "cpu":
         return None
-    most = -(-int(masked.sum(-1).max()) // _STRIDE) * _STRIDE
+    most = round_up(int(masked.sum(-1).max()), _STRIDE)
     if most >= masked.shape[1]:
         return None
     return masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]

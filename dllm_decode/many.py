@@ -13,7 +13,7 @@ from dllm_decode.canvas import Canvas
 from dllm_decode.decode import Setting, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.output import DecodeOutput
-from dllm_decode.prompts import check_prompt, check_template
+from dllm_decode.prompts import check_number, check_prompt, check_template
 from dllm_decode.trace import Observer
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler
@@ -74,7 +74,8 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     """
     if num_rows < 1:
         raise ValueError(f"num_rows is at least 1, got {num_rows}.")
-    _check_lengths(prompts, templates)
+    if isinstance(prompts, Sized) and isinstance(templates, Sized):
+        check_number(len(templates), len(prompts))
     setting = Setting(
         model=model,
         sampler=sampler,
@@ -104,15 +105,6 @@ class _Request(NamedTuple):
     number: int
     prompt: Sequence[int]
     template: Sequence[int]
-
-
-def _check_lengths(prompts: Iterable[Sequence[int]], templates: Iterable[Sequence[int]]) -> None:
-    if not isinstance(prompts, Sized) or not isinstance(templates, Sized):
-        return
-    if len(templates) not in (0, len(prompts)):
-        raise ValueError(
-            f"templates holds one answer per prompt, {len(prompts)}, got {len(templates)}."
-        )
 
 
 def _requests(

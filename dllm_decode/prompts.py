@@ -26,13 +26,18 @@ def check_template(template: Sequence[int], gen_length: int, *, row: int) -> Non
         )
 
 
+def check_number(num_templates: int, num_prompts: int) -> None:
+    """Raises ValueError unless there is no template, or one for each prompt."""
+    if num_templates not in (0, num_prompts):
+        raise ValueError(
+            f"templates holds one answer per prompt, {num_prompts}, got {num_templates}."
+        )
+
+
 def check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
     """Raises ValueError unless there is none, or one for each prompt, and none is too long."""
     if gen_length < 1:
         raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
-    if templates and len(templates) != num_prompts:
-        raise ValueError(
-            f"templates holds one answer per prompt, {num_prompts}, got {len(templates)}."
-        )
+    check_number(len(templates), num_prompts)
     for row, template in enumerate(templates):
         check_template(template, gen_length, row=row)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CachePolicy, Columns, Forward, require_period
+from dllm_decode.sizes import round_up
 
 # Of the numbers of columns: few shapes, since libraries keep scratch, and graphs are captured, for
 # each.
@@ -86,4 +87,4 @@ def _columns(where: Bool[Tensor, "B E"], most: int) -> Int[Tensor, "B Q"]:
     columns = torch.arange(where.shape[1], device=where.device)
     last = torch.where(where, columns, 0).amax(-1, keepdim=True)
     listed = torch.where(where, columns, where.shape[1]).sort(-1).values
-    return torch.minimum(listed[:, : -(-most // _STRIDE) * _STRIDE], last)
+    return torch.minimum(listed[:, : round_up(most, _STRIDE)], last)

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dllm_decode.sizes import round_up
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -74,7 +76,7 @@ class Memory:
 
 def with_spare(num_slots: int) -> int:
     """Returns how many slots a memory is part of that has a spare one: a multiple of 64."""
-    return -(-(num_slots + 1) // 64) * 64
+    return round_up(num_slots + 1, 64)
 
 
 @dataclass(frozen=True)

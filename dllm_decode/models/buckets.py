@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.models.base import Inputs, Memory, with_spare
+from dllm_decode.sizes import round_up
 
 
 class Sizes(NamedTuple):
@@ -101,13 +102,13 @@ def bucketed(inputs: Inputs, earlier: Bucketed | None = None) -> Bucketed:
 def num_columns(wished: int) -> int:
     """Returns to how many columns a number of them is filled up."""
     step = 1 << min(6, max(3, (wished - 1).bit_length() - 3))
-    return -(-wished // step) * step
+    return round_up(wished, step)
 
 
 def num_rows(wished: int, limit: int) -> int:
     """Returns to how many rows a number of them is filled up, where there are `limit` at most."""
     step, power = -(-limit // 8), _power_of_two(wished)
-    return min(limit, power if power < step else -(-wished // step) * step)
+    return min(limit, power if power < step else round_up(wished, step))
 
 
 def _power_of_two(least: int) -> int:

@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from dllm_decode.sizes import round_up
+
 # Of the numbers of columns: few shapes, since libraries keep scratch for each.
 _STRIDE = 16
 
@@ -143,11 +145,11 @@ class CausalTarget:
         gaps = first - first_logits
         width = first + max(behind, num_logits)
         # A prompt is read as it is, as often without any attention mask.
-        width = _rounded(width) if past.num_slots else width
+        width = round_up(width, _STRIDE) if past.num_slots else width
         tokens = _after_gaps(tokens, gaps, width=width)
         slots = torch.arange(past.num_slots, device=tokens.device)
         columns = torch.arange(width, device=tokens.device)
-        wanted = columns[first : first + _rounded(num_logits)]
+        wanted = columns[first : first + round_up(num_logits, _STRIDE)]
         columns = columns - gaps[:, None]
         attend = torch.cat(
             [
@@ -182,10 +184,6 @@ def _eos_ids(model: PreTrainedModel, name: str) -> tuple[int, ...]:
             "`eos_token_id`. Set it in generation_config.json."
         )
     return tuple(found) if isinstance(found, list) else (int(found),)
-
-
-def _rounded(count: int) -> int:
-    return -(-count // _STRIDE) * _STRIDE
 
 
 def _after_gaps(

@@ -11,6 +11,7 @@ from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.causal import CausalTarget, Past
 from dllm_decode.session import Session
+from dllm_decode.sizes import round_up
 from dllm_decode.verify.accepting import accept
 from dllm_decode.verify.base import Verifier, settle
 from dllm_decode.verify.draft_length import DraftLength, Lengths
@@ -111,7 +112,7 @@ class ARVerify(Verifier):
         start, last, end, longest = bounds.tolist()
         # One position more, where the target's own token goes: observers see what was written. And
         # few widths, since libraries keep scratch for each.
-        width = -(-(end + 1 - start) // _STRIDE) * _STRIDE
+        width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
         logits = look(session, self.target, canvas, window, sampler).within("block").logits

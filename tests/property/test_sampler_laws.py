@@ -104,10 +104,10 @@ def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -
             assert_same_state(state, take_state(turn.next_state, index))
 
 
-def other_logits(view: View, like: Turn) -> View:
+def other_logits(view: View) -> View:
     """The view with a stranger's logits at committed positions."""
     strange = view.logits.flip(1).roll(1, -1).masked_fill(view.logits.isinf(), -torch.inf)
-    logits = torch.where(like.view.masked[..., None], view.logits, strange)
+    logits = torch.where(view.masked[..., None], view.logits, strange)
     assert not torch.equal(logits, view.logits) or view.masked.all()
     return view.with_logits(logits)
 
@@ -131,7 +131,7 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
             for step, turn in enumerate(
                 play(sampler, seed, style=style, temperature=temperature, width=16)
             ):
-                views = [other_logits(turn.view, turn), only_masked(turn.view)]
+                views = [other_logits(turn.view), only_masked(turn.view)]
                 for number, view in enumerate(views):
                     state = sampler.init(view) if step == 0 else states[number]
                     decision, states[number] = sampler.step(view, state)

@@ -8,7 +8,7 @@ import torch
 from drafted import DriftingModel, tiny_target
 from many_prompts import TINY_PROMPTS, ending, templates_for
 from rich.console import Console
-from torch import Tensor
+from streamed import Streamer
 
 from dllm_decode import (
     ARVerify,
@@ -168,22 +168,6 @@ def test_observers_follow_batches_that_come_one_after_the_other() -> None:
 class Words:
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(f"w{token}" for token in token_ids)
-
-
-class Streamer:
-    def __init__(self) -> None:
-        self.drafts: list[Tensor] = []
-        self.texts: list[Tensor] = []
-        self.ended = 0
-
-    def put_draft(self, value: Tensor) -> None:
-        self.drafts.append(value)
-
-    def put(self, value: Tensor) -> None:
-        self.texts.append(value)
-
-    def end(self) -> None:
-        self.ended += 1
 
 
 @pytest.mark.parametrize(("family", "number"), [("llada", 4), ("sdar", 6), ("dream", 0)])

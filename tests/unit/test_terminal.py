@@ -5,7 +5,7 @@ import torch
 from eval_runs import TOKENIZER, model
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
+from streamed import Streamer
 
 from dllm_decode import DecodeOutput, Observer, decode
 from eval.terminal import draft_observer, stream_to_terminal
@@ -17,22 +17,6 @@ def run(*observers: Observer) -> DecodeOutput:
         model(), [[5, 6, 7], [8]], FixedSchedule(2), gen_length=8, block_length=4,
         observers=observers, stop_at_eos=False,
     )  # fmt: skip
-
-
-class Streamer:
-    def __init__(self) -> None:
-        self.drafts: list[Tensor] = []
-        self.texts: list[Tensor] = []
-        self.ended = 0
-
-    def put_draft(self, value: Tensor) -> None:
-        self.drafts.append(value)
-
-    def put(self, value: Tensor) -> None:
-        self.texts.append(value)
-
-    def end(self) -> None:
-        self.ended += 1
 
 
 def test_the_canvas_denoises_on_a_terminal() -> None:
