@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -22,6 +23,21 @@ from samplers.statistics import certain_where, gather, log_normaliser, most_like
 from samplers.view import View
 
 
+class Foreseen(NamedTuple):
+    """What is known of a row's next block before it is opened.
+
+    Attributes:
+        start: First answer position of that block; a template may leave nothing open there, and
+            then another block is opened next.
+        tokens: The row's state in which the logits were computed.
+        logits: Of that block.
+    """
+
+    start: int
+    tokens: Int[Tensor, " L"]
+    logits: Float[Tensor, "W V"]
+
+
 class Session:
     """Runs the model for one decode and counts what that costs.
 
@@ -33,8 +49,7 @@ class Session:
         view: The view made last, of the rows that took a step; for observers.
         bill: What was done for each row so far.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
-        foreseen: For a verifier to keep what it knows beyond the open block: per row the tokens of
-            a state of the canvas, and the logits of the block that is next there.
+        foreseen: For a verifier to keep what it knows beyond the open block, per row.
     """
 
     def __init__(
@@ -73,7 +88,7 @@ class Session:
         self.requests = canvas.rows
         self.view: View | None = None
         self.bill = Bill(len(canvas), model.device)
-        self.foreseen: dict[int, tuple[Int[Tensor, " L"], Float[Tensor, "W V"]]] = {}
+        self.foreseen: dict[int, Foreseen] = {}
 
     @property
     def forgets_blocks(self) -> bool:

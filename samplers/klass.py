@@ -68,7 +68,7 @@ class Klass(Sampler):
 
     def init(self, view: View) -> State:
         masks = view.eligible.sum(-1)
-        return masks, torch.zeros_like(masks), torch.zeros_like(view.tokens), None
+        return masks, torch.zeros_like(masks), torch.zeros_like(view.tokens), view.all_logits
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         assert isinstance(state, tuple)
@@ -76,10 +76,10 @@ class Klass(Sampler):
         assert isinstance(masks, Tensor)
         assert isinstance(steps, Tensor)
         assert isinstance(stable, Tensor)
-        if previous is not None:
-            assert isinstance(previous, Tensor)
-            still = divergence(view.all_logits, previous) < self.kl_threshold
-            stable = (stable + 1) * still
+        assert isinstance(previous, Tensor)
+        # A block's first step has nothing to compare with: `previous` is then its own logits.
+        still = divergence(view.all_logits, previous) < self.kl_threshold
+        stable = (stable + 1) * (still & (steps > 0)[:, None])
         ready = view.eligible & (view.confidence > self.threshold)
         ready &= stable >= self.num_stable_steps
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~ready.any(-1)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.session import Session
+from dllm_decode.session import Foreseen, Session
 from samplers.base import Sampler
 from samplers.view import View
 
@@ -69,7 +69,8 @@ def foresee(session: Session, canvas: Canvas, block: Block, known: Known) -> Non
     session.count_drafts(canvas, accepted=known.num_accepted(reached))
     for index in found.any(-1).nonzero().squeeze(-1).tolist():
         logits = known.logits[index, places[index], width:].clone()
-        session.foreseen[int(canvas.rows[index])] = (canvas.tokens[index], logits)
+        seen = Foreseen(block.end, canvas.tokens[index], logits)
+        session.foreseen[int(canvas.rows[index])] = seen
 
 
 def view_of(

@@ -143,10 +143,11 @@ class SelfVerify(Verifier):
     ) -> Known:
         """Returns what is known of the first states of a block; runs a forward for the others."""
         foreseen = [
-            (index, seen[1])
+            (index, seen.logits)
             for index, row in enumerate(canvas.rows.tolist())
             if (seen := session.foreseen.pop(row, None)) is not None
-            and torch.equal(seen[0], canvas.tokens[index])
+            and seen.start == block.start
+            and torch.equal(seen.tokens, canvas.tokens[index])
         ]
         if not foreseen:
             return self._look(session, sampler, ahead, [everything(canvas)])
@@ -228,7 +229,8 @@ class SelfVerify(Verifier):
 
 def _put(state: State, rows: Int[Tensor, " N"], part: State) -> State:
     """Returns a state with some rows replaced."""
-    if state is None or part is None:
+    if state is None:
+        assert part is None
         return None
     if isinstance(state, tuple):
         assert isinstance(part, tuple)

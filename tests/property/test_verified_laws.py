@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jaxtyping
@@ -29,11 +30,15 @@ from dllm_decode.trace import Revision
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
+    Decision,
     EntropyBound,
     FixedSchedule,
     LocalLeap,
     Sampler,
+    State,
+    View,
 )
+from samplers.view import Scope
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 CACHES: tuple[CachePolicy, ...] = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"))
@@ -203,3 +208,84 @@ def test_two_thousand_decodes_have_no_mismatch() -> None:
     assert num >= 2000
     assert saved > 200
     assert missed > 100
+
+
+def _template(generator: torch.Generator, plain: torch.Tensor, mask_id: int) -> list[int]:
+    """Gives whole blocks of four here and single tokens there, and ends anywhere."""
+    given = plain.tolist()
+    for start in range(0, len(given), 4):
+        kind = int(torch.randint(3, (), generator=generator))
+        for position in range(start, min(start + 4, len(given))):
+            open_here = kind == 0 or (kind == 1 and bool(torch.rand((), generator=generator) < 0.6))
+            given[position] = mask_id if open_here else given[position]
+    return given[: int(torch.randint(len(given) + 1, (), generator=generator))]
+
+
+@SAMPLER
+def test_self_verification_changes_nothing_where_templates_give_blocks(sampler: Sampler) -> None:
+    # What was foreseen for the adjacent block was once used for whichever block opened next.
+    generator = torch.Generator().manual_seed(3)
+    skipped = 0
+    for number in range(4):
+        model = DriftingModel(
+            eos_ids=(3, 9) if number % 2 else (22,), peak=12.0, drift=(0.1, 0.35)[number // 2]
+        )
+        options: dict[str, Any] = {
+            "gen_length": 14, "block_length": 4, "temperature": (0.0, 0.7)[number % 2],
+            "seed": number, "stop_at_eos": number != 3, "truncate_at_eos": number == 1,
+        }  # fmt: skip
+        free = decode(model, PROMPTS, FixedSchedule(2), **options).tokens
+        templates = [_template(generator, row, model.mask_id) for row in free]
+        # Row 0 surely has an open block, a given one and an open one.
+        templates[0] = [model.mask_id] * 4 + free[0, 4:8].tolist()
+        skipped += any(
+            model.mask_id not in template[start : start + 4]
+            for template in templates
+            for start in range(4, len(template) - 3, 4)
+        )
+        options["templates"] = templates
+        plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
+        verified = history(model, sampler, SelfVerify(4), PROMPTS, **options)
+        assert_same(plain, verified, (sampler, options))
+    assert skipped == 4
+
+
+@dataclass(frozen=True)
+class Forgetful(Sampler):
+    """Starts another sampler's state anew at every step."""
+
+    base: Sampler
+
+    @property
+    def scope(self) -> Scope:
+        return self.base.scope
+
+    @property
+    def shadow(self) -> bool:
+        return self.base.shadow
+
+    @property
+    def reads_committed(self) -> bool:
+        return self.base.reads_committed
+
+    def max_steps(self, num_masks: int) -> int:
+        return 10 * num_masks
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        decision, _ = self.base.step(view, self.base.init(view))
+        return decision, None
+
+
+def test_every_state_that_is_verified_decides_something() -> None:
+    """A state that was lost without a trace showed in no law: none had one that mattered."""
+    idle, decisive = set(), set()
+    for sampler in INSTANCES:
+        differs = False
+        for drift in (0.05, 0.1, 0.35):
+            model = DriftingModel(peak=12.0, drift=drift)
+            options: Any = {"gen_length": 12, "block_length": 12, "stop_at_eos": False}
+            plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
+            forgetful = history(model, Forgetful(sampler), NoVerifier(), PROMPTS, **options)
+            differs |= plain.steps != forgetful.steps
+        (decisive if differs else idle).add(type(sampler).__name__)
+    assert decisive >= {"Klass", "Less", "CreditDecoding", "FixedSchedule", "Prophet"}, idle
