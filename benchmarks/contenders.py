@@ -14,7 +14,7 @@ from benchmarks.memory import PeakMemory
 from benchmarks.setting import Setting
 from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from samplers import FixedSchedule
 from samplers.expression import parse_expression
 from tests import reference
@@ -122,7 +122,9 @@ def _observe(
 def _loop(model: MaskedTransformer, setting: Setting) -> list[reference.Reference]:
     def logits_of(canvas: Tensor) -> Tensor:
         columns = torch.arange(canvas.shape[1], device=model.device)[None]
-        return model.predict(Inputs(canvas.to(model.device), positions=columns, wanted=columns))
+        return model.predict(
+            ForwardInputs(canvas.to(model.device), positions=columns, wanted=columns)
+        )
 
     return [
         reference.fixed_schedule(

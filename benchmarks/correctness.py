@@ -9,7 +9,7 @@ from benchmarks.contenders import parse_pair
 from benchmarks.setting import Setting
 from dllm_decode import decode
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from samplers import FixedSchedule
 
 CHECKED = (
@@ -87,7 +87,7 @@ def _answers(model: MaskedTransformer, setting: Setting, options: str) -> Tensor
 def _logits(model: MaskedTransformer, setting: Setting) -> Tensor:
     tokens = torch.tensor(setting.prompts(), device=model.device)
     columns = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
-    return model.predict(Inputs(tokens, columns, columns)).cpu()
+    return model.predict(ForwardInputs(tokens, columns, columns)).cpu()
 
 
 def _agreement(logits: Tensor, exact: Tensor) -> float:

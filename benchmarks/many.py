@@ -10,9 +10,9 @@ from rich.table import Table
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, MaskPredictor, decode, decode_many, load_model
-from dllm_decode.models.base import Inputs
-from eval.addresses import parse_cache
-from eval.prompts import encode_prompt
+from dllm_decode.models.base import ForwardInputs
+from eval.runs.names import parse_cache
+from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import FixedSchedule, parse
 
@@ -99,7 +99,7 @@ def measured(model: MaskPredictor, way: Callable[[], Iterable[DecodeOutput]]) ->
     calls = columns = 0
     predict = model.predict
 
-    def counted(inputs: Inputs) -> Tensor:
+    def counted(inputs: ForwardInputs) -> Tensor:
         nonlocal calls, columns
         calls += 1
         columns += inputs.tokens.numel()

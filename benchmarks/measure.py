@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.floor import Columns
 from dllm_decode.models import CausalTarget, MaskedTransformer
-from dllm_decode.models.base import Inputs, Memory
-from dllm_decode.models.causal import Past, Reading
+from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.targets.causal import Past, Reading
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Watch:
 
     def follow(self, model: MaskedTransformer) -> None:
         """Times a mask predictor; it stays the object that it is."""
-        predict, new_memory = model.predict, model.new_memory
+        predict, new_kv_cache = model.predict, model.new_kv_cache
 
-        def timed(inputs: Inputs) -> Tensor:
-            held = inputs.memory
+        def timed(inputs: ForwardInputs) -> Tensor:
+            held = inputs.kv_cache
             self.forwards.append(
                 Columns(
                     rows=inputs.tokens.shape[0],
@@ -118,12 +118,12 @@ class Watch:
             )
             return self._time(self._own, partial(predict, inputs))
 
-        def counted(num_rows: int, num_slots: int) -> Memory:
-            memory = new_memory(num_rows, num_slots)
-            self.memory_bytes = max(self.memory_bytes, memory.num_bytes)
-            return memory
+        def counted(num_rows: int, num_slots: int) -> KVCache:
+            kv_cache = new_kv_cache(num_rows, num_slots)
+            self.memory_bytes = max(self.memory_bytes, kv_cache.num_bytes)
+            return kv_cache
 
-        model.predict, model.new_memory = timed, counted
+        model.predict, model.new_kv_cache = timed, counted
 
     def follow_target(self, target: CausalTarget) -> None:
         """Times a causal target."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contenders import Setting
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from samplers import ALL_SAMPLERS, Sampler, View
 
 ROUNDS = 10
@@ -43,7 +43,7 @@ def seconds_of_forward(setting: Setting) -> float:
     length = setting.prompt_length + setting.gen_length
     columns = torch.arange(length).expand(setting.batch_size, -1)
     wanted = columns[:, setting.prompt_length : setting.prompt_length + setting.block_length]
-    inputs = Inputs(tokens=columns, positions=columns, wanted=wanted)
+    inputs = ForwardInputs(tokens=columns, positions=columns, wanted=wanted)
     return least(lambda: model.predict(inputs))
 
 
@@ -53,11 +53,13 @@ def seconds_of_step(sampler: Sampler, setting: Setting) -> float:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(*shape, setting.sizes.vocab_size, generator=generator).bfloat16()
     masked = torch.ones(shape, dtype=torch.bool)
-    shadow = torch.zeros(shape) if sampler.shadow else None
+    leave_one_out = torch.zeros(shape) if sampler.leave_one_out else None
 
     def view() -> View:
         tokens = torch.zeros(shape, dtype=torch.long)
-        return View(tokens, logits, masked, masked, 0, setting.gen_length, shadow=shadow)
+        return View(
+            tokens, logits, masked, masked, 0, setting.gen_length, leave_one_out=leave_one_out
+        )
 
     _, state = sampler.step(view(), sampler.init(view()))
     return least(lambda: sampler.step(view(), state))

@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
-from dllm_decode.models.pack import check_packing, pack_matrices
+from dllm_decode.models.loading.pack import check_packing, pack_matrices
 
 
 @dataclass(frozen=True)

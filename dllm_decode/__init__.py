@@ -1,5 +1,6 @@
 """Decodes masked-diffusion language models: one loop, pluggable samplers, caches and verifiers."""
 
+from dllm_decode.batching import decode_many
 from dllm_decode.caches import (
     CachePolicy,
     DelayedCache,
@@ -10,11 +11,11 @@ from dllm_decode.caches import (
 )
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.decode import decode
-from dllm_decode.many import decode_many
-from dllm_decode.models import CausalTarget, load_model, load_target
-from dllm_decode.models.base import Inputs, MaskPredictor, Memory
+from dllm_decode.models import CausalTarget, load_model
+from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
+from dllm_decode.models.targets.load import load_target
+from dllm_decode.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from dllm_decode.output import DecodeOutput
-from dllm_decode.trace import Gain, Gains, Observer, Revision, StepEvent, Trace
 from dllm_decode.verify import (
     ARVerify,
     Draft,
@@ -42,13 +43,13 @@ __all__ = [
     "DraftLength",
     "Drafting",
     "DualCache",
+    "ForwardInputs",
     "FreeCache",
     "Gain",
     "Gains",
     "Guided",
-    "Inputs",
+    "KVCache",
     "MaskPredictor",
-    "Memory",
     "NGram",
     "NoCache",
     "NoVerifier",

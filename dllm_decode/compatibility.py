@@ -26,7 +26,7 @@ class Demands:
 
     Attributes:
         scope: See `Sampler.scope`.
-        shadow: See `Sampler.shadow`.
+        leave_one_out: See `Sampler.leave_one_out`.
         looks_ahead: See `Verifier.looks_ahead`.
         asks_sampler: See `Verifier.asks_sampler`.
         is_shifted: The model's logits predict the next column.
@@ -34,7 +34,7 @@ class Demands:
     """
 
     scope: Scope = "block"
-    shadow: bool = False
+    leave_one_out: bool = False
     looks_ahead: bool = False
     asks_sampler: bool = True
     is_shifted: bool = False
@@ -64,7 +64,7 @@ REFUSALS = (
     Refusal(
         ("verifier", "sampler"),
         lambda demands, cache: (
-            not demands.asks_sampler and (demands.shadow or demands.scope != "block")
+            not demands.asks_sampler and (demands.leave_one_out or demands.scope != "block")
         ),
         "writes the answer from left to right and asks no sampler",
         "which would make every forward wider for nothing",
@@ -72,21 +72,21 @@ REFUSALS = (
     ),
     Refusal(
         ("sampler", "model"),
-        lambda demands, cache: demands.shadow and demands.is_shifted,
+        lambda demands, cache: demands.leave_one_out and demands.is_shifted,
         "needs logits that predict their own column",
         "whose logits predict the next: its verifying copy would see the token it verifies",
         "Use a sampler that never re-masks.",
     ),
     Refusal(
         ("sampler", "model"),
-        lambda demands, cache: demands.shadow and demands.is_causal,
+        lambda demands, cache: demands.leave_one_out and demands.is_causal,
         "needs a model that attends in both directions everywhere",
         "which attends in blocks",
         "Use a sampler that never re-masks.",
     ),
     Refusal(
         ("sampler", "cache"),
-        lambda demands, cache: demands.shadow and cache.needs_memory,
+        lambda demands, cache: demands.leave_one_out and cache.needs_kv_cache,
         "needs every column at every forward, since it changes committed tokens",
         "which stores them and has no place for its verifying copy",
         "Use NoCache().",
@@ -126,7 +126,7 @@ def check(
     """
     demands = Demands(
         scope=sampler.scope,
-        shadow=sampler.shadow,
+        leave_one_out=sampler.leave_one_out,
         looks_ahead=verifier.looks_ahead,
         asks_sampler=verifier.asks_sampler,
         is_shifted=model.logit_shift > 0,
@@ -166,11 +166,11 @@ KINDS = {
     "any sampler that sees the open block": Demands(),
     "sees the suffix: `Prophet()`": Demands(scope="suffix"),
     'sees all: `Prophet(gap="all")`': Demands(scope="answer"),
-    "changes what it committed: `Wino()`": Demands(shadow=True),
-    "the same, model predicts the next column": Demands(shadow=True, is_shifted=True),
-    "the same, model is block-causal": Demands(shadow=True, is_causal=True),
+    "changes what it committed: `Wino()`": Demands(leave_one_out=True),
+    "the same, model predicts the next column": Demands(leave_one_out=True, is_shifted=True),
+    "the same, model is block-causal": Demands(leave_one_out=True, is_causal=True),
     "a verifier that looks ahead: `SelfVerify()`": Demands(looks_ahead=True),
-    "the same, with `Wino()`": Demands(looks_ahead=True, shadow=True),
+    "the same, with `Wino()`": Demands(looks_ahead=True, leave_one_out=True),
     "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
     "the same, with `Prophet()`": Demands(asks_sampler=False, scope="suffix"),
 }

@@ -12,9 +12,9 @@ from dllm_decode import compatibility
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.output import DecodeOutput
 from dllm_decode.session import Session
-from dllm_decode.trace import Observer, StepEvent
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler, State, take_state
 
@@ -82,7 +82,7 @@ def decode(
     session = setting.session(canvas)
     for block in verifier.blocks(canvas, block_length):
         canvas = finish_block(setting, session, canvas, block, observers=observers)
-    bill = session.bill
+    bill = session.cost
     return DecodeOutput(
         tokens=canvas.answers().cpu(),
         nfe=bill.nfe.cpu(),
@@ -173,7 +173,7 @@ def finish_block(
         moved = (part.tokens != before.tokens).any(-1)
         part = part.stop_at_eos() if setting.stop_at_eos else part
         steps += moved
-        left, taken, now = session.learn(part, part.num_open(block), steps, moved)
+        left, taken, now = session.sync(part, part.num_open(block), steps, moved)
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         if not all(left):
@@ -220,10 +220,10 @@ def _tell(
         block=block,
         view=session.view,
         requests=session.requests[before.rows],
-        forwards=session.bill.forwards,
-        query_positions=session.bill.query_positions[before.rows],
-        drafted=session.bill.drafted[before.rows],
-        accepted=session.bill.accepted[before.rows],
+        forwards=session.cost.forwards,
+        query_positions=session.cost.query_positions[before.rows],
+        drafted=session.cost.drafted[before.rows],
+        accepted=session.cost.accepted[before.rows],
     )
     for observer in observers:
         observer(event)

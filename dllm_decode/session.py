@@ -9,21 +9,21 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.bill import Bill
 from dllm_decode.caches import CachePolicy
-from dllm_decode.caches.store import Store
+from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.frame import Frame, read_columns, window_of
-from dllm_decode.layouts import Branches, pack, unpack, with_shadow
-from dllm_decode.models.base import Inputs, MaskPredictor
-from dllm_decode.models.causal import CausalTarget, Past, Reading
+from dllm_decode.cost import Cost
+from dllm_decode.geometry import ForwardGeometry, read_columns, window_of
+from dllm_decode.models.base import ForwardInputs, MaskPredictor
+from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
+from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
-from samplers.noise import position_keys, row_keys
-from samplers.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.logits.noise import position_keys, row_keys
+from samplers.logits.statistics import certain_where, gather, log_normaliser, most_likely
 from samplers.view import View
 
 
-class Foreseen(NamedTuple):
+class Lookahead(NamedTuple):
     """What is known of a row's next block before it is opened.
 
     Attributes:
@@ -47,9 +47,9 @@ class Session:
     Attributes:
         temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
-        bill: What was done for each row so far.
+        cost: What was done for each row so far.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
-        foreseen: For a verifier to keep what it knows beyond the open block, per row.
+        lookahead: For a verifier to keep what it knows beyond the open block, per row.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class Session:
         self._cache = cache
         self.temperature = temperature
         slots = (len(canvas) * num_branches, canvas.length)
-        memory = model.new_memory(*slots) if cache.needs_memory else None
-        self._store = Store(memory, canvas, with_ledger=cache.reads_pending)
+        kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
+        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_pending)
         self._banned_ids = sorted({model.mask_id, *model.banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
-        self._frame: Frame | None = None
+        self._frame: ForwardGeometry | None = None
         self.requests = canvas.rows
         self.view: View | None = None
-        self.bill = Bill(len(canvas), model.device)
-        self.foreseen: dict[int, Foreseen] = {}
+        self.cost = Cost(len(canvas), model.device)
+        self.lookahead: dict[int, Lookahead] = {}
 
     @property
     def forgets_blocks(self) -> bool:
@@ -97,7 +97,7 @@ class Session:
         So it is without a cache, and on block-causal models, where every cache that depends on the
         committed tokens alone is exact.
         """
-        return bool(self._model.causal_block_length) or not self._cache.needs_memory
+        return bool(self._model.causal_block_length) or not self._cache.needs_kv_cache
 
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
@@ -114,15 +114,15 @@ class Session:
             requests: For the other rows, which are new, whose noise each has: that of the row of
                 this number. Their bill starts at 0.
         """
-        self._store.rearrange(canvas, shifts)
-        self.foreseen.clear()
+        self._ledger.rearrange(canvas, shifts)
+        self.lookahead.clear()
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
         self.requests = self.requests.index_copy(0, rows, numbers)
         self._keys = row_keys(self._seed, self.requests)
-        self.bill.reset(rows)
+        self.cost.reset(rows)
 
-    def look(
+    def forward(
         self,
         canvas: Canvas,
         block: Block,
@@ -143,27 +143,31 @@ class Session:
         """
         window = window_of(canvas, block, sampler)
         asked = read_columns(canvas, block, sampler) if lean else None
-        logits = self._predict(canvas, canvas.columns(window), asked, sampler.shadow, branches)
+        logits = self._predict(
+            canvas, canvas.columns(window), asked, sampler.leave_one_out, branches
+        )
         self._step += 1
         width = window.end - window.start
         shown = slice(window.start, window.end)
-        shadow = None
-        if sampler.shadow:
-            shadow = _probability(
+        leave_one_out = None
+        if sampler.leave_one_out:
+            leave_one_out = _probability(
                 logits[:, width:], canvas.region[:, shown], canvas.masked[:, shown]
             )
             logits = logits[:, :width]
-        self.view = self.show(canvas, block, sampler, logits=logits, asked=asked, shadow=shadow)
+        self.view = self.view_of(
+            canvas, block, sampler, logits=logits, asked=asked, leave_one_out=leave_one_out
+        )
         return self.view
 
-    def show(
+    def view_of(
         self,
         canvas: Canvas,
         block: Block,
         sampler: Sampler,
         *,
         logits: Float[Tensor, "B N V"],
-        shadow: Float[Tensor, "B W"] | None,
+        leave_one_out: Float[Tensor, "B W"] | None,
         asked: Int[Tensor, "B N"] | None = None,
     ) -> View:
         """Returns what the sampler would see of a canvas if a forward had given these logits."""
@@ -188,10 +192,10 @@ class Session:
             block=slice(block.start - window.start, block.end - window.start),
             asked=asked,
             reads_committed=sampler.reads_committed,
-            shadow=shadow,
+            leave_one_out=leave_one_out,
         )
 
-    def consult(
+    def read_target(
         self,
         target: CausalTarget,
         canvas: Canvas,
@@ -206,14 +210,14 @@ class Session:
         reading = target.read(
             past, tokens, counts, num_logits=num_logits, first_logits=first_logits
         )
-        self.bill.add_target_forward(canvas.rows)
+        self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def learn(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
+    def sync(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
         """Reads numbers of each row, for which the host waits, after a step."""
-        return self._store.learn(canvas, self._cache, self._step, numbers)
+        return self._ledger.sync(canvas, self._cache, self._step, numbers)
 
     def count_drafts(
         self,
@@ -223,8 +227,8 @@ class Session:
         accepted: Int[Tensor, " B"] | int = 0,
     ) -> None:
         """Notes how many tokens were drafted for each row, and how many of them accepted."""
-        self.bill.drafted[canvas.rows] += drafted
-        self.bill.accepted[canvas.rows] += accepted
+        self.cost.drafted[canvas.rows] += drafted
+        self.cost.accepted[canvas.rows] += accepted
 
     def position_keys(
         self, canvas: Canvas, first: Int[Tensor, " B"], num_positions: int
@@ -239,7 +243,7 @@ class Session:
         canvas: Canvas,
         window: slice,
         asked: Int[Tensor, "B N"] | None,
-        shadow: bool,
+        leave_one_out: bool,
         branches: Branches | None,
     ) -> Float[Tensor, "B _ V"]:
         """Returns logits that predict the window's asked columns, banned tokens at -inf.
@@ -250,62 +254,64 @@ class Session:
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
         end = window.stop if model.causal_block_length else canvas.length
         needed = slice(max(0, window.start - shift), window.stop)
-        forward = self._store.forward(canvas, needed, end=end, shift=shift, step=self._step)
+        forward = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
         chosen = self._cache.recompute(forward)
         if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
-            with_memory = self._cache.needs_memory
-            self._frame = Frame.of(model, canvas, chosen, window, end, with_memory=with_memory)
+            with_kv_cache = self._cache.needs_kv_cache
+            self._frame = ForwardGeometry.of(
+                model, canvas, chosen, window, end, with_kv_cache=with_kv_cache
+            )
         frame = self._frame
-        memory = self._store.memory(end)
-        inputs = Inputs(
+        kv_cache = self._ledger.kv_cache(end)
+        inputs = ForwardInputs(
             tokens=frame.tokens(canvas),
             positions=frame.positions,
             wanted=_part(frame.wanted, asked),
             attend=frame.attend,
-            memory=memory,
-            slots=None if memory is None else frame.slots,
+            kv_cache=kv_cache,
+            slots=None if kv_cache is None else frame.slots,
         )
-        if shadow:
-            inputs = with_shadow(inputs, canvas.mask_id)
+        if leave_one_out:
+            inputs = with_leave_one_out(inputs, canvas.mask_id)
         if branches is None or branches.layout == "rows":
-            inputs = replace(inputs, rows=self._store.rows(canvas, branches))
+            inputs = replace(inputs, rows=self._ledger.rows(canvas, branches))
             logits = self._run(canvas, inputs)
         else:
-            inputs = inputs if memory is None else replace(inputs, slots=frame.columns)
+            inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
             logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._store.record(forward, chosen, branches)
+        self._ledger.record(forward, chosen, branches)
         if frame.known is None:
             return logits
         tokens = _part(canvas.tokens[:, window], asked)
         return certain_where(logits, ~_part(frame.known, asked), tokens)
 
     def _run_packed(
-        self, canvas: Canvas, inputs: Inputs, branches: Branches, *, num_keys: int
+        self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
     ) -> Float[Tensor, "B _ V"]:
         """Runs one forward in which all states of a row are one row."""
         present = canvas.take((branches.places == 0).nonzero().squeeze(-1))
         rows = torch.searchsorted(present.rows, canvas.rows)
         depth, width = int(branches.places.max()) + 1, inputs.tokens.shape[1]
-        with_memory = inputs.memory is not None
+        with_kv_cache = inputs.kv_cache is not None
         packed = pack(
             inputs,
             rows,
             branches.places,
             size=(len(present), depth),
-            num_keys=num_keys if with_memory else width,
-            first_free=canvas.length if with_memory else width,
+            num_keys=num_keys if with_kv_cache else width,
+            first_free=canvas.length if with_kv_cache else width,
         )
         packed = replace(
             packed,
-            memory=self._store.memory(canvas.length + (depth - 1) * width),
-            rows=self._store.rows(present, None),
+            kv_cache=self._ledger.kv_cache(canvas.length + (depth - 1) * width),
+            rows=self._ledger.rows(present, None),
         )
         return unpack(self._run(present, packed), rows, branches.places, depth)
 
-    def _run(self, canvas: Canvas, inputs: Inputs) -> Float[Tensor, "B _ V"]:
+    def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
         """Calls the model, and puts the call on the bill of the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.bill.add_forward(canvas.rows, inputs.tokens.shape[1])
+        self.cost.add_forward(canvas.rows, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
 

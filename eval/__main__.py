@@ -12,24 +12,25 @@ import torch
 from rich.console import Console
 
 from dllm_decode import decode, load_model, load_target
-from eval import cache_error, lm_command
-from eval.addresses import parse_task
-from eval.code_runner import NO_CODE, CodeRunner
-from eval.joint import left_to_right
-from eval.oracle import OracleModel
-from eval.progress import reporter_for
-from eval.records import Folder, Record, Settings
-from eval.replay import replay_page
-from eval.report import write_report
-from eval.runner import execute
-from eval.runs import Place, Tokenizer
-from eval.sandbox import Sandbox
-from eval.statistics import wilson
-from eval.summary import summarise
-from eval.sweep import Sweep, read_sweep
-from eval.table import table
-from eval.terminal import picture_of
-from eval.theory import joint_of
+from eval.lm_harness import command as lm_command
+from eval.metrics.statistics import wilson
+from eval.metrics.summary import summarise
+from eval.oracle.joint import left_to_right
+from eval.oracle.oracle import OracleModel
+from eval.oracle.theory import joint_of
+from eval.reports.replay import replay_page
+from eval.reports.report import write_report
+from eval.reports.table import table
+from eval.reports.terminal import picture_of
+from eval.runs import cache_error
+from eval.runs.names import parse_task
+from eval.runs.progress import reporter_for
+from eval.runs.records import Folder, Record, Settings
+from eval.runs.runner import execute
+from eval.runs.settings import Place, Tokenizer
+from eval.runs.sweep import Sweep, read_sweep
+from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.sandbox.sandbox import Sandbox
 from samplers import parse
 
 _ORACLE_SAMPLERS = (

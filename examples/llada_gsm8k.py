@@ -32,9 +32,9 @@ from dllm_decode import (
     decode_many,
     load_model,
 )
-from eval.addresses import parse_cache
-from eval.prompts import Tokenizer, encode_prompt
-from eval.statistics import wilson
+from eval.metrics.statistics import wilson
+from eval.runs.names import parse_cache
+from eval.runs.prompts import Tokenizer, encode_prompt
 from eval.tasks import Example, Gsm8k, Task, WordProblems
 from eval.tasks.gsm8k_protocols import PROTOCOLS
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dllm_decode import decode, load_model
 from eval.tasks import WordProblems
 from samplers import Decision, Sampler, State, View
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 
 
 @dataclass(frozen=True)

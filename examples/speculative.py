@@ -40,8 +40,8 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.models.load import find_model
-from eval.prompts import encode_prompt
+from dllm_decode.models.loading.load import find_model
+from eval.runs.prompts import encode_prompt
 from eval.tasks import Example, WordProblems
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 

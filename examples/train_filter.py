@@ -31,7 +31,7 @@ from dllm_decode.training.learn2pd import (
     split,
     train_filter,
 )
-from eval.prompts import Tokenizer, encode_prompt
+from eval.runs.prompts import Tokenizer, encode_prompt
 from eval.tasks import WordProblems
 
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)

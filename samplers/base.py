@@ -43,7 +43,7 @@ class Sampler(ABC):
         return "block"
 
     @property
-    def shadow(self) -> bool:
+    def leave_one_out(self) -> bool:
         """Whether it wants leave-one-out probabilities at committed positions."""
         return False
 
@@ -80,7 +80,7 @@ def check_base(wrapper: str, base: object) -> None:
         raise ValueError(
             f"{wrapper} wraps a sampler such as ConfidenceThreshold(0.9), got {base!r}."
         )
-    if base.shadow:
+    if base.leave_one_out:
         raise ValueError(
             f"{wrapper} wraps a sampler that never re-masks, got {base!r}, which takes back what "
             f"{wrapper} commits. Use {base!r} alone, or wrap another sampler."

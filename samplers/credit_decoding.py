@@ -7,7 +7,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler, State, check_base
 from samplers.confidence_threshold import ConfidenceThreshold
-from samplers.statistics import widen
+from samplers.logits.statistics import widen
 from samplers.view import Scope, View
 
 # Of token and credit, a position; more than a short block needs, should it take more steps.
@@ -92,7 +92,7 @@ class CreditDecoding(Sampler):
         gain = view.probability(view.most_likely) ** self.gamma
         credit = credit.scatter_add(-1, slot, gain[..., None])
         credit = torch.where(view.eligible[..., None], credit, 0.0)
-        fused = view.with_bonus(updated, self.alpha * credit.log1p())
+        fused = view.with_logit_bias(updated, self.alpha * credit.log1p())
         decision, inner = self.base.step(fused, inner)
         if decision.tokens is None:
             decision = replace(decision, tokens=fused.proposal)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import in_order, leading, ranks
+from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
 Order = Literal["entropy", "confidence", "margin"]

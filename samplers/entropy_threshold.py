@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import torch
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import in_order, leading, ranks
+from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
 Variant = Literal["paper", "inclusive", "official"]

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest
+from samplers.logits.statistics import highest
 from samplers.view import Order, View
 
 Schedule = Literal["even", "dream"]

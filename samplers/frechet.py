@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import in_order, leading, ranks
+from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
 

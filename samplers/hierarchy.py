@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import ranks
+from samplers.logits.statistics import ranks
 from samplers.view import View
 
 

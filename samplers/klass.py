@@ -7,7 +7,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler, State
 from samplers.fixed_schedule import even_quota
-from samplers.statistics import divergence, highest
+from samplers.logits.statistics import divergence, highest
 from samplers.view import View
 
 

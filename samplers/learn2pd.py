@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 ASSETS = Path(__file__).parent / "assets"

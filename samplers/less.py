@@ -8,7 +8,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler, State
 from samplers.fixed_schedule import even_quota
-from samplers.statistics import highest
+from samplers.logits.statistics import highest
 from samplers.view import View
 
 # How many of the most likely tokens are told apart; the authors' setting.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from samplers import noise, statistics
-from samplers.bonus import Bonus
-from samplers.statistics import TopK
-from samplers.summary import Summary
+from samplers.logits import noise, statistics
+from samplers.logits.bias import LogitBias
+from samplers.logits.statistics import TopK
+from samplers.logits.summary import Summary
 
 Scope: TypeAlias = Literal["block", "suffix", "answer"]
 """Which positions a sampler must see: the open block, from there to the end, or all."""
@@ -43,8 +43,8 @@ class View:
         committed: Answer positions that hold a token, in and outside the window. `None` counts the
             window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy.
-        keys: One noise key a row, whatever its progress; see `samplers.noise.row_keys`. `None` is
-            key 0.
+        keys: One noise key a row, whatever its progress; see `samplers.logits.noise.row_keys`.
+            `None` is key 0.
         lead: Position at which the row's own answer begins, negative if some of it lies before
             position 0. `None`: 0 in every row.
         block: Columns of the window that are the open block.
@@ -52,9 +52,9 @@ class View:
             are masked; `None`: all, in order.
         reads_committed: Whether statistics at committed positions are the model's, as
             `Sampler.reads_committed` asks for; then the logits are of all columns.
-        shadow: Probability of the token in place when the model cannot see it; 0 where masked. Only
-            for samplers that ask for it.
-        bonus: What a wrapper adds to a few logits of each position, see `with_bonus`.
+        leave_one_out: Probability of the token in place when the model cannot see it; 0 where
+            masked. Only for samplers that ask for it.
+        logit_bias: What a wrapper adds to a few logits of each position, see `with_logit_bias`.
     """
 
     tokens: Int[Tensor, "B W"]
@@ -70,8 +70,8 @@ class View:
     block: slice = field(default_factory=lambda: slice(None))
     asked: Int[Tensor, "B N"] | None = None
     reads_committed: bool = True
-    shadow: Float[Tensor, "B W"] | None = None
-    bonus: Bonus | None = None
+    leave_one_out: Float[Tensor, "B W"] | None = None
+    logit_bias: LogitBias | None = None
 
     @cached_property
     def proposal(self) -> Int[Tensor, "B W"]:
@@ -86,8 +86,12 @@ class View:
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
         """The token of the highest logit, the lowest id of ties."""
-        bonus = self.bonus
-        found = self._spread(self._plain.most_likely) if bonus is None else bonus.most_likely()
+        logit_bias = self.logit_bias
+        found = (
+            self._spread(self._plain.most_likely)
+            if logit_bias is None
+            else logit_bias.most_likely()
+        )
         return self._certain(found, self.tokens)
 
     @cached_property
@@ -105,15 +109,17 @@ class View:
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
         plain = self._spread(self._plain.entropy)
-        return self._certain(plain if self.bonus is None else self.bonus.entropy(plain), 0.0)
+        return self._certain(
+            plain if self.logit_bias is None else self.logit_bias.entropy(plain), 0.0
+        )
 
     @cached_property
     def log_normaliser(self) -> Float[Tensor, "B W"]:
         """Logarithm of the sum of the exponentials of the logits."""
-        if self.bonus is None:
+        if self.logit_bias is None:
             found = self._spread(self._plain.log_normaliser)
         else:
-            found = self.bonus.log_normaliser + self.bonus.growth()
+            found = self.logit_bias.log_normaliser + self.logit_bias.growth()
         return self._certain(found, 0.0)
 
     @cached_property
@@ -150,7 +156,7 @@ class View:
         if columns is not None:
             return self._part(columns).top_k(n)
         plain = TopK(*(self._spread(part) for part in self._plain.top_k(n)))
-        logits, tokens = plain if self.bonus is None else self.bonus.top_k(plain)
+        logits, tokens = plain if self.logit_bias is None else self.logit_bias.top_k(plain)
         only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
         return TopK(
             self._certain(logits, only.to(logits.dtype)),
@@ -160,8 +166,8 @@ class View:
     def probability(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
         """Returns the probability of the given token at each position."""
         logits = self._look_up(tokens[..., None]).squeeze(-1)
-        if self.bonus is not None:
-            logits = logits + self.bonus.value_of(tokens)
+        if self.logit_bias is not None:
+            logits = logits + self.logit_bias.value_of(tokens)
         return (logits - self.log_normaliser).exp()
 
     def scores(self, order: Order) -> Float[Tensor, "B W"]:
@@ -182,9 +188,11 @@ class View:
 
     def with_logits(self, logits: Float[Tensor, "B W V"]) -> "View":
         """Returns a view whose statistics follow other logits."""
-        return replace(self, logits=logits, asked=None, bonus=None)
+        return replace(self, logits=logits, asked=None, logit_bias=None)
 
-    def with_bonus(self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]) -> "View":
+    def with_logit_bias(
+        self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]
+    ) -> "View":
         """Returns a view whose statistics follow logits raised at a few tokens of each position.
 
         No copy of the logits is made; a second bonus costs one.
@@ -194,10 +202,10 @@ class View:
                 slot.
             values: What is added to their logits, at least 0; 0 in unused slots.
         """
-        plain = self if self.bonus is None else self.with_logits(self.all_logits)
+        plain = self if self.logit_bias is None else self.with_logits(self.all_logits)
         logits = plain._look_up(tokens.clamp(min=0)).masked_fill(tokens < 0, -torch.inf)
-        bonus = Bonus(tokens, values, logits, self.log_normaliser)
-        return replace(plain, bonus=bonus).knowing(plain)
+        logit_bias = LogitBias(tokens, values, logits, self.log_normaliser)
+        return replace(plain, logit_bias=logit_bias).knowing(plain)
 
     def knowing(self, other: "View") -> "View":
         """Takes over what another view of the very same logits has computed of them."""
@@ -232,8 +240,8 @@ class View:
             keys=None if self.keys is None else self.keys[rows],
             lead=None if self.lead is None else self.lead[rows],
             asked=None if self.asked is None else self.asked[rows],
-            shadow=None if self.shadow is None else self.shadow[rows],
-            bonus=None if self.bonus is None else self.bonus.at(rows),
+            leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows],
+            logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
         )
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
@@ -250,8 +258,8 @@ class View:
             masked=self.masked[rows, columns],
             eligible=self.eligible[rows, columns],
             committed=self._num_committed,
-            shadow=None if self.shadow is None else self.shadow[rows, columns],
-            bonus=None if self.bonus is None else self.bonus.at(rows, columns),
+            leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
+            logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows, columns),
         )
 
     @cached_property
@@ -261,10 +269,10 @@ class View:
 
     @property
     def _raised_logits(self) -> Float[Tensor, "B N V"]:
-        if self.bonus is None or self.asked is None:
-            return self.logits if self.bonus is None else self.bonus.added_to(self.logits)
+        if self.logit_bias is None or self.asked is None:
+            return self.logits if self.logit_bias is None else self.logit_bias.added_to(self.logits)
         rows = torch.arange(len(self.asked), device=self.asked.device)[:, None]
-        return self.bonus.at(rows, self.asked).added_to(self.logits)
+        return self.logit_bias.at(rows, self.asked).added_to(self.logits)
 
     def _look_up(self, tokens: Int[Tensor, "B W R"]) -> Float[Tensor, "B W R"]:
         """Returns the plain logits of some tokens of each position."""

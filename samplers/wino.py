@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest, highest_one
+from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
 
 
@@ -62,14 +62,14 @@ class Wino(Sampler):
             )
 
     @property
-    def shadow(self) -> bool:
+    def leave_one_out(self) -> bool:
         return True
 
     def init(self, view: View) -> State:
         return ~view.masked, torch.ones_like(view.tokens[:, 0])
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert view.shadow is not None
+        assert view.leave_one_out is not None
         assert isinstance(state, tuple)
         given, last_accepts = state
         assert isinstance(given, Tensor)
@@ -80,6 +80,6 @@ class Wino(Sampler):
         commit = highest(view.confidence, wide, limit)
         commit |= highest_one(view.confidence, view.eligible)
         accepts = commit.sum(-1)
-        weak = ~view.masked & ~given & (view.shadow < self.high_threshold)
-        remask = highest(-view.shadow, weak & (accepts > 1)[:, None], last_accepts - 1)
+        weak = ~view.masked & ~given & (view.leave_one_out < self.high_threshold)
+        remask = highest(-view.leave_one_out, weak & (accepts > 1)[:, None], last_accepts - 1)
         return Decision(commit=commit, remask=remask), (given, accepts)

@@ -9,8 +9,8 @@ from toys import HashModel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dllm_decode import CausalTarget
-from dllm_decode.models.base import Inputs
-from samplers.noise import mix, uniform
+from dllm_decode.models.base import ForwardInputs
+from samplers.logits.noise import mix, uniform
 
 
 @dataclass
@@ -23,7 +23,7 @@ class DriftingModel(HashModel):
 
     drift: float = 0.35
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         drifting = super().predict(inputs)
         positions = inputs.positions.gather(1, inputs.wanted)
         ids = torch.arange(self.vocab_size)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import Inputs
-from eval.addresses import parse_task
-from eval.runner import execute
-from eval.runs import Place, Run
+from dllm_decode import ForwardInputs
+from eval.runs.names import parse_task
+from eval.runs.runner import execute
+from eval.runs.settings import Place, Run
 from eval.tasks import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
@@ -28,7 +28,7 @@ class SlowModel(HashModel):
     wait_s: float = 0.0
     num_forwards: int = 0
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         self.num_forwards += 1
         time.sleep(self.wait_s)
         return super().predict(inputs)

@@ -6,9 +6,9 @@ import torch
 from eval_runs import TOKENIZER
 from torch import Tensor
 
-from dllm_decode import Inputs, Memory
-from eval.joint import Joint
-from eval.oracle import OracleModel
+from dllm_decode import ForwardInputs, KVCache
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 from eval.tasks.lists import Request, valid_outputs
 
 ANSWER = TOKENIZER.encode("answer")[0]
@@ -30,10 +30,10 @@ class ExactLists:
     name: str = "exact lists"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         raise ValueError("No keys and values.")
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         logits = torch.full((*inputs.wanted.shape, self.vocab_size), -1e9, dtype=torch.float64)
         for row, tokens in enumerate(inputs.tokens.tolist()):
             end = tokens.index(ANSWER) + 2
@@ -61,7 +61,9 @@ class ExactLists:
         canvas = torch.tensor([[*prompt, *region]])
         positions = torch.arange(canvas.shape[1])[None]
         found = oracle.predict(
-            Inputs(tokens=canvas, positions=positions, wanted=(wanted - end + len(prompt))[None])
+            ForwardInputs(
+                tokens=canvas, positions=positions, wanted=(wanted - end + len(prompt))[None]
+            )
         )[0]
         logits = torch.full((len(wanted), self.vocab_size), -1e9, dtype=torch.float64)
         logits[:, [*ids, 0]] = found[:, : oracle.mask_id]

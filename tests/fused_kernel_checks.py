@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from samplers import View, fused, statistics, summary
+from samplers import View
+from samplers.logits import kernel as fused
+from samplers.logits import statistics, summary
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 LANES = fused._NUM_LANES
@@ -197,7 +199,7 @@ def test_a_view_finds_everything_in_one_launch(
         made = View(ones.long(), logits, ones, ones, 0, 3)
         if raised:
             tokens = made.most_likely[..., None]
-            made = made.with_bonus(tokens, torch.full(tokens.shape, 0.5, device=DEVICE))
+            made = made.with_logit_bias(tokens, torch.full(tokens.shape, 0.5, device=DEVICE))
         return made
 
     logits = random_logits(2, 3, LANES + 9, dtype=torch.bfloat16).to(DEVICE)

@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_decode.models import Inputs, MaskedTransformer, Memory, fused, load_model, plain, plan
-from dllm_decode.models.operations import Heads, Rotation, Scaling, Store, Stream, Target
+from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, load_model
+from dllm_decode.models.network import context as plan
+from dllm_decode.models.network import operations_torch as plain
+from dllm_decode.models.network import operations_triton as fused
+from dllm_decode.models.network.operations import Heads, KVSlots, LayerKV, Rotation, Scaling, Stream
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
@@ -22,7 +25,7 @@ FAMILIES = ("llada", "dream", "sdar")
 HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 ON_CUDA = pytest.mark.skipif(INTERPRETED, reason="what a GPU does")
-EVERYTHING = Target(slice(None), slice(None), None)
+EVERYTHING = KVSlots(slice(None), slice(None), None)
 LANES, TILE = fused._NUM_LANES, fused._NUM_HEADS
 
 # exp of a large number is infinite on purpose.
@@ -114,17 +117,23 @@ def rotation_of(angles: Tensor, dtype: torch.dtype) -> Rotation:
 
 
 def both(
-    heads: Tensor, rotation: Rotation, memory: Tensor | None, target: Target | None, **options: Any
+    heads: Tensor,
+    rotation: Rotation,
+    kv_cache: Tensor | None,
+    target: KVSlots | None,
+    **options: Any,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields what the fused operation finds and writes, each with what torch does."""
     found: list[list[Tensor]] = []
     for operations in (fused, plain):
         store, written = None, []
-        if memory is not None and target is not None:
+        if kv_cache is not None and target is not None:
             # What lies around the memory too.
-            written = [(memory if memory._base is None else memory._base).clone()]
-            held = written[0].as_strided(memory.shape, memory.stride(), memory.storage_offset())
-            store = Store(held[0], held[1], target)
+            written = [(kv_cache if kv_cache._base is None else kv_cache._base).clone()]
+            held = written[0].as_strided(
+                kv_cache.shape, kv_cache.stride(), kv_cache.storage_offset()
+            )
+            store = LayerKV(held[0], held[1], target)
         made: Heads = operations.rotate_and_store(heads, rotation, store, **options)
         found.append([*made, *written])
     yield from zip(*found, strict=True)
@@ -154,9 +163,9 @@ def test_rotated_heads_have_the_bits_of_torch(
     heads = random(2, 2, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     angles = random(2, 1, 2, head_dim // 2, scale=9.0)
     rotation = rotation_of(angles, kept)
-    memory = random(2, 2, num_kv_heads, 5, head_dim, dtype=dtype)
-    target = Target(slice(None), slice(1, 3), None)
-    for stored in (None, memory):
+    kv_cache = random(2, 2, num_kv_heads, 5, head_dim, dtype=dtype)
+    target = KVSlots(slice(None), slice(1, 3), None)
+    for stored in (None, kv_cache):
         options: Any = {"num_kv_heads": num_kv_heads, "scalings": None}
         for got, wanted in both(heads, rotation, stored, target, **options):
             assert torch.equal(got, wanted)
@@ -172,11 +181,13 @@ def test_queries_and_keys_are_normalised_before_rotation(
         Scaling(random(48, dtype=dtype), 0.5, in_float32),
     )
     heads = random(2, 3, 10 + 4, 48, dtype=dtype, scale=2.0)
-    memory = random(2, 2, 2, 5, 48, dtype=dtype)
-    target = Target(slice(None), slice(1, 4), None)
+    kv_cache = random(2, 2, 2, 5, 48, dtype=dtype)
+    target = KVSlots(slice(None), slice(1, 4), None)
     for kept in (torch.float32, dtype):
         rotation = rotation_of(random(2, 1, 3, 24, scale=9.0), kept)
-        for got, wanted in both(heads, rotation, memory, target, num_kv_heads=2, scalings=scalings):
+        for got, wanted in both(
+            heads, rotation, kv_cache, target, num_kv_heads=2, scalings=scalings
+        ):
             assert got.dtype == dtype
             # Where a sum of two cancels, a step of these is many of its own.
             step = 3e-6 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
@@ -200,40 +211,44 @@ def rows_and_slots() -> Iterator[tuple[slice | Tensor, slice | Tensor]]:
 @pytest.mark.parametrize("layout", ["first slots", "slots outside", "heads inside"])
 def test_keys_and_values_go_where_torch_puts_them(random, layout: str) -> None:
     if layout == "first slots":
-        memory = random(2, 5, 3, 12, 8)[..., :9, :]
+        kv_cache = random(2, 5, 3, 12, 8)[..., :9, :]
     elif layout == "slots outside":
-        memory = random(2, 9, 5, 3, 8).permute(0, 2, 3, 1, 4)
+        kv_cache = random(2, 9, 5, 3, 8).permute(0, 2, 3, 1, 4)
     else:
-        memory = random(2, 5, 9, 8, 3).permute(0, 1, 4, 2, 3)
+        kv_cache = random(2, 5, 9, 8, 3).permute(0, 1, 4, 2, 3)
     heads, angles = random(3, 2, 3 + 6, 8), random(3, 1, 2, 4)
     # A slot that several columns of a row have is written alike by all of them.
     heads[2], angles[2] = heads[2, :1], angles[2, :, :1]
     rotation = rotation_of(angles, torch.float32)
     for rows, slots in rows_and_slots():
         target = plan._target(rows, slots, 5)
-        for got, wanted in both(heads, rotation, memory, target, num_kv_heads=3, scalings=None):
+        for got, wanted in both(heads, rotation, kv_cache, target, num_kv_heads=3, scalings=None):
             assert torch.equal(got, wanted)
 
 
 def test_nothing_is_written_outside_of_the_memory(random) -> None:
     around = random(2, 5, 2, 9, 32)
-    memory, before = around[:, 1:4, :, 2:7], around.clone()
+    kv_cache, before = around[:, 1:4, :, 2:7], around.clone()
     heads, rotation = random(2, 2, 2 + 4, 32), rotation_of(random(2, 1, 2, 16), torch.float32)
     outside = torch.tensor([[5, -1], [6, -2]], device=DEVICE)
     rows = torch.tensor([-1, 3], device=DEVICE)
     for target in (
-        Target(slice(0, 2), outside, None),
-        Target(rows, outside.clamp(1, 3), None),
-        Target(rows, slice(0, 2), None),
+        KVSlots(slice(0, 2), outside, None),
+        KVSlots(rows, outside.clamp(1, 3), None),
+        KVSlots(rows, slice(0, 2), None),
     ):
         # What is read of such rows afterwards is torch's to refuse.
-        read = Target(slice(0, 2), slice(None), None)
-        launched = [*fused._indices(target, memory[0])]
+        read = KVSlots(slice(0, 2), slice(None), None)
+        launched = [*fused._indices(target, kv_cache[0])]
         assert launched[1] == 3
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(fused, "_indices", lambda *_, found=launched: found)
             fused.rotate_and_store(
-                heads, rotation, Store(memory[0], memory[1], read), num_kv_heads=2, scalings=None
+                heads,
+                rotation,
+                LayerKV(kv_cache[0], kv_cache[1], read),
+                num_kv_heads=2,
+                scalings=None,
             )
         assert torch.equal(around, before)
 
@@ -246,7 +261,7 @@ def test_offsets_beyond_32_bits_are_reached(random, far: int) -> None:
     strides[far] = 2**30 + 16
     num = 1 + 2 * sum(strides[:3]) + 7
     keys = torch.empty(num, dtype=torch.float16, device=DEVICE).as_strided((3, 3, 3, 8), strides)
-    store = Store(keys, torch.empty_like(keys, memory_format=torch.contiguous_format), EVERYTHING)
+    store = LayerKV(keys, torch.empty_like(keys, memory_format=torch.contiguous_format), EVERYTHING)
     heads = random(3, 3, 3 + 6, 8, dtype=torch.float16)
     rotation = rotation_of(random(3, 1, 3, 4), torch.float32)
     options: Any = {"num_kv_heads": 3, "scalings": None}
@@ -282,34 +297,39 @@ def test_an_empty_batch_stays_empty() -> None:
     assert fused.swiglu(normed).shape == (0, 3, 3)
 
 
-def forwards(model: MaskedTransformer) -> Iterator[tuple[Inputs, Memory | None]]:
+def forwards(model: MaskedTransformer) -> Iterator[tuple[ForwardInputs, KVCache | None]]:
     """Forwards of several kinds, each with the memory it writes to."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(500, (2, 5), generator=generator).to(DEVICE)
     columns = torch.arange(5, device=DEVICE).expand(2, 5)
     wanted = torch.tensor([[3, 4, 0], [1, 1, 2]], device=DEVICE)
     seen = (torch.rand(2, 5, 5, generator=generator) > 0.3).to(DEVICE)
-    yield Inputs(tokens, columns, wanted, attend=seen), None
+    yield ForwardInputs(tokens, columns, wanted, attend=seen), None
     for rows in (slice(1, 3), torch.tensor([2, 0], device=DEVICE)):
-        memory = model.new_memory(3, 8).first(5)
+        kv_cache = model.new_kv_cache(3, 8).first(5)
         yield (
-            Inputs(tokens, columns, wanted, memory=memory, slots=slice(0, 5), rows=rows), memory
+            ForwardInputs(
+                tokens, columns, wanted, kv_cache=kv_cache, slots=slice(0, 5), rows=rows
+            ),
+            kv_cache,
         )  # fmt: skip
         block = columns[:, 1:3] + torch.arange(2, device=DEVICE)[:, None]
         chosen, few = tokens.gather(1, block), wanted.clamp(max=1)
         attend = seen[:, :1] if isinstance(rows, slice) else seen[:, :2]
-        yield Inputs(chosen, block, few, attend, memory, slots=block, rows=rows), memory
+        yield ForwardInputs(chosen, block, few, attend, kv_cache, slots=block, rows=rows), kv_cache
 
 
 def compare(
-    model: MaskedTransformer, predict: Callable[[Inputs], Tensor], choose: Callable[[Any], None]
+    model: MaskedTransformer,
+    predict: Callable[[ForwardInputs], Tensor],
+    choose: Callable[[Any], None],
 ) -> None:
     for fresh, torch_s in zip(forwards(model), forwards(model), strict=True):
         found = []
-        for operations, (inputs, memory) in ((fused, fresh), (plain, torch_s)):
+        for operations, (inputs, kv_cache) in ((fused, fresh), (plain, torch_s)):
             choose(operations)
             logits = predict(inputs) if operations is fused else model.predict(inputs)
-            found.append([logits] if memory is None else [logits, *memory.buffers])
+            found.append([logits] if kv_cache is None else [logits, *kv_cache.buffers])
         for got, wanted in zip(*found, strict=True):
             if model.dtype == torch.float32:
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
@@ -343,15 +363,17 @@ def test_captured_forwards_are_those_of_torch(
     chosen: list[Any] = [plain]
     monkeypatch.setattr(plan, "operations_for", lambda device, dtype: chosen[-1])
 
-    def captured(inputs: Inputs) -> Tensor:
-        before = [] if inputs.memory is None else [part.clone() for part in inputs.memory.buffers]
+    def captured(inputs: ForwardInputs) -> Tensor:
+        before = (
+            [] if inputs.kv_cache is None else [part.clone() for part in inputs.kv_cache.buffers]
+        )
         model.predict(inputs)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             logits = model.predict(inputs)
         # What the first forward wrote, the recording must write again.
-        for held, old in zip(inputs.memory.buffers if before else (), before, strict=True):
+        for held, old in zip(inputs.kv_cache.buffers if before else (), before, strict=True):
             held.copy_(old)
         graph.replay()
         return logits

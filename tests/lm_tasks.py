@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from eval.addresses import parse_task
+from eval.runs.names import parse_task
 
 _HEAD = """\
 task: {name}

@@ -3,7 +3,7 @@
 import torch
 from spied import Spied, tiny
 
-from dllm_decode import Inputs
+from dllm_decode import ForwardInputs
 
 TINY_PROMPTS = [
     [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],
@@ -14,7 +14,7 @@ TINY_PROMPTS = [
 class Counted(Spied):
     """Keeps its calls, without a ledger of slots, which would have to follow the rows."""
 
-    def predict(self, inputs: Inputs) -> torch.Tensor:
+    def predict(self, inputs: ForwardInputs) -> torch.Tensor:
         self.calls.append(inputs)
         return self.model.predict(inputs)
 

@@ -7,9 +7,9 @@ import torch
 from spied import tiny
 from torch import Tensor
 
-from dllm_decode import Inputs, Memory
-from dllm_decode.models.keeper import Keeper
-from dllm_decode.models.replay import Replay
+from dllm_decode import ForwardInputs, KVCache
+from dllm_decode.models.graphs.buffers import KVBufferPool
+from dllm_decode.models.graphs.runner import GraphRunner
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 
@@ -20,7 +20,9 @@ class Recorder:
     def __init__(self) -> None:
         self.num_recorded = self.num_played = 0
 
-    def __call__(self, run: Callable[[Inputs], Tensor], inputs: Inputs) -> Callable[[], Tensor]:
+    def __call__(
+        self, run: Callable[[ForwardInputs], Tensor], inputs: ForwardInputs
+    ) -> Callable[[], Tensor]:
         self.num_recorded += 1
         logits = run(inputs)
 
@@ -38,23 +40,23 @@ class Replayed:
     def __init__(self, family: str, **options: Any) -> None:
         self.model = tiny(family)
         self.recorder = Recorder()
-        self.predict = Replay(self.model.predict, record=self.recorder, **options)
-        self.keeper = Keeper()
+        self.predict = GraphRunner(self.model.predict, record=self.recorder, **options)
+        self.keeper = KVBufferPool()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         return roomy(self.model, num_rows, num_slots, self.keeper)
 
 
-def roomy(model: Any, num_rows: int, num_slots: int, keeper: Keeper) -> Memory:
+def roomy(model: Any, num_rows: int, num_slots: int, keeper: KVBufferPool) -> KVCache:
     """A memory with a spare slot, as a model on CUDA has it."""
-    shape = model.transformer.shape
+    shape = model.transformer.config
     size = (shape.num_layers, num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-    return keeper.memory(size, dtype=model.dtype, device=torch.device("cpu"))
+    return keeper.kv_cache(size, dtype=model.dtype, device=torch.device("cpu"))
 
 
-def forward(num_columns: int = 4, *, num_rows: int = 1, token: int = 8) -> Inputs:
+def forward(num_columns: int = 4, *, num_rows: int = 1, token: int = 8) -> ForwardInputs:
     columns = torch.arange(num_columns).repeat(num_rows, 1)
-    return Inputs(tokens=columns + token, positions=columns, wanted=columns)
+    return ForwardInputs(tokens=columns + token, positions=columns, wanted=columns)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer, load_model
-from dllm_decode.models.base import Inputs, Memory
+from dllm_decode.models.base import ForwardInputs, KVCache
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 FAMILIES = ("llada", "dream", "sdar")
@@ -25,8 +25,8 @@ class Spied:
     """A mask predictor that keeps its calls, and which token each slot was computed from last."""
 
     model: MaskedTransformer
-    calls: list[Inputs] = field(default_factory=list)
-    memories: list[Memory] = field(default_factory=list)
+    calls: list[ForwardInputs] = field(default_factory=list)
+    memories: list[KVCache] = field(default_factory=list)
     held: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     positions: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
@@ -40,9 +40,9 @@ class Spied:
         self.causal_block_length = self.model.causal_block_length
         self.device = self.model.device
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         self.calls.append(inputs)
-        if inputs.memory is not None:
+        if inputs.kv_cache is not None:
             rows = self.rows_of(inputs)[:, None]
             slots = self.slots_of(inputs)
             # Branches of a tree go behind the slots of the canvas.
@@ -52,28 +52,32 @@ class Spied:
             self.positions[rows[own], slots[own]] = inputs.positions[own]
         return self.model.predict(inputs)
 
-    def rows_of(self, inputs: Inputs) -> Tensor:
+    def rows_of(self, inputs: ForwardInputs) -> Tensor:
         rows = torch.arange(len(self.held))
         return rows if inputs.rows is None else rows[inputs.rows]
 
-    def slots_of(self, inputs: Inputs) -> Tensor:
+    def slots_of(self, inputs: ForwardInputs) -> Tensor:
         if isinstance(inputs.slots, slice):
             return torch.arange(self.held.shape[1])[inputs.slots].expand_as(inputs.tokens)
         assert inputs.slots is not None
         return inputs.slots
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         self.held = torch.full((num_rows, num_slots), -1)
         self.positions = torch.zeros_like(self.held)
-        self.memories.append(self.model.new_memory(num_rows, num_slots))
+        self.memories.append(self.model.new_kv_cache(num_rows, num_slots))
         return self.memories[-1]
 
     def keys_of(self, tokens: Tensor) -> Tensor:
         """Layer 0's keys of a whole canvas: they depend on a column's token and position only."""
-        memory = self.model.new_memory(*tokens.shape)
+        kv_cache = self.model.new_kv_cache(*tokens.shape)
         columns = torch.arange(tokens.shape[1]).expand_as(tokens)
-        inputs = Inputs(
-            tokens=tokens, positions=self.positions, wanted=columns, memory=memory, slots=columns
+        inputs = ForwardInputs(
+            tokens=tokens,
+            positions=self.positions,
+            wanted=columns,
+            kv_cache=kv_cache,
+            slots=columns,
         )
         self.model.predict(inputs)
-        return memory.keys[0]
+        return kv_cache.keys[0]

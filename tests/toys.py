@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dllm_decode.models.base import Inputs, Memory
-from samplers.noise import mix, uniform
+from dllm_decode.models.base import ForwardInputs, KVCache
+from samplers.logits.noise import mix, uniform
 
 
 @dataclass
@@ -30,7 +30,7 @@ class HashModel:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         tokens, positions = inputs.tokens, inputs.positions
         seen = mix(mix(positions + 1) ^ tokens)[:, None].expand(-1, tokens.shape[1], -1)
         if inputs.attend is not None:
@@ -40,13 +40,13 @@ class HashModel:
         ids = torch.arange(self.vocab_size)
         return self.peak * uniform(mix(keys[..., None] ^ mix(ids + 1000)))
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         raise ValueError("The hash model has no keys and values.")
 
     def logits_of(self, canvas: Tensor) -> Tensor:
         """Scores a whole canvas without the engine; row p predicts column p whatever the shift."""
         columns = torch.arange(canvas.shape[1])[None].expand(len(canvas), -1)
-        logits = self.predict(Inputs(tokens=canvas, positions=columns, wanted=columns))
+        logits = self.predict(ForwardInputs(tokens=canvas, positions=columns, wanted=columns))
         if self.logit_shift:
             logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
         return logits

@@ -14,9 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError, FakeTensorMode
 from torch.utils import backend_registration
 
-from dllm_decode.models import Inputs, MaskedTransformer, placement
-from dllm_decode.models.families import family_of
-from dllm_decode.models.transformer import Transformer
+from dllm_decode.models import ForwardInputs, MaskedTransformer
+from dllm_decode.models.families.base import family_of
+from dllm_decode.models.loading import placement
+from dllm_decode.models.network.transformer import Transformer
 
 FAMILIES = ("llada", "dream", "sdar")
 MAPS: dict[str, placement.DeviceMap] = {
@@ -43,23 +44,25 @@ def spread(config: Path, device_map: placement.DeviceMap) -> MaskedTransformer:
     )
 
 
-def run(model: MaskedTransformer, *, with_memory: bool) -> list[str]:
+def run(model: MaskedTransformer, *, with_kv_cache: bool) -> list[str]:
     """A forward over all, and with a memory one over some columns of some rows."""
     device = model.device
     tokens = torch.zeros(3, 12, dtype=torch.long, device=device)
     columns = torch.arange(12, device=device).expand(3, 12)
     attend = torch.ones(3, 12, 12, dtype=torch.bool, device=device)
-    if not with_memory:
-        logits = model.predict(Inputs(tokens, columns, columns[:, 3:9], attend=attend))
+    if not with_kv_cache:
+        logits = model.predict(ForwardInputs(tokens, columns, columns[:, 3:9], attend=attend))
         return [str(logits.device)]
-    memory = model.new_memory(3, 12)
-    whole = Inputs(tokens, columns, columns, attend=attend, memory=memory, slots=slice(0, 12))
+    kv_cache = model.new_kv_cache(3, 12)
+    whole = ForwardInputs(
+        tokens, columns, columns, attend=attend, kv_cache=kv_cache, slots=slice(0, 12)
+    )
     model.predict(whole)
     block, rows = columns[:2, 3:6], torch.arange(2, device=device)
     logits = model.predict(
-        Inputs(tokens[:2, 3:6], block, block - 3, memory=memory, slots=block, rows=rows)
+        ForwardInputs(tokens[:2, 3:6], block, block - 3, kv_cache=kv_cache, slots=block, rows=rows)
     )
-    return [str(logits.device), *(str(buffer.device) for buffer in memory.buffers)]
+    return [str(logits.device), *(str(buffer.device) for buffer in kv_cache.buffers)]
 
 
 def main(golden: Path) -> None:
@@ -67,13 +70,13 @@ def main(golden: Path) -> None:
     seen: dict[str, object] = {}
     # One mode for all: frequencies are kept from model to model.
     with FakeTensorMode():
-        for family, (name, device_map), with_memory in product(FAMILIES, MAPS.items(), (0, 1)):
+        for family, (name, device_map), with_kv_cache in product(FAMILIES, MAPS.items(), (0, 1)):
             model = spread(golden / family / "config.json", device_map)
-            case = f"{family}, {name}, {'memory' if with_memory else 'afresh'}"
-            seen[case] = run(model, with_memory=bool(with_memory))
+            case = f"{family}, {name}, {'memory' if with_kv_cache else 'afresh'}"
+            seen[case] = run(model, with_kv_cache=bool(with_kv_cache))
             model.transformer.route = None
             try:
-                run(model, with_memory=bool(with_memory))
+                run(model, with_kv_cache=bool(with_kv_cache))
             except FakeTensorDeviceMismatchError as error:
                 seen[f"{case}, without a route"] = str(error)
     sys.stdout.write(json.dumps(seen))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samplers import Decision, Sampler, State, View
-from samplers.noise import row_keys
+from samplers.logits.noise import row_keys
 
 Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
 STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
@@ -139,7 +139,9 @@ def play(
             temperature=temperature,
             keys=row_keys(seed, torch.arange(B)),
             block=block,
-            shadow=torch.rand(B, width, generator=generator) * ~masked if sampler.shadow else None,
+            leave_one_out=torch.rand(B, width, generator=generator) * ~masked
+            if sampler.leave_one_out
+            else None,
         )
         state = sampler.init(view) if step == 0 else state
         decision, next_state = sampler.step(view, state)

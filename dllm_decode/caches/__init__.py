@@ -1,16 +1,16 @@
 """Cache policies: which columns a forward computes, hence whose keys and values it refreshes."""
 
-from dllm_decode.caches.base import CachePolicy, Columns, Forward, NoCache
+from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, NoCache
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.fast_dllm import DualCache, PrefixCache
-from dllm_decode.caches.free_cache import FreeCache
+from dllm_decode.caches.free import FreeCache
 
 __all__ = [
     "CachePolicy",
+    "CacheQuery",
     "Columns",
     "DelayedCache",
     "DualCache",
-    "Forward",
     "FreeCache",
     "NoCache",
     "PrefixCache",

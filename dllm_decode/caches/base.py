@@ -14,7 +14,7 @@ Columns: TypeAlias = slice | Int[Tensor, "B Q"]
 
 
 @dataclass(frozen=True)
-class Forward:
+class CacheQuery:
     """One forward before it is run, as a cache policy sees it.
 
     Attributes:
@@ -51,7 +51,7 @@ class CachePolicy(ABC):
     """
 
     @property
-    def needs_memory(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         """Whether some forward leaves out columns that it attends to."""
         return True
 
@@ -76,7 +76,7 @@ class CachePolicy(ABC):
         return False
 
     @abstractmethod
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         """Returns the absolute columns to compute.
 
         Every column that predicts a masked one of the window is among them. A row with fewer
@@ -84,7 +84,7 @@ class CachePolicy(ABC):
         out: the sampler then sees certainty about the token in place.
         """
 
-    def num_columns(self, forward: Forward) -> Int[Tensor, " B"] | None:
+    def num_columns(self, forward: CacheQuery) -> Int[Tensor, " B"] | None:
         """Counts each row's columns of `recompute`, if only the device knows; else `None`.
 
         Asked behind a step about the forward that is likely next, so that the host learns it when
@@ -98,10 +98,10 @@ class NoCache(CachePolicy):
     """Computes every column at every forward: exact, and the reference of all other policies."""
 
     @property
-    def needs_memory(self) -> bool:
+    def needs_kv_cache(self) -> bool:
         return False
 
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         return slice(0, forward.end)
 
 

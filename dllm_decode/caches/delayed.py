@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, Columns, Forward, require_period
+from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_period
 from dllm_decode.sizes import round_up
 
 # Of the numbers of columns: few shapes, since libraries keep scratch, and graphs are captured, for
@@ -55,21 +55,21 @@ class DelayedCache(CachePolicy):
     def reads_pending(self) -> bool:
         return True
 
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         if self._computes_all(forward.step):
             return slice(0, forward.end)
         fresh = _fresh(forward)
         most = forward.most_columns
         return _columns(fresh, int(fresh.sum(-1).max()) if most is None else most)
 
-    def num_columns(self, forward: Forward) -> Int[Tensor, " B"] | None:
+    def num_columns(self, forward: CacheQuery) -> Int[Tensor, " B"] | None:
         return None if self._computes_all(forward.step) else _fresh(forward).sum(-1)
 
     def _computes_all(self, step: int) -> bool:
         return step < self.warm_up or step % self.refresh_every == 0
 
 
-def _fresh(forward: Forward) -> Bool[Tensor, "B E"]:
+def _fresh(forward: CacheQuery) -> Bool[Tensor, "B E"]:
     """Marks what is masked, or was when it was computed last."""
     canvas = forward.canvas
     assert forward.pending is not None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.caches.base import CachePolicy, Columns, Forward, require_period
+from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_period
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PrefixCache(CachePolicy):
     def is_path_dependent(self) -> bool:
         return self.refresh_every > 0
 
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         if _refreshes(forward.step, self.refresh_every):
             return slice(0, forward.end)
         return slice(forward.needed.start, forward.end)
@@ -77,7 +77,7 @@ class DualCache(CachePolicy):
     def is_path_dependent(self) -> bool:
         return self.refresh_every > 0
 
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         if _refreshes(forward.step, self.refresh_every):
             return slice(0, forward.end)
         start = max(0, forward.needed.start - self.before)

@@ -1,20 +1,20 @@
 """Mask predictors: the transformer, the families it covers, and how they are read from disk."""
 
-from dllm_decode.models.base import Inputs, MaskPredictor, Memory
-from dllm_decode.models.causal import CausalTarget
-from dllm_decode.models.export import new_llada, save_model
-from dllm_decode.models.load import load_model
-from dllm_decode.models.load_target import load_target
-from dllm_decode.models.shape import Shape
-from dllm_decode.models.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
+from dllm_decode.models.loading.export import new_llada, save_model
+from dllm_decode.models.loading.load import load_model
+from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.load import load_target
 
 __all__ = [
     "CausalTarget",
-    "Inputs",
+    "ForwardInputs",
+    "KVCache",
     "MaskPredictor",
     "MaskedTransformer",
-    "Memory",
-    "Shape",
+    "NetworkConfig",
     "Transformer",
     "load_model",
     "load_target",

@@ -12,7 +12,7 @@ from dllm_decode.sizes import round_up
 
 
 @dataclass(frozen=True)
-class Memory:
+class KVCache:
     """Keys and values of every layer, one slot a canvas column.
 
     Keys are stored after rotation: columns never move, so a stored key stays right. A slot holds
@@ -28,8 +28,8 @@ class Memory:
 
     keys: Float[Tensor, "N R H K D"]
     values: Float[Tensor, "N R H K D"]
-    further: "Memory | None" = None
-    whole: "Memory | None" = None
+    further: "KVCache | None" = None
+    whole: "KVCache | None" = None
 
     @property
     def buffers(self) -> tuple[Float[Tensor, "_ R H K D"], ...]:
@@ -50,20 +50,20 @@ class Memory:
         assert self.further is not None
         return self.further.layer(index - len(self.keys))
 
-    def first(self, num_slots: int) -> "Memory":
+    def first(self, num_slots: int) -> "KVCache":
         """Returns the first slots; writing to them writes here."""
         if num_slots == self.keys.shape[3]:
             return self
         further = None if self.further is None else self.further.first(num_slots)
         keys, values = (part[..., :num_slots, :] for part in (self.keys, self.values))
-        return Memory(keys, values, further, self.whole)
+        return KVCache(keys, values, further, self.whole)
 
-    def behind_first(self, num_slots: int) -> "Memory":
+    def behind_first(self, num_slots: int) -> "KVCache":
         """Returns the slots behind the first as a memory whose `whole` this is."""
         keys, values = (part[..., 1 : num_slots + 1, :] for part in (self.keys, self.values))
-        return Memory(keys, values, whole=self)
+        return KVCache(keys, values, whole=self)
 
-    def widened(self, num_slots: int) -> "Memory":
+    def widened(self, num_slots: int) -> "KVCache":
         """Returns a copy with more slots, zeros behind those there are; no copy if it has room."""
         if self.whole is not None:
             has_room = self.whole.keys.shape[3] > num_slots
@@ -71,7 +71,7 @@ class Memory:
             return whole.behind_first(num_slots)
         more = (0, 0, 0, num_slots - self.keys.shape[3])
         further = None if self.further is None else self.further.widened(num_slots)
-        return Memory(pad(self.keys, more), pad(self.values, more), further)
+        return KVCache(pad(self.keys, more), pad(self.values, more), further)
 
 
 def with_spare(num_slots: int) -> int:
@@ -80,7 +80,7 @@ def with_spare(num_slots: int) -> int:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ForwardInputs:
     """One forward over Q columns of B rows.
 
     Nobody changes its tensors in place, even after the forward: the same tensor again stands for
@@ -92,7 +92,7 @@ class Inputs:
         wanted: Indices into the Q computed columns whose logits are returned.
         attend: True where a query may see a key. K is Q without a memory, else the memory's slots.
             One query row stands for all. `None`: everything sees everything.
-        memory: Store that is read and overwritten; `None` computes all keys afresh.
+        kv_cache: Store that is read and overwritten; `None` computes all keys afresh.
         slots: Where the fresh keys and values go in the memory; required with a memory. A slice,
             the same slots in every row, is cheapest.
         rows: Which memory rows the B rows of this call are, no row twice; `None`: all of them, in
@@ -103,7 +103,7 @@ class Inputs:
     positions: Int[Tensor, "B Q"]
     wanted: Int[Tensor, "B W"]
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None = None
-    memory: Memory | None = None
+    kv_cache: KVCache | None = None
     slots: slice | Int[Tensor, "B Q"] | None = None
     rows: slice | Int[Tensor, " B"] | None = None
 
@@ -135,10 +135,10 @@ class MaskPredictor(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def predict(self, inputs: Inputs) -> Float[Tensor, "B W V"]:
+    def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; the returned tensor is the caller's to change."""
         ...
 
-    def new_memory(self, num_rows: int, num_slots: int) -> Memory:
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed store; ValueError for a model that has no keys and values."""
         ...

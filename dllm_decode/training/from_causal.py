@@ -40,7 +40,7 @@ def start_from_causal(model: MaskedTransformer, folder: Path) -> None:
     if not path.is_file():
         raise ValueError(
             f"A causal model is a folder with {path.name}, got {str(folder)!r} without one; "
-            "train one with examples/train_mini_ar.py."
+            "train one with examples/mini/train_mini_ar.py."
         )
     stored = load_file(path)
     names = {

@@ -160,7 +160,7 @@ def collect_examples(
             session.open()
             part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
             while len(part):
-                shown = session.look(part, block, FixedSchedule(block_length))
+                shown = session.forward(part, block, FixedSchedule(block_length))
                 # As the filter will: `Learn2PD.reads_committed`.
                 view = replace(shown, reads_committed=True)
                 wanted = reference[part.rows][:, block.start : block.end]

@@ -1,14 +1,14 @@
 """Verifiers: how one round advances the canvas."""
 
-from dllm_decode.verify.ar_verify import ARVerify
+from dllm_decode.verify.ar_verify.ar_verify import ARVerify
+from dllm_decode.verify.ar_verify.draft_length import DraftLength
+from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
+from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
+from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.base import NoVerifier, Verifier
-from dllm_decode.verify.draft_length import DraftLength
-from dllm_decode.verify.drafting import Draft, Drafting
 from dllm_decode.verify.guided import Guided
-from dllm_decode.verify.ngram import NGram, Proxy, Uniform
-from dllm_decode.verify.path_search import PathSearch
-from dllm_decode.verify.sampled import Sampled
-from dllm_decode.verify.self_verify import SelfVerify
+from dllm_decode.verify.self_verify.self_verify import SelfVerify
 
 __all__ = [
     "ARVerify",

@@ -10,7 +10,7 @@ from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
 from samplers.base import Decision, Sampler, State
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 
@@ -72,7 +72,7 @@ class NoVerifier(Verifier):
     def advance(
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
     ) -> tuple[Canvas, State]:
-        view = session.look(canvas, block, sampler, lean=True)
+        view = session.forward(canvas, block, sampler, lean=True)
         # The sampler's state may be None, so the carry wraps it.
         (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
         decision, state = sampler.step(view, state)

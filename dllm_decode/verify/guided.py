@@ -9,11 +9,10 @@ from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.models.causal import CausalTarget, Past
+from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.session import Session
-from dllm_decode.verify.base import Verifier
-from dllm_decode.verify.drafting import Draft
-from dllm_decode.verify.judging import (
+from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.verify.ar_verify.target_round import (
     Judgement,
     check_target,
     first_masks,
@@ -22,8 +21,9 @@ from dllm_decode.verify.judging import (
     whole_answer,
     write,
 )
+from dllm_decode.verify.base import Verifier
 from samplers.base import Sampler, State
-from samplers.statistics import gather, leading, log_normaliser, most_likely, num_larger
+from samplers.logits.statistics import gather, leading, log_normaliser, most_likely, num_larger
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from eval.code_runner import CodeRunner
+from eval.sandbox.code_runner import CodeRunner
 
 Turn = dict[str, str]
 """One chat turn, `{"role": "user" | "assistant", "content": text}`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from eval.code_runner import CodeRunner, NoCode
+from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
 
 PROTOCOLS = ("lm_eval", "instruct")

@@ -11,7 +11,7 @@ from eval_runs import TOKENIZER
 
 from dllm_decode.models import new_llada, save_model
 from eval.__main__ import main
-from eval.records import Folder
+from eval.runs.records import Folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,10 +20,10 @@ from dllm_decode import (
     DelayedCache,
     DraftLength,
     DualCache,
+    ForwardInputs,
     FreeCache,
     Gains,
     Guided,
-    Inputs,
     NGram,
     NoCache,
     PathSearch,
@@ -37,7 +37,7 @@ from dllm_decode import (
     load_target,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.replay import Replay
+from dllm_decode.models.graphs.runner import GraphRunner
 from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Prophet, Wino
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -77,7 +77,7 @@ class Recorder:
         self.accelerator = accelerator
         self.num_played = 0
 
-    def __call__(self, run: Any, inputs: Inputs) -> Any:
+    def __call__(self, run: Any, inputs: ForwardInputs) -> Any:
         with self.accelerator.capturing():
             logits = run(inputs)
 
@@ -117,7 +117,7 @@ def pair(source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float6
     with Accelerator() as accelerator:
         there = load_model(source, device="cuda", dtype=dtype)[0]
     there.graphs = graphs
-    there._replay = Replay(there._forward, record=Recorder(accelerator))
+    there._graphs = GraphRunner(there._forward, record=Recorder(accelerator))
     assert there.device == DEVICE
     return Pair(here, there, accelerator)
 
@@ -141,7 +141,7 @@ def target_on(device: str, vocab_size: int) -> CausalTarget:
 def test_every_sampler_decodes_as_on_the_cpu(
     sampler: Any, family: str, pairs: dict[str, Pair]
 ) -> None:
-    if sampler.shadow:
+    if sampler.leave_one_out:
         # On a model that cannot see what it verifies, and without a cache.
         pairs["llada"].decode(sampler, temperature=0.7)
         return
@@ -155,7 +155,7 @@ def test_every_cache_decodes_as_on_the_cpu(
 ) -> None:
     options = {"cache": cache, "stop_at_eos": False}
     pairs[family].decode(FixedSchedule(4), **options)
-    recorder = played[family].there._replay.record
+    recorder = played[family].there._graphs.record
     before = recorder.num_played
     # The first time, forwards run as ever; the second, they are recorded.
     played[family].decode(FixedSchedule(4), num_times=2, **options)

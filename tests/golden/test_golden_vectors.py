@@ -19,7 +19,7 @@ from samplers import (
     View,
 )
 from samplers.less import _coarse_divergence
-from samplers.statistics import divergence
+from samplers.logits.statistics import divergence
 
 
 def num_committed(sampler: Sampler, view: View) -> int:

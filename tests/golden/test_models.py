@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_decode.models import Inputs, MaskedTransformer, Memory, load_model
+from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, load_model
 
 DATA = Path(__file__).parent / "data" / "models"
 FAMILIES = ("llada", "dream", "sdar")
@@ -35,19 +35,19 @@ def predict(
     columns: Tensor | None = None,
     positions: Tensor | None = None,
     attend: Tensor | None = None,
-    memory: Memory | None = None,
+    kv_cache: KVCache | None = None,
 ) -> Tensor:
     """Logits of all the given columns of a canvas, which are all it has without a memory."""
     B, Q = tokens.shape
     columns = torch.arange(Q) if columns is None else columns
     return model.predict(
-        Inputs(
+        ForwardInputs(
             tokens=tokens,
             positions=columns.expand(B, Q) if positions is None else positions,
             wanted=torch.arange(Q).expand(B, Q),
             attend=attend,
-            memory=memory,
-            slots=None if memory is None else columns.expand(B, Q),
+            kv_cache=kv_cache,
+            slots=None if kv_cache is None else columns.expand(B, Q),
         )
     )
 
@@ -84,7 +84,7 @@ def test_dream_predicts_the_next_column_and_says_so(goldens, models) -> None:
     tokens = golden["full.input_ids"]
     columns = torch.arange(48).expand(3, 48)
     wanted = (columns - model.logit_shift).clamp(min=0)
-    got = model.predict(Inputs(tokens=tokens, positions=columns, wanted=wanted))
+    got = model.predict(ForwardInputs(tokens=tokens, positions=columns, wanted=wanted))
     assert_close(got, golden["full.logits_shifted"])
     assert (got - golden["full.logits"]).abs().max() > 1
 
@@ -171,13 +171,13 @@ def turned(keys: Tensor, theta: float) -> Tensor:
 
 
 @pytest.fixture
-def llada_after_prompt(goldens, models) -> Memory:
+def llada_after_prompt(goldens, models) -> KVCache:
     model = models["llada"]
-    memory = model.new_memory(3, 48)
+    kv_cache = model.new_kv_cache(3, 48)
     golden = goldens["llada"]
-    logits = predict(model, golden["cache.x0"], memory=memory)
+    logits = predict(model, golden["cache.x0"], kv_cache=kv_cache)
     assert_close(logits, golden["cache.logits_full"])
-    return memory
+    return kv_cache
 
 
 def test_the_memory_holds_the_official_keys_and_values(goldens, llada_after_prompt) -> None:
@@ -192,13 +192,13 @@ def test_the_memory_holds_the_official_keys_and_values(goldens, llada_after_prom
 def test_prefix_caching_has_the_official_logits(family, goldens, models) -> None:
     golden, model = goldens[family], models[family]
     start = int(golden["cache.block"][0])
-    memory = model.new_memory(3, 48)
-    predict(model, golden["cache.x0"], memory=memory)
+    kv_cache = model.new_kv_cache(3, 48)
+    predict(model, golden["cache.x0"], kv_cache=kv_cache)
     steps = [step for step in (1, 2) if f"prefix.logits_step{step}" in golden]
     assert steps
     for step in steps:
         tokens = golden[f"cache.x{step}"][:, start:]
-        got = predict(model, tokens, columns=torch.arange(start, 48), memory=memory)
+        got = predict(model, tokens, columns=torch.arange(start, 48), kv_cache=kv_cache)
         assert_close(got, golden[f"prefix.logits_step{step}"])
 
 
@@ -206,49 +206,49 @@ def test_prefix_caching_has_the_official_logits(family, goldens, models) -> None
 def test_dual_caching_has_the_official_logits(family, goldens, models) -> None:
     golden, model = goldens[family], models[family]
     start, end = golden["cache.block"].tolist()
-    memory = model.new_memory(3, 48)
-    predict(model, golden["cache.x0"], memory=memory)
+    kv_cache = model.new_kv_cache(3, 48)
+    predict(model, golden["cache.x0"], kv_cache=kv_cache)
     steps = [step for step in (1, 2) if f"dual.logits_step{step}" in golden]
     assert steps
     for step in steps:
         tokens = golden[f"cache.x{step}"][:, start:end]
-        got = predict(model, tokens, columns=torch.arange(start, end), memory=memory)
+        got = predict(model, tokens, columns=torch.arange(start, end), kv_cache=kv_cache)
         assert_close(got, golden[f"dual.logits_step{step}"])
 
 
 def test_dual_caching_overwrites_the_block_and_nothing_else(
     goldens, models, llada_after_prompt
 ) -> None:
-    golden, model, memory = goldens["llada"], models["llada"], llada_after_prompt
+    golden, model, kv_cache = goldens["llada"], models["llada"], llada_after_prompt
     start, end = golden["cache.block"].tolist()
-    before = memory.values.clone()
+    before = kv_cache.values.clone()
     for step in (1, 2):
         tokens = golden[f"cache.x{step}"][:, start:end]
-        predict(model, tokens, columns=torch.arange(start, end), memory=memory)
+        predict(model, tokens, columns=torch.arange(start, end), kv_cache=kv_cache)
     for layer in range(3):
-        assert_close(memory.values[layer, :, :, start:end], golden[f"dual.v_after.{layer}"])
-    assert not torch.equal(memory.values[..., start:end, :], before[..., start:end, :])
-    assert torch.equal(memory.values[..., :start, :], before[..., :start, :])
-    assert torch.equal(memory.values[..., end:, :], before[..., end:, :])
+        assert_close(kv_cache.values[layer, :, :, start:end], golden[f"dual.v_after.{layer}"])
+    assert not torch.equal(kv_cache.values[..., start:end, :], before[..., start:end, :])
+    assert torch.equal(kv_cache.values[..., :start, :], before[..., :start, :])
+    assert torch.equal(kv_cache.values[..., end:, :], before[..., end:, :])
 
 
 def test_sdar_commits_a_block_and_reads_the_next(goldens, models) -> None:
     golden, model = goldens["sdar"], models["sdar"]
     start, end = golden["cache.block"].tolist()
     tokens = golden["full.input_ids"]
-    memory = model.new_memory(3, 48)
+    kv_cache = model.new_kv_cache(3, 48)
     predict(
         model,
         tokens[:, :start],
         columns=torch.arange(start),
         attend=torch.nn.functional.pad(block_causal(3, start, 4), (0, 48 - start)),
-        memory=memory,
+        kv_cache=kv_cache,
     )
 
     def block(fresh: Tensor, first: int) -> Tensor:
         attend = (torch.arange(48) < first + 4).expand(3, 1, 48)
         columns = torch.arange(first, first + 4)
-        return predict(model, fresh, columns=columns, attend=attend, memory=memory)
+        return predict(model, fresh, columns=columns, attend=attend, kv_cache=kv_cache)
 
     assert_close(block(tokens[:, start:end], start), golden["cache.block_logits"])
     block(golden["cache.committed_block"], start)

@@ -61,8 +61,8 @@ from samplers import (
     Wino,
 )
 from samplers.fixed_schedule import Order
+from samplers.logits.statistics import highest
 from samplers.prophet import Averaged
-from samplers.statistics import highest
 
 DATA = Path(__file__).parent / "data"
 # Float32 sums differ between machines; a stable run keeps its trace at logits off by 1e-4.

@@ -25,7 +25,7 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Sampler
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -44,7 +44,7 @@ class Coached(HashModel):
 
     answers: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         logits = super().predict(inputs)
         at = inputs.positions.gather(1, inputs.wanted) - 2
         inside = (at >= 0) & (at < self.answers.shape[1])

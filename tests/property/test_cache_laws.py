@@ -18,9 +18,9 @@ from dllm_decode import (
     StepEvent,
     decode,
 )
-from dllm_decode.caches import Columns, Forward
+from dllm_decode.caches import CacheQuery, Columns
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
-from samplers.statistics import highest_one
+from samplers.logits.statistics import highest_one
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 SAMPLERS = [ConfidenceThreshold(0.6), FixedSchedule(3)]
@@ -177,13 +177,13 @@ def test_a_slot_holds_the_keys_of_the_token_it_was_computed_from(
 ) -> None:
     model = Spied(tiny(family))
     answer(model, SAMPLERS[0], cache)
-    (memory,) = model.memories
+    (kv_cache,) = model.memories
     written = model.held >= 0
     keys = model.keys_of(model.held.clamp(min=0))
-    same = torch.isclose(memory.keys[0], keys, atol=1e-9).all(-1).all(1)
+    same = torch.isclose(kv_cache.keys[0], keys, atol=1e-9).all(-1).all(1)
     assert written.any()
     assert torch.equal(same | ~written, torch.ones_like(written))
-    assert (memory.keys[0].transpose(1, 2)[~written] == 0).all()
+    assert (kv_cache.keys[0].transpose(1, 2)[~written] == 0).all()
 
 
 @FAMILY
@@ -299,7 +299,7 @@ def test_a_re_masked_column_is_computed_again_and_leaves_no_stale_keys(
 class LeavesOut(CachePolicy):
     """Breaks its contract: after the first forward it computes the prompt only."""
 
-    def recompute(self, forward: Forward) -> Columns:
+    def recompute(self, forward: CacheQuery) -> Columns:
         return slice(0, forward.end if forward.step == 0 else 1)
 
 

@@ -14,9 +14,9 @@ import torch
 from samplers_under_test import INSTANCES
 
 from dllm_decode import StepEvent, decode
-from eval.joint import Joint, even_sizes
-from eval.oracle import OracleModel
-from eval.statistics import wilson
+from eval.metrics.statistics import wilson
+from eval.oracle.joint import Joint, even_sizes
+from eval.oracle.oracle import OracleModel
 from samplers import (
     ConfidenceThreshold,
     EntropyBound,

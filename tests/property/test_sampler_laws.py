@@ -77,7 +77,7 @@ def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sample
                 gained -= decision.remask.sum(-1)
                 num_remasked += int(decision.remask.sum())
             assert (gained >= step)[view.eligible.any(-1)].all()
-    assert bool(num_remasked) == sampler.shadow
+    assert bool(num_remasked) == sampler.leave_one_out
 
 
 @every_sampler

@@ -26,7 +26,7 @@ from dllm_decode import (
     Trace,
     decode,
 )
-from dllm_decode.trace import Revision
+from dllm_decode.observers import Revision
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
@@ -261,8 +261,8 @@ class Forgetful(Sampler):
         return self.base.scope
 
     @property
-    def shadow(self) -> bool:
-        return self.base.shadow
+    def leave_one_out(self) -> bool:
+        return self.base.leave_one_out
 
     @property
     def reads_committed(self) -> bool:

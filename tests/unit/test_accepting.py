@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_decode.verify import accepting
-from dllm_decode.verify.accepting import accept_by_ratio, accept_matching
-from dllm_decode.verify.drafting import Draft
-from samplers.noise import mix
+from dllm_decode.verify.ar_verify import acceptance as accepting
+from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio, accept_matching
+from dllm_decode.verify.ar_verify.drafting.base import Draft
+from samplers.logits.noise import mix
 
 EOS = 2
 # All probabilities are sixths, so a ratio of two is a whole number of sixtieths.

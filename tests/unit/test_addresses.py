@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from dllm_decode import NoCache, NoVerifier
-from eval.addresses import digest_of, parse_cache, parse_task, parse_verifier
-from eval.sweep import read_sweep
+from eval.runs.names import digest_of, parse_cache, parse_task, parse_verifier
+from eval.runs.sweep import read_sweep
 from eval.tasks import LatinSquare, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
 

@@ -22,10 +22,10 @@ from dllm_decode import (
     StepEvent,
     decode,
 )
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.session import Session
 from samplers import FixedSchedule
-from samplers.noise import mix, uniform
+from samplers.logits.noise import mix, uniform
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 SAMPLER = FixedSchedule(4)
@@ -40,7 +40,7 @@ class Informed(HashModel):
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
     wrong_every: int = 4
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         logits = super().predict(inputs)
         for row, tokens in enumerate(inputs.tokens.tolist()):
             for prompt, answer in self.answers.items():
@@ -324,7 +324,7 @@ def test_the_counts_of_the_proxy_are_probabilities() -> None:
     assert float(after[2]) == pytest.approx((2 + 0.5 * bigram) / 3.5)
 
 
-def never(inputs: Inputs) -> Tensor:
+def never(inputs: ForwardInputs) -> Tensor:
     raise AssertionError("a forward was run")
 
 

@@ -16,7 +16,7 @@ from benchmarks.measure import Watch, in_a_process_of_its_own
 from benchmarks.memory import PeakMemory
 from benchmarks.options import read_options
 from benchmarks.setting import GEOMETRIES, Setting
-from dllm_decode.models import Inputs
+from dllm_decode.models import ForwardInputs
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4)
 TINY = replace(TINY, batch_size=2, dtype="float32", num_threads=1)
@@ -30,10 +30,10 @@ MACHINE = Machine(bytes_per_s=1e9, flops_per_s=1e9)
 @pytest.mark.parametrize("computed", [28, 8])
 def test_operations_are_those_that_torch_counts(computed: int, wanted: int) -> None:
     model = TINY.model()
-    memory = model.new_memory(2, 28)
+    kv_cache = model.new_kv_cache(2, 28)
     columns = torch.arange(computed).expand(2, -1)
     chosen = torch.arange(min(wanted, computed)).expand(2, -1)
-    inputs = Inputs(columns, columns, chosen, memory=memory, slots=slice(0, computed))
+    inputs = ForwardInputs(columns, columns, chosen, kv_cache=kv_cache, slots=slice(0, computed))
     # Fused kernels are not counted on a CPU.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.predict(inputs)
@@ -109,7 +109,7 @@ def test_every_contender_is_measured(options: str) -> None:
     assert 0 < figure.model_s < figure.wall_s
     assert 0 < figure.outside_share < 1
     assert (figure.target_s > 0) == (not verifier.asks_sampler)
-    assert (figure.memory_bytes > 0) == cache.needs_memory
+    assert (figure.memory_bytes > 0) == cache.needs_kv_cache
     assert figure.logits_bytes == 2 * 8 * 1000 * 4
     assert figure.weight_bytes == sum(part.nbytes for part in TINY.model().parameters())
 

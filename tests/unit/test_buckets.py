@@ -10,9 +10,9 @@ from replayed import roomy
 from spied import FAMILIES, MODELS, tiny
 from torch import Tensor
 
-from dllm_decode import Inputs, Memory, load_model
-from dllm_decode.models.buckets import bucketed, num_columns, num_rows
-from dllm_decode.models.keeper import Keeper
+from dllm_decode import ForwardInputs, KVCache, load_model
+from dllm_decode.models.graphs.buffers import KVBufferPool
+from dllm_decode.models.graphs.padding import num_columns, num_rows, pad_to_bucket
 
 V = 512
 
@@ -51,7 +51,7 @@ class Case:
         self.model, (self.limit, B, Q, self.num_keys) = model, size
         slots, rows, attend = kinds
         columns = self._columns(slots, (B, Q))
-        memory = None if slots == "none" else self._memory()
+        kv_cache = None if slots == "none" else self._memory()
         # Repeated columns repeat their tokens, as those of a canvas do.
         canvas = torch.randint(V, (B, self.num_keys), generator=self.random)
         self.index = {
@@ -59,12 +59,12 @@ class Case:
             "slice": torch.arange(self.limit - B, self.limit),
             "tensor": torch.randperm(self.limit, generator=self.random)[:B],
         }[rows]
-        self.inputs = Inputs(
+        self.inputs = ForwardInputs(
             tokens=canvas.gather(1, columns),
             positions=columns + torch.randint(9, (B, 1), generator=self.random),
             wanted=torch.randint(Q, (B, 5), generator=self.random),
-            attend=self._attend(attend, (B, Q, Q if memory is None else self.num_keys)),
-            memory=memory,
+            attend=self._attend(attend, (B, Q, Q if kv_cache is None else self.num_keys)),
+            kv_cache=kv_cache,
             slots={"none": None, "slice": slice(3, 3 + Q)}.get(slots, columns),
             rows={"all": None, "slice": slice(self.limit - B, self.limit)}.get(rows, self.index),
         )
@@ -78,13 +78,15 @@ class Case:
             places[:, -3:] = places[:, -4:-3]
         return places
 
-    def _memory(self) -> Memory:
-        memory = roomy(self.model, self.limit, self.num_keys + 70, Keeper()).first(self.num_keys)
+    def _memory(self) -> KVCache:
+        kv_cache = roomy(self.model, self.limit, self.num_keys + 70, KVBufferPool()).first(
+            self.num_keys
+        )
         # What is hidden is anything but zero.
-        assert memory.whole is not None
-        for part in memory.whole.buffers:
+        assert kv_cache.whole is not None
+        for part in kv_cache.whole.buffers:
             part.copy_(torch.randn(part.shape, generator=self.random, dtype=part.dtype))
-        return memory
+        return kv_cache
 
     def _attend(self, attend: str, size: tuple[int, int, int]) -> Tensor | None:
         B, Q, K = size
@@ -134,22 +136,22 @@ def test_in_float32_the_same_up_to_rounding(family: str, kinds: tuple[str, ...])
 
 
 def check(case: Case, tolerance: float) -> None:
-    inputs, memory = case.inputs, case.inputs.memory
-    alone = inputs if memory is None else replace(inputs, memory=separate(memory))
+    inputs, kv_cache = case.inputs, case.inputs.kv_cache
+    alone = inputs if kv_cache is None else replace(inputs, kv_cache=separate(kv_cache))
     expected = case.model.predict(alone)
-    before = None if memory is None else separate(memory.whole)
-    filled = bucketed(inputs)
+    before = None if kv_cache is None else separate(kv_cache.whole)
+    filled = pad_to_bucket(inputs)
     got = filled.cut(case.model.predict(filled.inputs))
     assert got.shape == expected.shape
     torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
-    if memory is None:
+    if kv_cache is None:
         return
     written = torch.zeros(case.limit, case.num_keys, dtype=torch.bool)
     there = torch.arange(case.num_keys)[inputs.slots] if isinstance(inputs.slots, slice) else None
     slots = inputs.slots if there is None else there.expand_as(inputs.tokens)
     written[case.index[:, None], slots] = True
     for now, then, wanted in zip(
-        memory.whole.buffers, before.buffers, alone.memory.buffers, strict=True
+        kv_cache.whole.buffers, before.buffers, alone.kv_cache.buffers, strict=True
     ):
         mine = now[:, :, :, 1 : 1 + case.num_keys]
         torch.testing.assert_close(mine, wanted, rtol=0, atol=tolerance)
@@ -159,25 +161,25 @@ def check(case: Case, tolerance: float) -> None:
         assert torch.equal(now[:, :, :, 1 + case.num_keys :], then[:, :, :, 1 + case.num_keys :])
 
 
-def separate(memory: Memory | None) -> Memory:
-    assert memory is not None
-    return Memory(memory.keys.clone(), memory.values.clone())
+def separate(kv_cache: KVCache | None) -> KVCache:
+    assert kv_cache is not None
+    return KVCache(kv_cache.keys.clone(), kv_cache.values.clone())
 
 
 def test_the_sizes_are_those_promised() -> None:
     case = Case(tiny("llada"), 0, size=(32, 6, 67, 90), kinds=("tensor", "tensor", "per query"))
-    inputs = bucketed(case.inputs).inputs
+    inputs = pad_to_bucket(case.inputs).inputs
     assert inputs.tokens.shape == inputs.positions.shape == inputs.slots.shape == (8, 80)
     assert inputs.wanted.shape == (8, 8)
     assert inputs.attend.shape == (8, 80, 128)
-    assert inputs.memory.keys.shape[3] == 128
+    assert inputs.kv_cache.keys.shape[3] == 128
     assert inputs.rows.tolist() == [*case.index.tolist(), *[case.index[-1].item()] * 2]
 
 
 @pytest.mark.parametrize("rows", ["slice", "tensor"])
 def test_as_many_rows_as_the_memory_has_are_not_gathered(rows: str) -> None:
     case = Case(tiny("llada"), 0, size=(32, 29, 8, 20), kinds=("slice", rows, "none"))
-    filled = bucketed(case.inputs)
+    filled = pad_to_bucket(case.inputs)
     assert filled.inputs.rows is None
     assert torch.equal(filled.inputs.tokens[case.index], case.inputs.tokens)
 
@@ -185,7 +187,7 @@ def test_as_many_rows_as_the_memory_has_are_not_gathered(rows: str) -> None:
 def test_without_a_memory_nothing_is_added_to_what_is_of_a_size_already() -> None:
     case = Case(tiny("llada"), 0, size=(4, 4, 16, 40), kinds=("none", "all", "none"))
     inputs = replace(case.inputs, wanted=case.inputs.tokens % 16)
-    filled = bucketed(inputs)
+    filled = pad_to_bucket(inputs)
     for name, part in vars(filled.inputs).items():
         assert part is vars(inputs)[name]
     logits = torch.zeros(4, 16, V)
@@ -194,19 +196,19 @@ def test_without_a_memory_nothing_is_added_to_what_is_of_a_size_already() -> Non
 
 def test_a_memory_without_a_spare_slot_is_left_as_it_is() -> None:
     case = Case(tiny("llada"), 0, size=(9, 3, 11, 40), kinds=("slice", "slice", "one row"))
-    inputs = replace(case.inputs, memory=separate(case.inputs.memory))
-    filled = bucketed(inputs).inputs
+    inputs = replace(case.inputs, kv_cache=separate(case.inputs.kv_cache))
+    filled = pad_to_bucket(inputs).inputs
     assert filled.slots.tolist() == [list(range(3, 14))] * 3
-    for name in ("tokens", "positions", "wanted", "attend", "memory", "rows"):
+    for name in ("tokens", "positions", "wanted", "attend", "kv_cache", "rows"):
         assert vars(filled)[name] is vars(inputs)[name]
 
 
 @pytest.mark.parametrize("kinds", [KINDS[1], KINDS[-1], KINDS[6]], ids="-".join)
 def test_what_is_the_same_tensor_again_is_not_laid_out_again(kinds: tuple[str, ...]) -> None:
     case = Case(tiny("llada"), 1, size=(9, 7, 11, 50), kinds=kinds)
-    one = bucketed(case.inputs)
+    one = pad_to_bucket(case.inputs)
     again = replace(case.inputs, tokens=case.inputs.tokens + 1)
-    two = bucketed(again, one.without_memory).inputs
+    two = pad_to_bucket(again, one.without_memory).inputs
     for name in ("positions", "wanted", "attend", "slots", "rows"):
         assert vars(two)[name] is vars(one.inputs)[name]
     assert two.tokens.sum() == one.inputs.tokens.sum() + again.tokens.numel()
@@ -229,10 +231,10 @@ def test_what_has_changed_is_laid_out_anew(change: str, num_rows: int) -> None:
             first,
             **{name: vars(first)[name][1:] for name in ("tokens", "positions", "wanted", "rows")},
         ),
-        "fewer keys": replace(first, memory=first.memory.first(40)),
+        "fewer keys": replace(first, kv_cache=first.kv_cache.first(40)),
     }[change]
-    anew = bucketed(changed).inputs
-    built = bucketed(changed, bucketed(first)).inputs
+    anew = pad_to_bucket(changed).inputs
+    built = pad_to_bucket(changed, pad_to_bucket(first)).inputs
     for name in ("tokens", "positions", "wanted", "attend", "slots", "rows"):
         one, other = vars(anew)[name], vars(built)[name]
         assert torch.equal(one, other) if isinstance(one, Tensor) else one is other
@@ -240,6 +242,6 @@ def test_what_has_changed_is_laid_out_anew(change: str, num_rows: int) -> None:
 
 def test_a_filled_up_forward_does_not_keep_its_memory() -> None:
     case = Case(tiny("llada"), 1, size=(9, 7, 11, 50), kinds=KINDS[-1])
-    kept = bucketed(case.inputs).without_memory
-    assert kept.given.memory is None
-    assert kept.inputs.memory is None
+    kept = pad_to_bucket(case.inputs).without_memory
+    assert kept.given.kv_cache is None
+    assert kept.inputs.kv_cache is None

@@ -7,7 +7,7 @@ from spied import MODELS, tiny
 
 from dllm_decode import FreeCache, NoCache, PrefixCache
 from eval.__main__ import main
-from eval.cache_error import Trial, markdown
+from eval.runs.cache_error import Trial, markdown
 from samplers import ConfidenceThreshold, FixedSchedule
 
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13]]

@@ -12,9 +12,9 @@ from dllm_decode import (
     NoCache,
     PrefixCache,
 )
-from dllm_decode.caches import Columns, Forward
-from dllm_decode.caches.store import Store
-from dllm_decode.models.base import Memory
+from dllm_decode.caches import CacheQuery, Columns
+from dllm_decode.caches.ledger import CacheLedger
+from dllm_decode.models.base import KVCache
 from samplers.expression import parse_expression
 
 MASK = 99
@@ -32,12 +32,12 @@ def forward(
     previous: tuple[int | None, ...] = (4, 4),
     pending: torch.Tensor | None = None,
     tokens: torch.Tensor | None = None,
-) -> Forward:
+) -> CacheQuery:
     """Two rows, a prompt of 4 columns and an answer of 16; the third block of 4 is open."""
     canvas = Canvas.blank([[1, 2, 3, 4]] * 2, 16, mask_id=MASK, eos_ids=(0,))
     if tokens is not None:
         canvas = canvas.write(0, torch.ones_like(canvas.fixed), tokens)
-    return Forward(
+    return CacheQuery(
         canvas=canvas,
         needed=needed,
         end=end,
@@ -139,17 +139,17 @@ def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
 
 
 def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
-    memory = Memory(torch.zeros(2, 3, 1, 8, 4), torch.zeros(2, 3, 1, 8, 4))
-    part = memory.first(5)
+    kv_cache = KVCache(torch.zeros(2, 3, 1, 8, 4), torch.zeros(2, 3, 1, 8, 4))
+    part = kv_cache.first(5)
     part.keys[:, 0, :, 2] = 1.0
-    assert (memory.keys[:, 0, :, 2] == 1.0).all()
-    assert memory.keys.sum() == part.keys.sum()
+    assert (kv_cache.keys[:, 0, :, 2] == 1.0).all()
+    assert kv_cache.keys.sum() == part.keys.sum()
     assert part.keys.shape[3] == part.values.shape[3] == 5
 
 
 def test_the_store_finds_rows_as_cheaply_as_it_can() -> None:
     canvas = Canvas.blank([[1], [2], [3]], 4, mask_id=MASK, eos_ids=(0,))
-    store = Store(None, canvas, with_ledger=False)
+    store = CacheLedger(None, canvas, with_ledger=False)
     assert store.rows(canvas, None) is None
     assert store.rows(canvas.take(torch.tensor([1, 2])), None) == slice(1, 3)
     apart = canvas.take(torch.tensor([0, 2]))

@@ -9,11 +9,11 @@ import eval_runs
 import pytest
 
 from eval import __main__ as command_line
-from eval.addresses import parse_task
-from eval.code_runner import NO_CODE
-from eval.records import Folder
-from eval.runner import execute
-from eval.sandbox import Sandbox
+from eval.runs.names import parse_task
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from eval.sandbox.code_runner import NO_CODE
+from eval.sandbox.sandbox import Sandbox
 from eval.tasks.code import python_blocks
 from eval.tasks.humaneval import HumanEval
 from eval.tasks.mbpp import Mbpp

@@ -36,7 +36,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
-    sampler = Wino(0.3) if demands.shadow else SAMPLERS[demands.scope]
+    sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
     verifier = SelfVerify(2) if demands.looks_ahead else verifier
     family = "dream" if demands.is_shifted else "sdar" if demands.is_causal else "llada"
@@ -81,7 +81,7 @@ def test_a_refusal_costs_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the model was called")
 
     monkeypatch.setattr(Spied, "predict", refuse)
-    monkeypatch.setattr(Spied, "new_memory", refuse)
+    monkeypatch.setattr(Spied, "new_kv_cache", refuse)
     for kind, demands in KINDS.items():
         for cache in CACHES:
             if refusal_of(demands, cache):

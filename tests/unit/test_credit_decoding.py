@@ -344,7 +344,7 @@ def test_scope_and_bound_are_the_base_s() -> None:
     assert CreditDecoding(base).scope == "answer"
     assert CreditDecoding().scope == "block"
     assert CreditDecoding(base).max_steps(7) == base.max_steps(7)
-    assert not CreditDecoding(base).shadow
+    assert not CreditDecoding(base).leave_one_out
 
 
 def test_the_repr_is_the_configuration() -> None:

@@ -13,8 +13,16 @@ import torch
 from replayed import PROMPTS, forward
 from spied import FAMILIES, MODELS
 
-from dllm_decode import DelayedCache, DualCache, FreeCache, Inputs, NoCache, decode, load_model
-from dllm_decode.models.replay import CudaGraphs
+from dllm_decode import (
+    DelayedCache,
+    DualCache,
+    ForwardInputs,
+    FreeCache,
+    NoCache,
+    decode,
+    load_model,
+)
+from dllm_decode.models.graphs.runner import CudaGraphs
 from samplers import ConfidenceThreshold, FixedSchedule
 
 
@@ -80,7 +88,7 @@ def test_a_capture_that_fails_leaves_stream_and_pool_to_others(
 ) -> None:
     cuda, streams = Cuda(monkeypatch), []
 
-    def run(inputs: Inputs) -> torch.Tensor:
+    def run(inputs: ForwardInputs) -> torch.Tensor:
         streams.append((cuda.stream.name, cuda.captures))
         if cuda.captures and inputs.tokens.shape[1] == 8:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -116,7 +124,7 @@ def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
         model.graphs = True
         played = decode(model, PROMPTS, FixedSchedule(8), **options)
         assert torch.equal(eager.tokens, played.tokens)
-    assert model._replay._recordings
+    assert model._graphs._recordings
 
 
 @pytest.mark.gpu
@@ -128,14 +136,14 @@ def test_rows_that_finish_need_few_graphs_on_cuda() -> None:
         tokens = []
         for graphs in (False, True, True):
             model.graphs = graphs
-            model._replay.max_columns = 10**6
+            model._graphs.max_columns = 10**6
             prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(32)]
             out = decode(model, prompts, ConfidenceThreshold(1.0), cache=cache, **options)
             tokens.append(out.tokens)
         assert torch.equal(tokens[0], tokens[1])
         assert torch.equal(tokens[0], tokens[2])
-        assert len(model._replay._recordings) == num_graphs
-        model._replay._recordings.clear()
+        assert len(model._graphs._recordings) == num_graphs
+        model._graphs._recordings.clear()
 
 
 @pytest.mark.gpu
@@ -144,7 +152,7 @@ def test_prompts_of_one_bucket_share_graphs_and_memory_on_cuda() -> None:
     options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
     for length in range(113, 133):
         decode(model, [[7] * length], FixedSchedule(2), stop_at_eos=False, **options)
-    assert len(model._replay._recordings) == 2
+    assert len(model._graphs._recordings) == 2
 
 
 @pytest.mark.gpu
@@ -158,7 +166,7 @@ def fail_to_capture() -> None:
     """Makes CUDA invalidate a capture: torch then fails to end it, and keeps its stream."""
     model = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
     columns = torch.arange(8, device="cuda")[None]
-    inputs = Inputs(tokens=columns, positions=columns, wanted=columns)
+    inputs = ForwardInputs(tokens=columns, positions=columns, wanted=columns)
     expected = model.predict(inputs)
 
     def wait(module: Any, arguments: Any) -> None:
@@ -173,7 +181,7 @@ def fail_to_capture() -> None:
     more = replace(inputs, wanted=torch.zeros(1, 16, dtype=torch.long, device="cuda"))
     found = [model.predict(more) for _ in range(3)]
     torch.testing.assert_close(found[2], found[0])
-    assert len(model._replay._recordings) == 1
+    assert len(model._graphs._recordings) == 1
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.session import Session
-from dllm_decode.verify.accepting import accept
-from eval.prompts import encode_prompt
+from dllm_decode.verify.ar_verify.acceptance import accept
+from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import ConfidenceThreshold, FixedSchedule, Klass, Prophet, Wino
 
@@ -132,7 +132,7 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     target.eos_ids = (22, 13)
     drafting = PathSearch(width=1, weight=1.0, num_forwards=3)
     found: list[tuple[int, list[int], list[int]]] = []
-    consult = Session.consult
+    read_target = Session.read_target
 
     def spied(
         self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, **rest: Any
@@ -143,9 +143,9 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
             read = tokens[place, : counts[place]].tolist()
             unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
             found.append((row, answer, read[unread:]))
-        return consult(self, target, canvas, past, tokens, counts, **rest)
+        return read_target(self, target, canvas, past, tokens, counts, **rest)
 
-    monkeypatch.setattr(Session, "consult", spied)
+    monkeypatch.setattr(Session, "read_target", spied)
     out = decode(
         model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
         verifier=ARVerify(target, DraftLength(6, 6), drafting),
@@ -235,13 +235,13 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
     drafting: Drafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths, ends = Counter[tuple[int, int]](), 0
-    consult = Session.consult
+    read_target = Session.read_target
 
     def spied(
         self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, *,
         num_logits: int, first_logits: Any,
     ) -> Any:  # fmt: skip
-        reading = consult(
+        reading = read_target(
             self, target, canvas, past, tokens, counts,
             num_logits=num_logits, first_logits=first_logits,
         )  # fmt: skip
@@ -255,7 +255,7 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
             torch.testing.assert_close(reading.logits[place, : count - skipped], fresh)
         return reading
 
-    monkeypatch.setattr(Session, "consult", spied)
+    monkeypatch.setattr(Session, "read_target", spied)
 
     def count(event: StepEvent) -> None:
         nonlocal ends
@@ -311,7 +311,7 @@ def test_what_the_target_cannot_say_is_neither_drafted_nor_written(drafting: Dra
         assert temperature or out.tokens.tolist() == expected
 
 
-def never(inputs: Inputs) -> Any:
+def never(inputs: ForwardInputs) -> Any:
     raise AssertionError("a forward was run")
 
 

@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_runs import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 
-from dllm_decode.models import plain, plan
-from dllm_decode.models.base import Memory
-from dllm_decode.models.shape import Shape
-from dllm_decode.models.transformer import Transformer
+from dllm_decode.models.base import KVCache
+from dllm_decode.models.network import context as plan
+from dllm_decode.models.network import operations_torch as plain
+from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.transformer import Transformer
 
 LLADA: dict[str, Any] = {"rope_in_float32": True}
 DREAM: dict[str, Any] = {"qkv_bias": True, "num_kv_heads": 2}
@@ -49,7 +50,8 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(
     capability: int, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from dllm_decode.models import fused, kernels
+    from dllm_decode.models.network import kernels
+    from dllm_decode.models.network import operations_triton as fused
 
     def compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int) -> None:
         typed = dict.fromkeys(kernel.arg_names[:2], f"*{dtype}") | types
@@ -98,20 +100,20 @@ def of_a_layer(family: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version:
     counts = []
     for num_layers in (2, 3):
         sizes: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 4} | family
-        shape = Shape(
+        shape = NetworkConfig(
             vocab_size=9, hidden_size=24, num_layers=num_layers, head_dim=6, mlp_hidden_size=20,
             norm_eps=1e-5, rope_theta=1e4, **sizes,
         )  # fmt: skip
         with torch.device("cpu"):
             model = Transformer(shape).to(torch.bfloat16)
         size = (num_layers, 2, shape.num_kv_heads, 10, 6)
-        memory = Memory(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
+        kv_cache = KVCache(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
         columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
         attend = torch.ones(2, 3, 10, dtype=torch.bool)
         monkeypatch.setattr(plan, "operations_for", lambda device, dtype: version)
         # In inference mode compound operations would hide their parts.
         with torch.no_grad(), Count() as count:
-            model(columns, columns, attend=attend, memory=memory, slots=columns)
+            model(columns, columns, attend=attend, kv_cache=kv_cache, slots=columns)
         counts.append(count.seen)
     return counts[1] - counts[0]
 
@@ -121,7 +123,7 @@ def of_a_layer(family: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version:
 def test_a_layer_is_four_matrices_and_few_kernels(
     family: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dllm_decode.models import fused
+    from dllm_decode.models.network import operations_triton as fused
 
     monkeypatch.setattr(
         fused, "_launch", lambda kernel, *_, num_warps: launched.append(kernel.__name__)
@@ -156,7 +158,7 @@ def test_a_mask_lies_as_attention_on_cuda_reads_it(num_queries: int) -> None:
     seen = attend.repeat(1, 3 if num_queries > 1 else 1, 1)
     assert torch.equal(bias[:, 0] == 0, seen)
     wanted = torch.tensor([[2, 0], [1, 1]])
-    shared = plan.Plan(plain, plan.Rotation(*torch.zeros(2, 2, 1, 3, 4)), bias, None)
+    shared = plan.LayerContext(plain, plan.Rotation(*torch.zeros(2, 2, 1, 3, 4)), bias, None)
     kept = plan.for_queries(shared, wanted).bias
     if num_queries == 1:
         assert kept is bias
@@ -168,8 +170,8 @@ def test_a_mask_lies_as_attention_on_cuda_reads_it(num_queries: int) -> None:
 @pytest.fixture
 def _untried(monkeypatch: pytest.MonkeyPatch) -> Any:
     plan._kernels.cache_clear()
-    monkeypatch.delitem(sys.modules, "dllm_decode.models.fused", raising=False)
-    monkeypatch.delattr("dllm_decode.models.fused", raising=False)
+    monkeypatch.delitem(sys.modules, "dllm_decode.models.network.operations_triton", raising=False)
+    monkeypatch.delattr("dllm_decode.models.network.operations_triton", raising=False)
     yield
     plan._kernels.cache_clear()
 
@@ -179,7 +181,7 @@ def test_without_cuda_the_kernels_are_not_imported() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         with torch.inference_mode():
             assert plan.operations_for(torch.device("cpu"), dtype) is plain
-    assert "dllm_decode.models.fused" not in sys.modules
+    assert "dllm_decode.models.network.operations_triton" not in sys.modules
 
 
 @pytest.mark.usefixtures("_untried")

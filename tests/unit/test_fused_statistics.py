@@ -7,8 +7,8 @@ import pytest
 import torch
 from triton_runs import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 
-from samplers import summary
-from samplers.summary import Summary
+from samplers.logits import summary
+from samplers.logits.summary import Summary
 
 
 @needs_triton
@@ -29,7 +29,7 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(
 ) -> None:
     """A bug: the interpreter ran a kernel that the compiler refused."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from samplers import fused
+    from samplers.logits import kernel as fused
 
     types = {"logits": "*bf16", "row_stride": "i64", "top_tokens": "*i64"}
     types |= dict.fromkeys(("top_logits", "normalisers", "entropies"), "*fp32")
@@ -42,16 +42,16 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(
 
 def test_without_cuda_the_kernel_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     summary._kernel.cache_clear()
-    monkeypatch.delitem(sys.modules, "samplers.fused", raising=False)
+    monkeypatch.delitem(sys.modules, "samplers.logits.kernel", raising=False)
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert Summary(torch.zeros(1, 2, 9, dtype=dtype)).entropy.isfinite().all()
-    assert "samplers.fused" not in sys.modules
+    assert "samplers.logits.kernel" not in sys.modules
 
 
 def test_without_triton_cuda_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a process that has not imported the kernel yet.
-    monkeypatch.delitem(sys.modules, "samplers.fused", raising=False)
-    monkeypatch.delattr("samplers.fused", raising=False)
+    monkeypatch.delitem(sys.modules, "samplers.logits.kernel", raising=False)
+    monkeypatch.delattr("samplers.logits.kernel", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     summary._kernel.cache_clear()
     assert summary._kernel(torch.device("cuda"), torch.bfloat16) is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eval.generation import AnswerLength, Generation
+from eval.lm_harness.generation import AnswerLength, Generation
 
 
 @pytest.mark.parametrize(

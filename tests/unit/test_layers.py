@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 LAYERS = ("samplers", "dllm_decode", "eval")
 ROOFS = {"examples", "benchmarks", "tests"}
 SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
-CONTRACT = {f"samplers.{name}" for name in ("base", "view", "statistics", "noise", "expression")}
-MAY_IMPORT_TRITON = ("samplers.fused",)
+CONTRACT = {f"samplers.{name}" for name in ("base", "view", "logits", "expression")}
+MAY_IMPORT_TRITON = ("samplers.logits.kernel",)
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
 MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training",)
 
@@ -114,10 +114,10 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
     [
         ("samplers/__init__.py", "from .wino import Wino"),
         ("samplers/a.py", "import math\nimport torch.nn as nn\nfrom jaxtyping import Int"),
-        ("samplers/fused.py", "import triton\nimport triton.language as tl"),
-        ("dllm_decode/a.py", "from samplers.base import View\nfrom samplers import statistics"),
+        ("samplers/logits/kernel.py", "import triton\nimport triton.language as tl"),
+        ("dllm_decode/a.py", "from samplers.base import View\nfrom samplers.logits import statistics"),
         ("dllm_decode/verify/a.py", "from ..canvas import Canvas\nfrom .base import Verifier"),
-        ("dllm_decode/models/load.py", "from transformers import AutoTokenizer"),
+        ("dllm_decode/models/a.py", "from transformers import AutoTokenizer"),
         ("dllm_decode/training/a.py", "import transformers\nfrom samplers import Learn2PD"),
         ("eval/a.py", "from dllm_decode import decode\nfrom samplers import LocalLeap"),
     ],

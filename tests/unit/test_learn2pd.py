@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
 
-from dllm_decode import Inputs, StepEvent, decode
+from dllm_decode import ForwardInputs, StepEvent, decode
 from dllm_decode.training.learn2pd import (
     FilterExamples,
     FilterSettings,
@@ -304,7 +304,7 @@ def test_observers_see_a_filter_at_work(tmp_path: Path) -> None:
 class Ending(HashModel):
     """Surest of an EOS at the seventh column, and less sure the further left a column is."""
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         logits = torch.zeros(*inputs.wanted.shape, self.vocab_size, dtype=torch.float64)
         columns = inputs.positions.gather(1, inputs.wanted)
         logits[..., 5] = 2.0 + 0.1 * columns

@@ -13,10 +13,10 @@ from toys import HashModel
 
 from dllm_decode import Block, Canvas, MaskPredictor, NoCache
 from dllm_decode.session import Session
-from eval.estimators import Estimator, LeftToRight, MonteCarlo
-from eval.joint import Joint
-from eval.likelihood import Likelihood
-from eval.oracle import OracleModel
+from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
+from eval.lm_harness.likelihood import Likelihood
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 from samplers import FixedSchedule
 
 # Positions depend on each other, and answers differ in their probability.
@@ -220,7 +220,7 @@ def _by_session(
         )  # fmt: skip
         session = Session(model, canvas, NoCache(), temperature=0.0, seed=0)
         start = (lead + position) // block_length * block_length
-        view = session.look(canvas, Block(start, start + block_length), FixedSchedule())
+        view = session.forward(canvas, Block(start, start + block_length), FixedSchedule())
         logs = view.logits[0, lead + position - start].log_softmax(-1)
         total += logs[token].item()
         best.append(int(logs.argmax()))

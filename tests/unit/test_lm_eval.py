@@ -15,16 +15,16 @@ from lm_tasks import write_tasks
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import Inputs, MaskPredictor, NoCache, NoVerifier, decode, load_model
-from eval import lm_command
+from dllm_decode import ForwardInputs, MaskPredictor, NoCache, NoVerifier, decode, load_model
 from eval.__main__ import main
-from eval.estimators import LeftToRight, MonteCarlo
-from eval.generation import AnswerLength
-from eval.joint import Joint
-from eval.lm_settings import LmSettings, Opened, Options
-from eval.oracle import OracleModel
-from eval.ranks import Ranks
-from eval.runs import Place
+from eval.lm_harness import command as lm_command
+from eval.lm_harness.estimators import LeftToRight, MonteCarlo
+from eval.lm_harness.generation import AnswerLength
+from eval.lm_harness.settings import LmSettings, Opened, Options
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
+from eval.runs.ranks import Ranks
+from eval.runs.settings import Place
 from samplers import FixedSchedule
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ from lm_eval import simple_evaluate  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from eval.lm_eval import DecodeLM  # noqa: E402 - not before it is known that lm-eval is there
+from eval.lm_harness.model import DecodeLM  # noqa: E402 - not before it is known that lm-eval is there
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ class Counted(HashModel):
 
     num_rows: int = 0
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         self.num_rows += len(inputs.tokens)
         return super().predict(inputs)
 

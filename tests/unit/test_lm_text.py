@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eval.generation import Generation
-from eval.lm_text import Codec
+from eval.lm_harness.generation import Generation
+from eval.lm_harness.text import Codec
 
 WORDS = ("<bos>", "<eos>", "<turn>", "a", "b", "c", "\n")
 BOS, EOS, TURN, A, B, C, LINE = range(7)

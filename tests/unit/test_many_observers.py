@@ -24,8 +24,8 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from eval.progress import Bar
-from eval.terminal import draft_observer, stream_to_terminal
+from eval.reports.terminal import draft_observer, stream_to_terminal
+from eval.runs.progress import Bar
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
@@ -190,7 +190,7 @@ def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) ->
 
 
 def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.progress._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("eval.runs.progress._LOOK_EVERY_S", 0.0)
     bar, shares = Bar(Console(file=io.StringIO())), []
     with bar:
         bar.begin("many", len(TINY_PROMPTS), 0)

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from eval.metrics import (
+from eval.metrics.metrics import (
     Point,
     answer_length,
     aup,

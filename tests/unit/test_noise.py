@@ -2,7 +2,7 @@
 
 import torch
 
-from samplers.noise import gumbel, mix, position_keys, row_keys, uniform
+from samplers.logits.noise import gumbel, mix, position_keys, row_keys, uniform
 
 
 def test_mixing_agrees_with_the_published_generator() -> None:

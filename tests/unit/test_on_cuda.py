@@ -23,7 +23,7 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.models.plan import make_plan
+from dllm_decode.models.network.context import make_context
 from samplers import FixedSchedule, Prophet
 
 DEVICE = "cuda"
@@ -36,8 +36,10 @@ HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns what is added to the scores of a model with one query head for each key head."""
     columns = torch.arange(attend.shape[1], device=attend.device).expand(len(attend), -1)
-    shape = tiny("llada").transformer.shape
-    bias = make_plan(shape, dtype, columns, attend=attend, memory=None, slots=None, rows=None).bias
+    shape = tiny("llada").transformer.config
+    bias = make_context(
+        shape, dtype, columns, attend=attend, kv_cache=None, slots=None, rows=None
+    ).bias
     assert bias is not None
     return bias
 
@@ -90,7 +92,7 @@ def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
         (FixedSchedule(6), {"verifier": SelfVerify(3, evaluate)})
         for evaluate in ("batch", "tree", "sequential")
     ]
-    cases += [(s, {}) for s in INSTANCES if not s.shadow or family == "llada"]
+    cases += [(s, {}) for s in INSTANCES if not s.leave_one_out or family == "llada"]
     for sampler, more in cases:
         expected = decode(tiny(family), PROMPTS, sampler, **options, **more)
         # Once as ever, once recorded, once played.

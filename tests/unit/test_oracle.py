@@ -7,9 +7,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from dllm_decode import Inputs, NoCache, decode
-from eval.joint import Joint, even_sizes, left_to_right
-from eval.oracle import OracleModel
+from dllm_decode import ForwardInputs, NoCache, decode
+from eval.oracle.joint import Joint, even_sizes, left_to_right
+from eval.oracle.oracle import OracleModel
 from eval.tasks.closed_forms import one_step_accuracy
 from eval.tasks.lists import Request, valid_outputs
 from eval.tasks.puzzles import latin_squares
@@ -310,7 +310,7 @@ def test_a_query_that_does_not_see_a_column_does_not_know_its_token() -> None:
     attend[0, :5, 5] = False
     wanted = torch.tensor([[3, 4, 5]])
     probabilities = model.predict(
-        Inputs(tokens=tokens, positions=positions, wanted=wanted, attend=attend)
+        ForwardInputs(tokens=tokens, positions=positions, wanted=wanted, attend=attend)
     ).exp()
     assert probabilities[0, 0, :2].tolist() == [1.0, 0.0]
     assert probabilities[0, 1, :2].tolist() == [0.0, 1.0]
@@ -322,7 +322,7 @@ def test_the_model_refuses_what_it_cannot_answer() -> None:
     with pytest.raises(ValueError, match="own prompts"):
         decode(model, [[0, 1]], ConfidenceThreshold(), gen_length=3, block_length=3)
     with pytest.raises(ValueError, match=r"NoCache\(\)"):
-        model.new_memory(1, 1)
+        model.new_kv_cache(1, 1)
     with pytest.raises(ValueError, match="at least 3"):
         model.prompt(0, length=2)
-    assert not NoCache().needs_memory
+    assert not NoCache().needs_kv_cache

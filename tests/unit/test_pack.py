@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from benchmarks.options import read_options
 from benchmarks.setting import Setting
 from dllm_decode import CachePolicy, DualCache, NoCache, decode, load_model
-from dllm_decode.models import Inputs, MaskedTransformer, new_llada, pack, quantize, save_model
-from dllm_decode.models.pack import PackedLinear, check_packing, pack_matrices
-from dllm_decode.models.transformer import Transformer
+from dllm_decode.models import ForwardInputs, MaskedTransformer, new_llada, save_model
+from dllm_decode.models.loading import pack, quantize
+from dllm_decode.models.loading.pack import PackedLinear, check_packing, pack_matrices
+from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -60,7 +61,7 @@ def packed() -> MaskedTransformer:
 def logits(model: MaskedTransformer) -> Tensor:
     tokens = torch.randint(500, (4, 24), generator=torch.Generator().manual_seed(0))
     columns = torch.arange(24).expand(4, 24)
-    return model.predict(Inputs(tokens, columns, columns)).float()
+    return model.predict(ForwardInputs(tokens, columns, columns)).float()
 
 
 def tied_model(dtype: torch.dtype, folder: Path) -> MaskedTransformer:
@@ -128,12 +129,12 @@ def test_every_matrix_is_packed_and_nothing_is_held_twice(family: str, dtype) ->
     model, _ = load_model(MODELS / family, dtype=dtype, packed=True)
     assert not any(isinstance(part, nn.Linear) for part in model.modules())
     found = [part for part in model.modules() if isinstance(part, PackedLinear)]
-    assert len(found) == 4 * plain.transformer.shape.num_layers + 1
+    assert len(found) == 4 * plain.transformer.config.num_layers + 1
     assert all(part.weight.is_mkldnn for part in found)
     assert num_bytes(model) == num_bytes(plain)
     assert (model.dtype, model.device) == (dtype, CPU)
     biases = [part.bias is not None for part in found]
-    assert sum(biases) == plain.transformer.shape.qkv_bias * plain.transformer.shape.num_layers
+    assert sum(biases) == plain.transformer.config.qkv_bias * plain.transformer.config.num_layers
 
 
 @needs_products
@@ -174,7 +175,7 @@ def test_a_tied_head_is_a_packed_copy_of_the_embedding(dtype, tmp_path) -> None:
 
 def logits_of_ids(model: MaskedTransformer) -> Tensor:
     columns = torch.arange(20).expand(2, 20)
-    return model.predict(Inputs(columns * 3 % 90, columns, columns)).float()
+    return model.predict(ForwardInputs(columns * 3 % 90, columns, columns)).float()
 
 
 # What a packed model cannot do

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from dllm_decode import DualCache, NoCache, SelfVerify, decode, load_model
 from dllm_decode.models import (
-    Inputs,
+    ForwardInputs,
+    KVCache,
     MaskedTransformer,
-    Memory,
-    load,
     new_llada,
-    placement,
     save_model,
 )
-from dllm_decode.models.placement import DeviceMap, place
-from dllm_decode.models.transformer import Transformer
+from dllm_decode.models.loading import load, placement
+from dllm_decode.models.loading.placement import DeviceMap, place
+from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
@@ -42,16 +41,18 @@ def two_layers(**changes: object) -> MaskedTransformer:
     return new_llada(**{**sizes, "mlp_hidden_size": 24, **ids, **changes})
 
 
-def logits(model: MaskedTransformer, memory: Memory | None) -> Tensor:
+def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
     """A forward over everything; with a memory, another over a block of it in two of three rows."""
     vocab_size = model.vocab_size
     tokens = torch.arange(36).reshape(3, 12) * 7 % vocab_size
     columns = torch.arange(12).expand(3, 12)
     attend = (torch.arange(12) >= torch.tensor([0, 2, 1])[:, None])[:, None]
-    slots = None if memory is None else slice(0, 12)
-    whole = Inputs(tokens, columns, columns[:, 3:9], attend=attend, memory=memory, slots=slots)
+    slots = None if kv_cache is None else slice(0, 12)
+    whole = ForwardInputs(
+        tokens, columns, columns[:, 3:9], attend=attend, kv_cache=kv_cache, slots=slots
+    )
     found = [model.predict(whole)]
-    if memory is not None:
+    if kv_cache is not None:
         rows, block = torch.tensor([2, 0]), columns[:2, 4:8]
         again = dataclasses.replace(
             whole,
@@ -77,11 +78,11 @@ DISK_MAPS: dict[str, DeviceMap] = {
 }
 
 
-@pytest.mark.parametrize("with_memory", [False, True], ids=["afresh", "memory"])
+@pytest.mark.parametrize("with_kv_cache", [False, True], ids=["afresh", "kv_cache"])
 @pytest.mark.parametrize("device_map", DISK_MAPS.values(), ids=DISK_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_weights_in_files_give_the_same_logits(
-    dtype, device_map, with_memory, folder, tmp_path
+    dtype, device_map, with_kv_cache, folder, tmp_path
 ) -> None:
     plain, _ = load_model(folder, dtype=dtype)
     files = tmp_path / "files"
@@ -91,7 +92,8 @@ def test_weights_in_files_give_the_same_logits(
     for model in (plain, spread):
         assert not any(parameter.requires_grad for parameter in model.parameters())
     found, expected = (
-        logits(model, model.new_memory(3, 12) if with_memory else None) for model in (spread, plain)
+        logits(model, model.new_kv_cache(3, 12) if with_kv_cache else None)
+        for model in (spread, plain)
     )
     assert torch.equal(found, expected)
 
@@ -100,7 +102,7 @@ def test_between_forwards_weights_are_in_files_alone(llada, tmp_path) -> None:
     spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path)
     for _ in range(2):
         assert {parameter.device.type for parameter in spread.parameters()} == {"meta"}
-        logits(spread, spread.new_memory(3, 12))
+        logits(spread, spread.new_kv_cache(3, 12))
     written = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert written == sum(parameter.nbytes for parameter in spread.parameters())
 
@@ -163,10 +165,10 @@ def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden
 
 def test_a_memory_in_pieces_is_one_memory() -> None:
     model = two_layers(num_layers=3)
-    whole = model.new_memory(3, 12)
-    pieces = model.new_memory(3, 12)
+    whole = model.new_kv_cache(3, 12)
+    pieces = model.new_kv_cache(3, 12)
     keys, values = pieces.keys, pieces.values
-    pieces = Memory(keys[:1], values[:1], Memory(keys[1:], values[1:]))
+    pieces = KVCache(keys[:1], values[:1], KVCache(keys[1:], values[1:]))
     assert torch.equal(logits(model, pieces), logits(model, whole))
     assert pieces.num_bytes == whole.num_bytes
     assert torch.equal(torch.cat(pieces.buffers[::2]), whole.keys)
@@ -228,7 +230,7 @@ def on_meta(monkeypatch) -> Transformer:
     """Nothing is allocated, and any device is there."""
     monkeypatch.setattr(placement, "available", imagined)
     with torch.device("meta"):
-        return Transformer(two_layers(num_layers=3).transformer.shape)
+        return Transformer(two_layers(num_layers=3).transformer.config)
 
 
 def test_the_longest_name_decides(on_meta) -> None:

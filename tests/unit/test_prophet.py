@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import DecodeOutput, Inputs, StepEvent, decode
+from dllm_decode import DecodeOutput, ForwardInputs, StepEvent, decode
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
@@ -150,7 +150,7 @@ def test_a_marker_in_an_earlier_block_is_seen() -> None:
     assert sampler.scope == "answer"
 
     class Four(HashModel):
-        def predict(self, inputs: Inputs) -> Tensor:
+        def predict(self, inputs: ForwardInputs) -> Tensor:
             logits = super().predict(inputs)
             logits[..., 4] += 100.0
             return logits
@@ -208,7 +208,7 @@ def test_given_tokens_are_not_touched_when_a_row_is_filled() -> None:
 
 def test_an_answer_outside_the_generation_is_refused_before_any_forward() -> None:
     class Silent(HashModel):
-        def predict(self, inputs: Inputs) -> Tensor:
+        def predict(self, inputs: ForwardInputs) -> Tensor:
             raise AssertionError("a forward was run")
 
     sampler = CreditDecoding(Prophet(answer_start=10, answer_length=3))

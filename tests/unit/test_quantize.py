@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode import decode, load_model
-from dllm_decode.models import Inputs, MaskedTransformer, quantize, save_model
-from dllm_decode.models.transformer import Transformer
+from dllm_decode.models import ForwardInputs, MaskedTransformer, save_model
+from dllm_decode.models.loading import quantize
+from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
 
 # In an environment that has the extra `int8`, torchao's own sources raise warnings:
@@ -34,7 +35,7 @@ def llada(golden_dir) -> Path:
 def logits(model: MaskedTransformer) -> Tensor:
     tokens = torch.randint(500, (4, 24), generator=torch.Generator().manual_seed(0))
     columns = torch.arange(24).expand(4, 24)
-    return model.predict(Inputs(tokens, columns, columns)).float()
+    return model.predict(ForwardInputs(tokens, columns, columns)).float()
 
 
 def num_bytes(parameters: list[Tensor]) -> int:
@@ -60,7 +61,7 @@ def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
         step = old.float().abs().amax(1, keepdim=True) / 127
         error = ((product - old.float()).abs() / step).max()
         assert 0.1 < error < MOST_STEPS[dtype]
-    assert matrices == 4 * plain.transformer.shape.num_layers
+    assert matrices == 4 * plain.transformer.config.num_layers
 
 
 @needs_torchao
@@ -79,7 +80,7 @@ def test_layers_take_half_of_bfloat16(dtype) -> None:
     layers = [list(model.transformer.layers.parameters()) for model in (eight, plain)]
     assert num_bytes(layers[0]) / num_bytes(layers[1]) < 0.51 / (dtype.itemsize / 2)
     assert eight.dtype == dtype
-    assert eight.new_memory(1, 4).keys.dtype == dtype
+    assert eight.new_kv_cache(1, 4).keys.dtype == dtype
 
 
 @needs_torchao

@@ -12,16 +12,16 @@ from replayed import Recorder, forward, roomy
 from spied import tiny
 from torch.overrides import TorchFunctionMode
 
-from dllm_decode import Inputs, load_model
-from dllm_decode.models.keeper import Keeper
-from dllm_decode.models.replay import Replay
+from dllm_decode import ForwardInputs, load_model
+from dllm_decode.models.graphs.buffers import KVBufferPool
+from dllm_decode.models.graphs.runner import GraphRunner
 
 
 def test_a_recording_serves_callers_in_and_out_of_inference_mode() -> None:
     model = tiny("llada")
-    replay = Replay(model.predict, record=Recorder())
+    replay = GraphRunner(model.predict, record=Recorder())
     columns = torch.arange(4)[None]
-    inputs = Inputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
+    inputs = ForwardInputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
     for inference in (False, True, False, True, False):
         with torch.inference_mode(inference):
             logits = replay(inputs)
@@ -31,16 +31,16 @@ def test_a_recording_serves_callers_in_and_out_of_inference_mode() -> None:
 
 def test_moved_weights_are_recorded_anew() -> None:
     model = load_model("mini")[0]
-    before = model._replay
+    before = model._graphs
     model.to(torch.float64)
-    assert model._replay is not before
+    assert model._graphs is not before
 
 
 def test_what_comes_out_is_not_overwritten_by_the_next_play() -> None:
     model = tiny("llada")
-    replay = Replay(model.predict, record=Recorder())
+    replay = GraphRunner(model.predict, record=Recorder())
     columns = torch.arange(4)[None]
-    inputs = Inputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
+    inputs = ForwardInputs(tokens=torch.tensor([[5, 6, 7, 8]]), positions=columns, wanted=columns)
     found = [replay(replace(inputs, tokens=torch.tensor([[5, 6, 7, token]]))) for token in range(6)]
     for token, logits in enumerate(found):
         wanted = model.predict(replace(inputs, tokens=torch.tensor([[5, 6, 7, token]])))
@@ -48,7 +48,7 @@ def test_what_comes_out_is_not_overwritten_by_the_next_play() -> None:
 
 
 def test_recordings_that_are_not_used_are_forgotten() -> None:
-    replay = Replay(tiny("llada").predict, record=Recorder(), max_recordings=2)
+    replay = GraphRunner(tiny("llada").predict, record=Recorder(), max_recordings=2)
     for columns in (8, 16, 24, 8, 16, 24):
         for token in range(3):
             expected = replay.run(forward(columns, token=token))
@@ -60,7 +60,7 @@ def test_recordings_that_are_not_used_are_forgotten() -> None:
 
 
 def test_the_recording_that_was_not_used_for_longest_goes_first() -> None:
-    replay = Replay(tiny("llada").predict, record=Recorder(), max_recordings=2)
+    replay = GraphRunner(tiny("llada").predict, record=Recorder(), max_recordings=2)
     for columns in (8, 8, 16, 16, 8, 24, 24):
         replay(forward(columns))
     assert [one.static[0].shape[1] for one in replay._recordings.values()] == [8, 24]
@@ -68,7 +68,7 @@ def test_the_recording_that_was_not_used_for_longest_goes_first() -> None:
 
 def test_logits_that_take_too_much_are_forgotten() -> None:
     row = 8 * 512 * 8
-    replay = Replay(tiny("llada").predict, record=Recorder(), max_logits_bytes=3 * row)
+    replay = GraphRunner(tiny("llada").predict, record=Recorder(), max_logits_bytes=3 * row)
     for num_rows in (1, 2, 4):
         for _ in range(2):
             replay(forward(8, num_rows=num_rows, token=0))
@@ -78,7 +78,7 @@ def test_logits_that_take_too_much_are_forgotten() -> None:
 
 
 def test_what_was_seen_once_is_forgotten_too() -> None:
-    replay = Replay(tiny("llada").predict, record=Recorder(), max_recordings=1)
+    replay = GraphRunner(tiny("llada").predict, record=Recorder(), max_recordings=1)
     for rows in range(1, 6):
         for columns in range(8, 65, 8):
             replay(forward(columns, num_rows=rows))
@@ -87,13 +87,13 @@ def test_what_was_seen_once_is_forgotten_too() -> None:
 
 
 def test_many_columns_run_as_they_are() -> None:
-    calls: list[Inputs] = []
+    calls: list[ForwardInputs] = []
 
-    def run(inputs: Inputs) -> torch.Tensor:
+    def run(inputs: ForwardInputs) -> torch.Tensor:
         calls.append(inputs)
         return torch.zeros(*inputs.wanted.shape, 3)
 
-    replay = Replay(run, record=Recorder(), max_columns=20)
+    replay = GraphRunner(run, record=Recorder(), max_columns=20)
     many, few = forward(7, num_rows=3), forward(5, num_rows=4)
     for inputs in (many, many, few, few):
         replay(inputs)
@@ -110,7 +110,7 @@ class Refusing(Recorder):
         self.num_columns = num_columns
         self.refused: list[int] = []
 
-    def __call__(self, run: Any, inputs: Inputs) -> Any:
+    def __call__(self, run: Any, inputs: ForwardInputs) -> Any:
         width = inputs.tokens.shape[1]
         if width in self.num_columns:
             self.refused.append(width)
@@ -119,7 +119,7 @@ class Refusing(Recorder):
 
 
 def test_what_cannot_be_recorded_runs_as_ever() -> None:
-    replay = Replay(tiny("llada").predict, record=Refusing(8, 16))
+    replay = GraphRunner(tiny("llada").predict, record=Refusing(8, 16))
     expected = {columns: replay.run(forward(columns)) for columns in (8, 16, 24)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -149,7 +149,7 @@ class Copies(TorchFunctionMode):
 
 @pytest.mark.parametrize("num_columns", [8, 11])
 def test_a_tensor_that_is_there_already_is_not_copied_again(num_columns: int) -> None:
-    replay = Replay(tiny("llada").predict, record=Recorder())
+    replay = GraphRunner(tiny("llada").predict, record=Recorder())
     base = forward(num_columns)
     copies = []
     for token in (1, 2, 2, 3):
@@ -169,40 +169,40 @@ def test_a_tensor_that_is_there_already_is_not_copied_again(num_columns: int) ->
 
 
 def test_a_recording_does_not_keep_a_memory() -> None:
-    model, keeper = tiny("llada"), Keeper()
-    replay = Replay(model.predict, record=Recorder())
-    memory = roomy(model, 2, 20, keeper)
-    inputs = replace(forward(8, num_rows=2), memory=memory, slots=slice(0, 8))
+    model, keeper = tiny("llada"), KVBufferPool()
+    replay = GraphRunner(model.predict, record=Recorder())
+    kv_cache = roomy(model, 2, 20, keeper)
+    inputs = replace(forward(8, num_rows=2), kv_cache=kv_cache, slots=slice(0, 8))
     for _ in range(3):
         replay(inputs)
-    held = weakref.ref(memory.whole)
-    del memory, inputs
+    held = weakref.ref(kv_cache.whole)
+    del kv_cache, inputs
     assert held() is None
     assert replay._last is not None
-    assert replay._last.inputs.memory is None
+    assert replay._last.inputs.kv_cache is None
     assert replay.record.num_played == 2
 
 
 def test_a_copied_model_has_recordings_of_its_own() -> None:
     model = load_model("mini")[0]
-    model._replay = Replay(model._forward, record=Recorder())
+    model._graphs = GraphRunner(model._forward, record=Recorder())
     inputs = forward(8)
-    before = model._replay(inputs)
+    before = model._graphs(inputs)
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.transformer.norm.weight.mul_(2.0)
     for _ in range(3):
-        torch.testing.assert_close(other._replay(inputs), other._forward(inputs))
-        assert not torch.allclose(other._replay(inputs), before)
+        torch.testing.assert_close(other._graphs(inputs), other._forward(inputs))
+        assert not torch.allclose(other._graphs(inputs), before)
 
 
 def test_on_the_cpu_nothing_is_filled_up() -> None:
     model = load_model("mini")[0]
-    memory = model.new_memory(2, 20)
-    assert memory.whole is None
-    assert memory.keys.shape[3] == 20
-    inputs = replace(forward(7, num_rows=2), memory=memory, slots=slice(0, 7))
+    kv_cache = model.new_kv_cache(2, 20)
+    assert kv_cache.whole is None
+    assert kv_cache.keys.shape[3] == 20
+    inputs = replace(forward(7, num_rows=2), kv_cache=kv_cache, slots=slice(0, 7))
     for _ in range(3):
         model.predict(inputs)
-    assert not model._replay._seen
-    assert (memory.keys.abs().amax((0, 1, 2, 4)) > 0).tolist() == [True] * 7 + [False] * 13
+    assert not model._graphs._seen
+    assert (kv_cache.keys.abs().amax((0, 1, 2, 4)) > 0).tolist() == [True] * 7 + [False] * 13

@@ -10,8 +10,8 @@ from spied import FAMILIES
 from dllm_decode import (
     DelayedCache,
     DualCache,
+    ForwardInputs,
     FreeCache,
-    Inputs,
     NoCache,
     PrefixCache,
     SelfVerify,
@@ -84,7 +84,7 @@ class Counted(Replayed):
         self.play, self.predict = self.predict, self.noted
         self.sizes: list[tuple[int, ...]] = []
 
-    def noted(self, inputs: Inputs) -> torch.Tensor:
+    def noted(self, inputs: ForwardInputs) -> torch.Tensor:
         self.sizes.append(tuple(inputs.tokens.shape))
         return self.play(inputs)
 

@@ -6,21 +6,21 @@ from typing import Any
 import eval_runs
 import pytest
 
-from eval.addresses import parse_task
-from eval.curves import method_of
-from eval.joint import Joint
-from eval.metrics import Point
-from eval.records import Folder, Record, Settings, append
-from eval.replay import replay_page
-from eval.report import write_report
-from eval.runner import execute
-from eval.runs import Run
-from eval.statistics import wilson
-from eval.summary import summarise
-from eval.table import table
+from eval.metrics.curves import method_of
+from eval.metrics.metrics import Point
+from eval.metrics.statistics import wilson
+from eval.metrics.summary import summarise
+from eval.oracle.joint import Joint
+from eval.oracle.theory import accuracy, curve, joint_of
+from eval.reports.replay import replay_page
+from eval.reports.report import write_report
+from eval.reports.table import table
+from eval.reports.terminal import picture_of
+from eval.runs.names import parse_task
+from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.runner import execute
+from eval.runs.settings import Run
 from eval.tasks.lists import Request, valid_outputs
-from eval.terminal import picture_of
-from eval.theory import accuracy, curve, joint_of
 from samplers import FixedSchedule
 
 SETTINGS = Settings(

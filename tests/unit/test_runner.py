@@ -15,12 +15,12 @@ from eval_runs import Fussy
 from rich.console import Console
 
 from dllm_decode import CausalTarget
-from eval.progress import Bar, Lines, reporter_for
-from eval.records import Folder, append
-from eval.runner import execute
-from eval.runs import Place
-from eval.summary import summarise
-from eval.sweep import Sweep
+from eval.metrics.summary import summarise
+from eval.runs.progress import Bar, Lines, reporter_for
+from eval.runs.records import Folder, append
+from eval.runs.runner import execute
+from eval.runs.settings import Place
+from eval.runs.sweep import Sweep
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from views import view_of, with_confidences
 
-from samplers import View, statistics
-from samplers.noise import row_keys
-from samplers.statistics import (
+from samplers import View
+from samplers.logits import statistics
+from samplers.logits.noise import row_keys
+from samplers.logits.statistics import (
     highest,
     highest_one,
     in_order,
@@ -166,7 +167,7 @@ def test_passes_are_counted_up_to_the_first_failure() -> None:
 def test_statistics_are_alike_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random_view(torch.float32)
     values = whole.entropy, whole.log_normaliser
-    monkeypatch.setattr("samplers.statistics._CHUNK_BYTES", {"cpu": 500, "cuda": 500})
+    monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": 500, "cuda": 500})
     cut = random_view(torch.float32)
     torch.testing.assert_close((cut.entropy, cut.log_normaliser), values)
 
@@ -216,7 +217,7 @@ def test_no_statistic_copies_the_logits(
     """A bug: a window that was a slice of the logits was copied whole by each statistic."""
     B, W, V = 4, 8, 20_000
     limit = 4 * V * torch.float64.itemsize
-    monkeypatch.setattr("samplers.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
+    monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
     logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
     ones = torch.ones(B, W, dtype=torch.bool)
     view = View(ones.long(), logits[:, 1:-1], ones, ones, 0, W, temperature=temperature)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from eval import sandbox
-from eval.code_runner import NoCode, Outcome
-from eval.sandbox import Sandbox, run_alone
-from eval.system_calls import filter_of
+from eval.sandbox import sandbox
+from eval.sandbox.code_runner import NoCode, Outcome
+from eval.sandbox.sandbox import Sandbox, run_alone
+from eval.sandbox.system_calls import filter_of
 
 SUM = "def total(xs):\n    return sum(xs)\n"
 TESTS = "assert total([]) == 0\nassert total([1, 2]) == 3\n"
@@ -97,7 +97,7 @@ def test_a_sleeper_is_stopped() -> None:
 
 
 def test_a_program_that_wants_too_much_memory_fails() -> None:
-    needs("memory")
+    needs("kv_cache")
     small = Sandbox(memory_bytes=1 << 27)
     at_once = small.run(f"x = bytearray(1 << 28)\n{SUM}", TESTS)
     bit_by_bit = small.run(f"x = []\nwhile True: x.append(bytearray(1 << 20))\n{SUM}", TESTS)

@@ -22,7 +22,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.verify.known import Known
+from dllm_decode.verify.self_verify.evaluated_states import EvaluatedStates
 from samplers import ConfidenceThreshold, FixedSchedule, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -102,7 +102,7 @@ def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
 ) -> None:
     options: Any = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
     plain = decode(DriftingModel(), PROMPTS, FixedSchedule(6), **options)
-    found = Known.found
+    found = EvaluatedStates.found
 
     def careless(known: Any, canvas: Any) -> torch.Tensor:
         right = found(known, canvas)
@@ -111,7 +111,7 @@ def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
             right[:, place] |= (known.tokens[:, place] >= 0).all(-1) & ~right.any(-1)
         return right
 
-    monkeypatch.setattr(Known, "found", careless)
+    monkeypatch.setattr(EvaluatedStates, "found", careless)
     broken = decode(DriftingModel(), PROMPTS, FixedSchedule(6), verifier=SelfVerify(4), **options)
     assert not torch.equal(plain.tokens, broken.tokens)
 
@@ -143,12 +143,12 @@ def test_the_branches_of_a_tree_share_the_memory_of_their_row(cache: CachePolicy
     decode(spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(3, "tree"), **options)
     length = 9 + 16
     assert len(spied.held) == len(TINY_PROMPTS)
-    tree = [call for call in spied.calls if call.memory.keys.shape[3] > length]
+    tree = [call for call in spied.calls if call.kv_cache.keys.shape[3] > length]
     columns = [call.tokens.shape[1] // 3 for call in tree if call.tokens.shape[1] % 3 == 0]
-    assert max(call.memory.keys.shape[3] for call in tree) == length + 2 * max(columns)
+    assert max(call.kv_cache.keys.shape[3] for call in tree) == length + 2 * max(columns)
     # The rows' own slots hold in the end what they hold without drafts.
     torch.testing.assert_close(
-        tree[-1].memory.keys[..., : 9 + 8, :], plain.memories[0].keys[..., : 9 + 8, :]
+        tree[-1].kv_cache.keys[..., : 9 + 8, :], plain.memories[0].keys[..., : 9 + 8, :]
     )
 
 

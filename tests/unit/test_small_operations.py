@@ -8,7 +8,15 @@ import torch
 from spied import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dllm_decode import CachePolicy, DualCache, FreeCache, Inputs, NoCache, PrefixCache, decode
+from dllm_decode import (
+    CachePolicy,
+    DualCache,
+    ForwardInputs,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+    decode,
+)
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 
@@ -26,8 +34,10 @@ class Counted(TorchDispatchMode):
         self.num_outside += not self._inside
         return operation(*args, **(kwargs or {}))
 
-    def apart(self, predict: Callable[[Inputs], torch.Tensor]) -> Callable[[Inputs], torch.Tensor]:
-        def predicted(inputs: Inputs) -> torch.Tensor:
+    def apart(
+        self, predict: Callable[[ForwardInputs], torch.Tensor]
+    ) -> Callable[[ForwardInputs], torch.Tensor]:
+        def predicted(inputs: ForwardInputs) -> torch.Tensor:
             self._inside = True
             try:
                 return predict(inputs)

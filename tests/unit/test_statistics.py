@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from eval.statistics import (
+from eval.metrics.statistics import (
     detectable_difference,
     geometric_mean,
     mcnemar,

@@ -9,14 +9,14 @@ from typing import Any
 import eval_runs
 import pytest
 
-from eval.curves import point_of
-from eval.pooling import per_example
-from eval.records import Folder, Record, Settings, append
-from eval.report import write_report
-from eval.runner import execute
-from eval.statistics import paired_bootstrap, wilson
-from eval.summary import summarise
-from eval.table import table
+from eval.metrics.curves import point_of
+from eval.metrics.pooling import per_example
+from eval.metrics.statistics import paired_bootstrap, wilson
+from eval.metrics.summary import summarise
+from eval.reports.report import write_report
+from eval.reports.table import table
+from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.runner import execute
 from samplers import FixedSchedule
 
 SETTINGS = Settings(

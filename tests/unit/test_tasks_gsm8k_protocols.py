@@ -6,9 +6,9 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.addresses import parse_task
-from eval.runs import Run
-from eval.sweep import Sweep
+from eval.runs.names import parse_task
+from eval.runs.settings import Run
+from eval.runs.sweep import Sweep
 from eval.tasks import Gsm8k
 from eval.tasks.gsm8k_protocols import PROTOCOLS
 from samplers import FixedSchedule

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.addresses import parse_task
+from eval.runs.names import parse_task
 from eval.tasks import ParallelBench
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN, lenient_items, strict_items
 

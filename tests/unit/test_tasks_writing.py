@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eval.addresses import parse_task
+from eval.runs.names import parse_task
 from eval.tasks import text_scores
 from eval.tasks.text_scores import bleu, grammar, includes, is_one_sentence, product, rouge
 from eval.tasks.writing import LEVELS, SCENES, WordsToSentence

@@ -8,7 +8,7 @@ from rich.text import Text
 from streamed import Streamer
 
 from dllm_decode import DecodeOutput, Observer, decode
-from eval.terminal import draft_observer, stream_to_terminal
+from eval.reports.terminal import draft_observer, stream_to_terminal
 from samplers import FixedSchedule
 
 

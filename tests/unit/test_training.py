@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dllm_decode import decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
-from dllm_decode.models.base import Inputs
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.training import (
     Batch,
     Causal,
@@ -269,7 +269,7 @@ def test_the_objective_predicts_what_decoding_is_shown() -> None:
     shown = []
     predict = model.predict
 
-    def record(inputs: Inputs) -> torch.Tensor:
+    def record(inputs: ForwardInputs) -> torch.Tensor:
         logits = predict(inputs)
         shown.append(logits.clone())
         return logits

@@ -17,10 +17,10 @@ from transformers import (
 )
 
 from dllm_decode.models import (
-    Inputs,
+    ForwardInputs,
+    KVCache,
     MaskedTransformer,
-    Memory,
-    Shape,
+    NetworkConfig,
     Transformer,
     load_model,
     new_llada,
@@ -68,7 +68,9 @@ def attend() -> Tensor:
 
 
 def run(model: MaskedTransformer, tokens: Tensor, **changes: object) -> Tensor:
-    inputs = Inputs(tokens=tokens, positions=COLUMNS[: len(tokens)], wanted=COLUMNS[: len(tokens)])
+    inputs = ForwardInputs(
+        tokens=tokens, positions=COLUMNS[: len(tokens)], wanted=COLUMNS[: len(tokens)]
+    )
     return model.predict(dataclasses.replace(inputs, **changes))
 
 
@@ -124,9 +126,9 @@ def test_the_dtype_of_the_model_is_that_of_logits_and_memory(tokens) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         model.to(dtype)
         attend = torch.ones((B, 1, L)).bool()
-        memory = model.new_memory(B, L)
-        logits = run(model, tokens, attend=attend, memory=memory, slots=COLUMNS)
-        assert logits.dtype == model.dtype == memory.keys.dtype == dtype
+        kv_cache = model.new_kv_cache(B, L)
+        logits = run(model, tokens, attend=attend, kv_cache=kv_cache, slots=COLUMNS)
+        assert logits.dtype == model.dtype == kv_cache.keys.dtype == dtype
         assert logits.isfinite().all()
 
 
@@ -167,38 +169,40 @@ def scattered_slots() -> Tensor:
 
 @pytest.mark.parametrize("slots", [COLUMNS, scattered_slots()], ids=["in order", "scattered"])
 def test_a_forward_through_a_memory_is_a_plain_forward(model, tokens, slots) -> None:
-    memory = model.new_memory(B, L)
-    assert torch.allclose(run(model, tokens, memory=memory, slots=slots), run(model, tokens))
-    assert memory.keys.abs().amin((-1, -3)).min() > 0
+    kv_cache = model.new_kv_cache(B, L)
+    assert torch.allclose(run(model, tokens, kv_cache=kv_cache, slots=slots), run(model, tokens))
+    assert kv_cache.keys.abs().amin((-1, -3)).min() > 0
 
 
 def test_unwritten_slots_are_hidden_by_the_mask(model, tokens) -> None:
-    memory = model.new_memory(B, L + 7)
+    kv_cache = model.new_kv_cache(B, L + 7)
     attend = (torch.arange(L + 7) >= 7).expand(B, 1, L + 7)
-    got = run(model, tokens, memory=memory, slots=COLUMNS + 7, attend=attend)
+    got = run(model, tokens, kv_cache=kv_cache, slots=COLUMNS + 7, attend=attend)
     assert torch.allclose(got, run(model, tokens))
-    assert not memory.keys[..., :7, :].any()
+    assert not kv_cache.keys[..., :7, :].any()
 
 
 def test_recomputing_a_block_reads_the_rest_from_memory(model, tokens) -> None:
-    memory = model.new_memory(B, L)
-    before = run(model, tokens, memory=memory, slots=COLUMNS)
+    kv_cache = model.new_kv_cache(B, L)
+    before = run(model, tokens, kv_cache=kv_cache, slots=COLUMNS)
     block = slice(8, 12)
-    again = block_forward(model, tokens[:, block], COLUMNS[:, block], memory)
+    again = block_forward(model, tokens[:, block], COLUMNS[:, block], kv_cache)
     assert torch.allclose(again, before[:, block])
     changed = (tokens[:, block] + 1) % V
-    assert not torch.allclose(block_forward(model, changed, COLUMNS[:, block], memory), again)
+    assert not torch.allclose(block_forward(model, changed, COLUMNS[:, block], kv_cache), again)
 
 
 def block_forward(
     model: MaskedTransformer,
     tokens: Tensor,
     columns: Tensor,
-    memory: Memory,
+    kv_cache: KVCache,
     rows: slice | Tensor | None = None,
 ) -> Tensor:
     wanted = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return model.predict(Inputs(tokens, columns, wanted, memory=memory, slots=columns, rows=rows))
+    return model.predict(
+        ForwardInputs(tokens, columns, wanted, kv_cache=kv_cache, slots=columns, rows=rows)
+    )
 
 
 COLUMN_SETS = {
@@ -213,23 +217,23 @@ COLUMN_SETS = {
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1, 2], [2, 0], [1]], ids=str)
 def test_columns_and_rows_may_be_any_subset(model, tokens, columns, rows) -> None:
     """Each row alone, in a memory of its own, is the oracle."""
-    memory = model.new_memory(B, L)
-    run(model, tokens, memory=memory, slots=COLUMNS)
-    untouched = memory.keys.clone()
+    kv_cache = model.new_kv_cache(B, L)
+    run(model, tokens, kv_cache=kv_cache, slots=COLUMNS)
+    untouched = kv_cache.keys.clone()
     index = torch.tensor(rows)
     columns = columns[index]
     fresh = (tokens[index].gather(1, columns) + columns) % V
-    got = block_forward(model, fresh, columns, memory, index)
+    got = block_forward(model, fresh, columns, kv_cache, index)
     for i, row in enumerate(rows):
-        alone = model.new_memory(1, L)
+        alone = model.new_kv_cache(1, L)
         one = slice(row, row + 1)
-        run(model, tokens[one], memory=alone, slots=COLUMNS[:1])
+        run(model, tokens[one], kv_cache=alone, slots=COLUMNS[:1])
         expected = block_forward(model, fresh[i : i + 1], columns[i : i + 1], alone)
         assert torch.allclose(got[i], expected[0])
-        assert torch.allclose(memory.keys[:, row], alone.keys[:, 0])
-        assert torch.allclose(memory.values[:, row], alone.values[:, 0])
+        assert torch.allclose(kv_cache.keys[:, row], alone.keys[:, 0])
+        assert torch.allclose(kv_cache.values[:, row], alone.values[:, 0])
     others = [row for row in range(B) if row not in rows]
-    assert torch.equal(memory.keys[:, others], untouched[:, others])
+    assert torch.equal(kv_cache.keys[:, others], untouched[:, others])
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(0, 2), slice(1, 3)], ids=str)
@@ -242,12 +246,14 @@ def test_slices_are_the_indices_they_stand_for(model, tokens, rows) -> None:
     results = []
     for some_rows in (rows, index):
         for slots in (slice(8, 12), columns):
-            memory = model.new_memory(B, L)
-            run(model, tokens, memory=memory, slots=slice(0, L))
+            kv_cache = model.new_kv_cache(B, L)
+            run(model, tokens, kv_cache=kv_cache, slots=slice(0, L))
             logits = model.predict(
-                Inputs(fresh, columns, wanted, memory=memory, slots=slots, rows=some_rows)
+                ForwardInputs(
+                    fresh, columns, wanted, kv_cache=kv_cache, slots=slots, rows=some_rows
+                )
             )
-            results.append((logits, memory.keys, memory.values))
+            results.append((logits, kv_cache.keys, kv_cache.values))
     for result in results:
         for got, expected in zip(result, results[-1], strict=True):
             assert torch.equal(got, expected)
@@ -255,25 +261,25 @@ def test_slices_are_the_indices_they_stand_for(model, tokens, rows) -> None:
 
 @pytest.mark.parametrize("slots", [slice(0, L), COLUMNS], ids=["slice", "tensor"])
 def test_the_first_slots_are_a_memory_that_writes_through(model, tokens, slots) -> None:
-    memory = model.new_memory(B, L + 5)
-    got = run(model, tokens, memory=memory.first(L), slots=slots)
+    kv_cache = model.new_kv_cache(B, L + 5)
+    got = run(model, tokens, kv_cache=kv_cache.first(L), slots=slots)
     assert torch.allclose(got, run(model, tokens))
-    assert memory.keys[..., :L, :].any()
-    assert not memory.keys[..., L:, :].any()
-    assert memory.first(L + 5) is memory
+    assert kv_cache.keys[..., :L, :].any()
+    assert not kv_cache.keys[..., L:, :].any()
+    assert kv_cache.first(L + 5) is kv_cache
 
 
 def test_a_memory_needs_slots_and_slots_a_memory(model, tokens) -> None:
     with pytest.raises(ValueError, match="A memory and slots go together"):
-        run(model, tokens, memory=model.new_memory(B, L))
+        run(model, tokens, kv_cache=model.new_kv_cache(B, L))
     with pytest.raises(ValueError, match="A memory and slots go together"):
         run(model, tokens, slots=COLUMNS)
 
 
 def test_a_memory_knows_its_bytes(model) -> None:
-    memory = model.new_memory(2, 5)
-    num_kv_heads = model.transformer.shape.num_kv_heads
-    assert memory.num_bytes == 2 * 3 * 2 * num_kv_heads * 5 * 8 * 8
+    kv_cache = model.new_kv_cache(2, 5)
+    num_kv_heads = model.transformer.config.num_kv_heads
+    assert kv_cache.num_bytes == 2 * 3 * 2 * num_kv_heads * 5 * 8 * 8
 
 
 # Wrong shapes
@@ -289,7 +295,7 @@ def test_a_memory_knows_its_bytes(model) -> None:
 )
 def test_impossible_shapes_are_refused(model, change, message) -> None:
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(model.transformer.shape, **change)
+        dataclasses.replace(model.transformer.config, **change)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +411,7 @@ def test_a_causal_mask_makes_it_the_causal_model(tokens, tmp_path) -> None:
 
 def test_parts_are_views_of_all_parameters() -> None:
     transformer = Transformer(
-        Shape(
+        NetworkConfig(
             vocab_size=V,
             hidden_size=16,
             num_layers=2,

@@ -6,13 +6,13 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.addresses import parse_task
-from eval.cache_error import Trial, on_task
-from eval.records import Folder, append
-from eval.report import write_report
-from eval.runner import execute
-from eval.summary import summarise
-from eval.table import table
+from eval.metrics.summary import summarise
+from eval.reports.report import write_report
+from eval.reports.table import table
+from eval.runs.cache_error import Trial, on_task
+from eval.runs.names import parse_task
+from eval.runs.records import Folder, append
+from eval.runs.runner import execute
 from eval.tasks import text_scores
 from samplers import FixedSchedule
 

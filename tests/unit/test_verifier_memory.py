@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dllm_decode import ARVerify, CausalTarget, DraftLength, Guided, PathSearch, Sampled, decode
-from samplers import FixedSchedule, statistics
+from samplers import FixedSchedule
+from samplers.logits import statistics
 
 # So large that no list of candidates is a large part of it.
 V, DRAFTED = 65_536, 8

@@ -8,9 +8,9 @@ from spied import FAMILIES, Spied, tiny
 from torch import Tensor
 
 from dllm_decode import CachePolicy, DelayedCache, DualCache, NoCache, decode
-from dllm_decode.trace import StepEvent
+from dllm_decode.observers import StepEvent
 from samplers import ConfidenceThreshold, FixedSchedule, Klass, View
-from samplers.noise import row_keys
+from samplers.logits.noise import row_keys
 
 MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
 # The first row's masks are in another order, and so are committed columns that fill up the rows.
@@ -39,7 +39,7 @@ def raised(view: View) -> View:
     tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
     values = torch.zeros(tokens.shape)
     values[..., 0] = 0.7 * view.masked
-    return view.with_bonus(tokens, values)
+    return view.with_logit_bias(tokens, values)
 
 
 def statistics(view: View) -> dict[str, Tensor]:
@@ -54,24 +54,24 @@ def statistics(view: View) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("with_bonus", [False, True])
+@pytest.mark.parametrize("with_logit_bias", [False, True])
 def test_some_columns_say_of_masks_what_all_columns_say(
-    with_bonus: bool, temperature: float
+    with_logit_bias: bool, temperature: float
 ) -> None:
-    dense, sparse = (raised(v) if with_bonus else v for v in views(temperature))
+    dense, sparse = (raised(v) if with_logit_bias else v for v in views(temperature))
     ours = statistics(sparse)
     for name, expected in statistics(dense).items():
         torch.testing.assert_close(ours[name][MASKED], expected[MASKED], msg=name)
 
 
-@pytest.mark.parametrize("with_bonus", [False, True])
+@pytest.mark.parametrize("with_logit_bias", [False, True])
 @pytest.mark.parametrize("kind", ["some", "all"])
 def test_a_committed_token_is_certain_unless_the_sampler_reads_it(
-    kind: str, with_bonus: bool
+    kind: str, with_logit_bias: bool
 ) -> None:
     dense, view = views()
     view = view if kind == "some" else replace(dense, reads_committed=False)
-    view = raised(view) if with_bonus else view
+    view = raised(view) if with_logit_bias else view
     there = ~MASKED
     tokens = view.tokens[there]
     assert torch.equal(view.most_likely[there], tokens)

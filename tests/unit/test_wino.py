@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import CachePolicy, Inputs, StepEvent, decode
+from dllm_decode import CachePolicy, ForwardInputs, StepEvent, decode
 from dllm_decode.caches import PrefixCache
 from dllm_decode.models import new_llada
 from samplers import ConfidenceThreshold, State, View, Wino, parse
@@ -16,7 +16,7 @@ MASK_ID = 9
 
 
 def view_of(
-    tokens: list[int], confidences: list[float], shadow: list[float], vocab_size: int = 10
+    tokens: list[int], confidences: list[float], leave_one_out: list[float], vocab_size: int = 10
 ) -> View:
     """One row; position i proposes token i % 8 with its confidence."""
     ids = torch.tensor([tokens])
@@ -32,7 +32,7 @@ def view_of(
         eligible=masked,
         start=0,
         gen_length=len(tokens),
-        shadow=torch.tensor([shadow], dtype=torch.float64).masked_fill(masked, 0.0),
+        leave_one_out=torch.tensor([leave_one_out], dtype=torch.float64).masked_fill(masked, 0.0),
     )
 
 
@@ -154,17 +154,17 @@ class Watched:
 
     def __init__(self, model: HashModel) -> None:
         self.model = model
-        self.seen: list[Inputs] = []
+        self.seen: list[ForwardInputs] = []
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.model, name)
 
-    def predict(self, inputs: Inputs) -> Tensor:
+    def predict(self, inputs: ForwardInputs) -> Tensor:
         self.seen.append(inputs)
         return self.model.predict(inputs)
 
 
-def look(prompts: list[list[int]], templates: list[list[int]] = []) -> tuple[View, Inputs]:  # noqa: B006
+def look(prompts: list[list[int]], templates: list[list[int]] = []) -> tuple[View, ForwardInputs]:  # noqa: B006
     views: list[View] = []
     model = Watched(HashModel())
     decode(
@@ -215,9 +215,9 @@ def test_a_token_does_not_influence_its_own_verification_but_that_of_others() ->
         template = [[1, token, 3, 30, 30, 30]]
         decode(model, [[5, 6]], Wino(), gen_length=6, block_length=6, templates=template,
                stop_at_eos=False, observers=[watch])  # fmt: skip
-        shadow = views[0].shadow
-        assert shadow is not None
-        return shadow[0]
+        leave_one_out = views[0].leave_one_out
+        assert leave_one_out is not None
+        return leave_one_out[0]
 
     before, changed = shadows(2), shadows(7)
     assert before[1] != changed[1], "another token has another probability"

@@ -1,0 +1,165 @@
+"""What of a canvas is looked at: a sampler's window, and the columns of a forward."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode.caches import Columns
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.sizes import round_up
+from samplers.base import Sampler
+
+# Of the numbers of columns whose logits are read.
+_STRIDE = 8
+
+
+def window_of(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
+    """Returns the answer positions that a sampler sees while a block is open."""
+    first = 0 if sampler.scope == "answer" else block.start
+    return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
+
+
+def read_columns(canvas: Canvas, block: Block, sampler: Sampler) -> Int[Tensor, "B N"] | None:
+    """Returns the window's columns whose logits are read, the masked ones first; `None`: all."""
+    if sampler.reads_committed or sampler.leave_one_out or sampler.scope != "block":
+        return None
+    masked = canvas.masked[:, block.start : block.end]
+    # An accelerator wants few shapes, and cannot be asked without waiting for it.
+    if masked.device.type != "cpu":
+        return None
+    most = round_up(int(masked.sum(-1).max()), _STRIDE)
+    if most >= masked.shape[1]:
+        return None
+    return masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardGeometry:
+    """The columns of a forward, and all that follows from where they stand.
+
+    Attributes:
+        chosen: Absolute columns that are computed.
+        window: Columns that a sampler sees.
+        end: First column that nothing in the window can see.
+        canvas: The rows, at any stage.
+        columns: What is computed of every row: as `chosen`, or, where rows have joined and all
+            columns are chosen, those that the row may see.
+        slots: The same, as a slice where it is one.
+        positions: As `ForwardInputs.positions`.
+        wanted: As `ForwardInputs.wanted`: what predicts the window.
+        attend: As `ForwardInputs.attend`.
+        known: Where the window is predicted by a column that is computed; `None`: everywhere.
+    """
+
+    chosen: Columns
+    window: slice
+    end: int
+    canvas: Canvas
+    columns: Int[Tensor, "B Q"]
+    slots: Columns
+    positions: Int[Tensor, "B Q"]
+    wanted: Int[Tensor, "B W"]
+    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None
+    known: Bool[Tensor, "B W"] | None
+
+    @staticmethod
+    def of(
+        model: MaskPredictor,
+        canvas: Canvas,
+        chosen: Columns,
+        window: slice,
+        end: int,
+        *,
+        with_kv_cache: bool,
+    ) -> "ForwardGeometry":
+        """Works it out.
+
+        Args:
+            model: Says how columns attend, and how far their logits are shifted.
+            canvas: The rows.
+            chosen: Columns to compute.
+            window: Columns to predict.
+            end: First column that nothing in the window can see.
+            with_kv_cache: Whether keys are those of the memory, or of the chosen columns alone.
+        """
+        shift = model.logit_shift
+        every = torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
+        first, last, _ = chosen.indices(end) if isinstance(chosen, slice) else (0, 0, 1)
+        # Where rows have joined others, no row has all columns: what it never sees is left out.
+        trims = (first, last) == (0, canvas.length) and canvas.span < canvas.length
+        slots = canvas.own_columns() if trims else chosen
+        columns = (every[:, slots] if isinstance(slots, slice) else slots).contiguous()
+        predictors = torch.arange(window.start - shift, window.stop - shift, device=columns.device)
+        # No column predicts column 0 of a shifted model; its own logits stand in.
+        predictors = predictors.clamp(min=0).repeat(len(canvas), 1)
+        wanted = torch.searchsorted(columns, predictors).clamp(max=columns.shape[1] - 1)
+        covers = first <= max(0, window.start - shift) and window.stop - shift <= last
+        return ForwardGeometry(
+            chosen=chosen,
+            window=window,
+            end=end,
+            canvas=canvas,
+            columns=columns,
+            slots=slots,
+            positions=(columns - canvas.pads[:, None]).clamp(min=0),
+            wanted=wanted,
+            attend=_attend(
+                canvas,
+                columns,
+                every if with_kv_cache else columns,
+                is_last_block=_in_last_block(model, canvas, chosen, end),
+                causal_block_length=model.causal_block_length,
+            ),
+            known=None if covers else columns.gather(1, wanted) == predictors,
+        )
+
+    def tokens(self, canvas: Canvas) -> Int[Tensor, "B Q"]:
+        """Returns what stands in its columns."""
+        if isinstance(self.slots, slice):
+            return canvas.tokens[:, self.slots]
+        return canvas.tokens.gather(1, self.slots)
+
+    def fits(self, canvas: Canvas, chosen: Columns, window: slice, end: int) -> bool:
+        """Says whether it is that of a forward; columns that differ by row are worked out anew."""
+        mine = self.canvas
+        return (
+            isinstance(chosen, slice)
+            and isinstance(self.chosen, slice)
+            and (chosen, window, end) == (self.chosen, self.window, self.end)
+            # Writing leaves these alone, whatever else changes them makes others.
+            and canvas.rows is mine.rows
+            and canvas.pads is mine.pads
+            and canvas.ends is mine.ends
+        )
+
+
+def _in_last_block(model: MaskPredictor, canvas: Canvas, chosen: Columns, end: int) -> bool:
+    """Says whether no query has a block behind it: so it is in a bidirectional model."""
+    length = model.causal_block_length
+    if not length:
+        return True
+    first = chosen.indices(end)[0] if isinstance(chosen, slice) else 0
+    return not canvas.padded and first // length == (end - 1) // length
+
+
+def _attend(
+    canvas: Canvas,
+    columns: Int[Tensor, "B Q"],
+    keys: Int[Tensor, "B K"],
+    *,
+    is_last_block: bool,
+    causal_block_length: int,
+) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
+    """Hides padding and, from a block-causal model, later blocks."""
+    pads = canvas.pads[:, None]
+    present = None
+    if canvas.padded:
+        present = ((keys >= pads) & (keys < canvas.start + canvas.ends[:, None]))[:, None]
+    if is_last_block:
+        return present
+    own = ((columns - pads) // causal_block_length)[..., None]
+    earlier = ((keys - pads) // causal_block_length)[:, None] <= own
+    return earlier if present is None else earlier & present

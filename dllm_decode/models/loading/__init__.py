@@ -1,0 +1,1 @@
+"""Loading and saving: weights, placement on devices, quantisation, export."""

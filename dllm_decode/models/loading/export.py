@@ -1,0 +1,230 @@
+"""Makes fresh models, and writes models in the official LLaDA format."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dllm_decode.models.families.base import LLADA
+from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+
+
+def new_llada(
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    num_heads: int,
+    mlp_hidden_size: int,
+    mask_id: int,
+    eos_ids: tuple[int, ...],
+    num_kv_heads: int | None = None,
+    rope_theta: float = 500000.0,
+    tied_head: bool = False,
+    name: str = "llada",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> MaskedTransformer:
+    """Builds a randomly initialised model that `save_model` can write.
+
+    Weights are normal with standard deviation 0.02, those that write to the residual stream with
+    0.02 / sqrt(2 num_layers); norm weights are 1.
+
+    Args:
+        vocab_size: Rows of the embedding.
+        hidden_size: Width; a multiple of twice `num_heads`.
+        num_layers: Decoder blocks.
+        num_heads: Query heads.
+        mlp_hidden_size: Inner width of the SwiGLU.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer, the one that fills what lies behind it first.
+        num_kv_heads: Key and value heads; `None`: as many as query heads.
+        rope_theta: Base of the rotary frequencies.
+        tied_head: The head is the embedding.
+        name: Of the model.
+        seed: Of the weights; the same seed gives the same model on the same kind of device and in
+            the same dtype.
+        device: Where the weights are made.
+        dtype: Of the weights, from the start: no other copy is held meanwhile.
+
+    Raises:
+        ValueError: If the sizes do not fit together.
+    """
+    if hidden_size % (2 * num_heads):
+        raise ValueError(
+            f"hidden_size is a multiple of twice num_heads, got {hidden_size} and {num_heads}."
+        )
+    shape = NetworkConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads or num_heads,
+        head_dim=hidden_size // num_heads,
+        mlp_hidden_size=mlp_hidden_size,
+        norm_eps=1e-5,
+        rope_theta=rope_theta,
+        rope_in_float32=True,
+        tied_head=tied_head,
+    )
+    with torch.device("meta"):
+        transformer = Transformer(shape)
+    transformer.to(dtype).to_empty(device=device)
+    _initialise(transformer, seed)
+    return MaskedTransformer(transformer, name=name, mask_id=mask_id, eos_ids=eos_ids)
+
+
+def save_model(
+    model: MaskedTransformer,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes config.json, generation_config.json and safetensors as LLaDA's authors do.
+
+    The tokenizer is not written: call its own `save_pretrained` on the same folder.
+
+    Args:
+        model: One that the LLaDA format can express.
+        folder: Made if it does not exist. An earlier model in it is replaced.
+        dtype: Of the weights on disk; `None`: the model's.
+        max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
+
+    Raises:
+        ValueError: If the LLaDA format has no way to say what the model is, or weights are not
+            there.
+    """
+    _require_expressible(model)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
+        stale.unlink(missing_ok=True)
+    dtype = dtype or model.dtype
+    _write_json(folder / "config.json", _config(model))
+    generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
+    _write_json(folder / "generation_config.json", generation)
+    parts = model.transformer.parts()
+    shards = _shards({LLADA.official_name(k): v for k, v in parts.items()}, dtype, max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        name = (
+            f"model-{i:05}-of-{len(shards):05}.safetensors" if shards[1:] else "model.safetensors"
+        )
+        _save_shard(shard, folder / name, dtype)
+        weight_map |= dict.fromkeys(shard, name)
+    if shards[1:]:
+        total = sum(tensor.numel() for tensor in parts.values()) * dtype.itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _initialise(transformer: Transformer, seed: int) -> None:
+    generator = torch.Generator(transformer.embedding.weight.device).manual_seed(seed)
+    residual_std = 0.02 / (2 * transformer.config.num_layers) ** 0.5
+    for name, part in transformer.parts().items():
+        if name.endswith("norm.weight"):
+            part.fill_(1.0)
+        elif name.endswith(("output.weight", "down.weight")):
+            part.normal_(0.0, residual_std, generator=generator)
+        else:
+            part.normal_(0.0, 0.02, generator=generator)
+
+
+def _require_expressible(model: MaskedTransformer) -> None:
+    transformer = model.transformer
+    is_elsewhere = any(part.is_meta for part in model.parameters())
+    if transformer.quantized or transformer.packed or is_elsewhere:
+        raise ValueError(
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised, "
+            "packed or kept elsewhere between forwards. Load it on one device, as it was stored."
+        )
+    shape = transformer.config
+    obstacles = {
+        "qk_norm": shape.qk_norm,
+        "norm_weight_in_float32": shape.norm_weight_in_float32,
+        "head_dim": shape.head_dim * shape.num_heads != shape.hidden_size,
+        "logit_shift": model.logit_shift != 0,
+        "causal_block_length": model.causal_block_length != 0,
+    }
+    found = [name for name, obstructs in obstacles.items() if obstructs]
+    if found:
+        raise ValueError(
+            f"The LLaDA format has plain, bidirectional models without a logit shift, got "
+            f"{model.name!r} which differs in {', '.join(found)}. Only models of the LLaDA family "
+            "can be saved."
+        )
+
+
+def _config(model: MaskedTransformer) -> dict[str, object]:
+    shape = model.transformer.config
+    return {
+        "activation_type": "silu",
+        "alibi": False,
+        "architectures": [LLADA.architecture],
+        "attention_dropout": 0.0,
+        "attention_layer_norm": False,
+        "bias_for_layer_norm": False,
+        "block_group_size": 1,
+        "block_type": "llama",
+        "d_model": shape.hidden_size,
+        "embedding_dropout": 0.0,
+        "embedding_size": shape.vocab_size,
+        "eos_token_id": _one_or_list(model.eos_ids),
+        "include_bias": False,
+        "include_qkv_bias": shape.qkv_bias,
+        "input_emb_norm": False,
+        "layer_norm_type": "rms",
+        "layer_norm_with_affine": True,
+        "mask_token_id": model.mask_id,
+        "mlp_hidden_size": shape.mlp_hidden_size,
+        "model_type": "llada",
+        "n_heads": shape.num_heads,
+        "n_kv_heads": shape.num_kv_heads,
+        "n_layers": shape.num_layers,
+        "pad_token_id": model.eos_ids[0],
+        "residual_dropout": 0.0,
+        "rms_norm_eps": shape.norm_eps,
+        "rope": True,
+        "rope_full_precision": shape.rope_in_float32,
+        "rope_theta": shape.rope_theta,
+        "scale_logits": False,
+        "vocab_size": shape.vocab_size,
+        "weight_tying": shape.tied_head,
+    }
+
+
+def _one_or_list(ids: tuple[int, ...]) -> int | list[int]:
+    return list(ids) if len(ids) > 1 else ids[0]
+
+
+def _shards(
+    tensors: dict[str, Tensor], dtype: torch.dtype, max_shard_bytes: int
+) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    room = max_shard_bytes
+    for name, tensor in tensors.items():
+        size_bytes = tensor.numel() * dtype.itemsize
+        if size_bytes > room and shards[-1]:
+            shards.append({})
+            room = max_shard_bytes
+        shards[-1][name] = tensor
+        room -= size_bytes
+    return shards
+
+
+def _save_shard(shard: dict[str, Tensor], path: Path, dtype: torch.dtype) -> None:
+    # Parts of fused projections share storage, which safetensors refuses: hence the copies.
+    copies = {
+        name: tensor.to("cpu", dtype, copy=True).contiguous() for name, tensor in shard.items()
+    }
+    save_file(copies, path, metadata={"format": "pt"})
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,193 @@
+"""Which device computes each part of a model, and where its weights are kept meanwhile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from accelerate import infer_auto_device_map
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.utils import get_max_memory
+from torch import Tensor, nn
+
+from dllm_decode.models.network.transformer import Route, Transformer
+
+Device: TypeAlias = str | int | torch.device
+DeviceMap: TypeAlias = Mapping[str, Device]
+"""Devices by name of a part, such as "layers.0", or of several, such as "layers" or ""."""
+
+_DISK = "disk"
+# The rest is left for keys, values and logits, where no limits are given.
+_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the parts of a model are.
+
+    Attributes:
+        kept: Where each part's weights are; `None`: in files.
+        computed: Where each part is computed; weights that are kept elsewhere come for that time.
+        folder: Of the files.
+    """
+
+    kept: Mapping[str, torch.device | None]
+    computed: Mapping[str, torch.device]
+    folder: Path | None = None
+
+    def route(self) -> Route | None:
+        """Returns the way of a forward; `None` if weights and activations stay on one device."""
+        first = self.computed["embedding"]
+        if set(self.kept.values()) == {first}:
+            return None
+        layers = [place for name, place in self.computed.items() if name.startswith("layers.")]
+        head = self.computed.get("lm_head", first)
+        return Route(first, tuple(layers), self.computed["norm"], head)
+
+
+def check_devices(device: Device | DeviceMap) -> None:
+    """Raises ValueError if a device is named that is not there; before anything is downloaded."""
+    for name in set(device.values() if isinstance(device, Mapping) else [device]):
+        if name not in ("auto", _DISK):
+            available(name)
+
+
+def place(
+    transformer: Transformer,
+    device: Device | DeviceMap,
+    *,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    offload_folder: str | Path | None = None,
+) -> Placement:
+    """Decides where the parts of a model go; see `load_model`.
+
+    Args:
+        transformer: On the meta device, in its dtype.
+        device: As in `load_model`, as the next two.
+        max_memory: Limits for "auto".
+        offload_folder: Of the files.
+
+    Raises:
+        ValueError: If a part has no device, a device is not there, or files have no folder.
+    """
+    if max_memory is not None and device != "auto":
+        raise ValueError(
+            f"max_memory sets limits for device='auto', got device={device!r}. Leave one out."
+        )
+    if device == "auto":
+        device = _inferred(transformer, max_memory)
+    named = _by_part(transformer, device if isinstance(device, Mapping) else {"": device})
+    there = {name: available(name) for name in set(named.values()) - {_DISK}}
+    kept = {part: there.get(name) for part, name in named.items()}
+    if None in kept.values() and offload_folder is None:
+        parts = ", ".join(part for part, place in kept.items() if place is None)
+        raise ValueError(
+            f"Weights that fit on no device go to files, got no folder for those of {parts}. "
+            "Pass offload_folder, or allow the devices more memory."
+        )
+    computed = _computed(kept)
+    if transformer.config.tied_head and kept["embedding"] != computed["embedding"]:
+        raise ValueError(
+            f"The embedding of this model is its head too, so it stays where it is computed, on "
+            f"{computed['embedding']}, got {named['embedding']!r}. Change the device map."
+        )
+    return Placement(kept, computed, None if offload_folder is None else Path(offload_folder))
+
+
+def _computed(kept: Mapping[str, torch.device | None]) -> dict[str, torch.device]:
+    """Computes on accelerators if there are any; what is kept elsewhere, on the first of them."""
+    accelerators = [place for place in kept.values() if place and place.type != "cpu"]
+    main = accelerators[0] if accelerators else torch.device("cpu")
+    return {part: place if place in accelerators else main for part, place in kept.items()}
+
+
+def available(device: Device) -> torch.device:
+    """Returns a device, ValueError if it is not there."""
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"A device is one that this torch can use, such as 'cpu' or 'cuda', got {device!r} "
+            f"({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that device."
+        ) from None
+    if found.type == "meta":
+        raise ValueError("A device holds values, got 'meta', which does not. Choose 'cpu'.")
+    return found
+
+
+def only_device(placement: Placement) -> torch.device:
+    """Returns the device of a model that is to be stored otherwise, ValueError if it has more."""
+    places = set(placement.kept.values())
+    (first, *others) = places
+    if first is None or others:
+        named = ", ".join(sorted("files" if place is None else str(place) for place in places))
+        raise ValueError(
+            f"A quantised or packed model is on one device, got a map to {named}. Name one device, "
+            "or leave quantize and packed out."
+        )
+    return first
+
+
+def allocate(transformer: Transformer, placement: Placement) -> None:
+    """Turns a model on the meta device into one with memory, part by part, not yet filled."""
+    for part, place in placement.kept.items():
+        module = transformer.get_submodule(part)
+        if place is not None:
+            module.to_empty(device=place)
+        else:
+            assert placement.folder is not None
+            placement.folder.mkdir(parents=True, exist_ok=True)
+            _map_files(module, placement.folder / part)
+
+
+def dispatch(transformer: Transformer, placement: Placement) -> None:
+    """Lets the parts of a filled model meet: activations move, and weights where they must."""
+    for part, place in placement.kept.items():
+        if place != placement.computed[part]:
+            hook = AlignDevicesHook(placement.computed[part], offload=True, place_submodules=True)
+            add_hook_to_module(transformer.get_submodule(part), hook)
+    transformer.route = placement.route()
+
+
+def _inferred(
+    transformer: Transformer, max_memory: Mapping[int | str, int | str] | None
+) -> DeviceMap:
+    if max_memory is None:
+        limits = {name: int(_SHARE * limit) for name, limit in get_max_memory().items()}
+    else:
+        limits = get_max_memory(dict(max_memory))
+    found: DeviceMap = infer_auto_device_map(transformer, limits, no_split_module_classes=["Layer"])
+    return found
+
+
+def _by_part(transformer: Transformer, device_map: DeviceMap) -> dict[str, Device]:
+    """Resolves prefixes; the longest that names a part decides."""
+    parts = ["embedding", *(f"layers.{i}" for i in range(transformer.config.num_layers)), "norm"]
+    parts += [] if transformer.config.tied_head else ["lm_head"]
+    known = {"", "layers", *parts}
+    odd = [name for name in device_map if name not in known]
+    if odd:
+        raise ValueError(
+            f"A device map has the names {', '.join(parts)}, 'layers' for all layers and '' for "
+            f"the rest, got {', '.join(map(repr, odd))}. A layer stays in one place."
+        )
+    named: dict[str, Device] = {}
+    for part in parts:
+        names = [name for name in (part, part.partition(".")[0], "") if name in device_map]
+        if not names:
+            raise ValueError(
+                f"A device map has a place for every part, got none for {part}. Add it, or '' for "
+                "the rest."
+            )
+        named[part] = device_map[names[0]]
+    return named
+
+
+def _map_files(module: nn.Module, prefix: Path) -> None:
+    for name, parameter in list(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        file = f"{prefix}.{name}.bin"
+        size, shape = parameter.numel(), parameter.shape
+        mapped: Tensor = torch.from_file(file, shared=True, size=size, dtype=parameter.dtype)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(mapped.view(shape)))

@@ -1,0 +1,126 @@
+"""The weight files of a checkpoint: safetensors, checked before anything is allocated."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from dllm_decode.models.families.base import Family
+from dllm_decode.models.network.transformer import Transformer
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+
+class _Header(NamedTuple):
+    """Shape and dtype of a tensor, as safetensors writes them."""
+
+    shape: list[int]
+    dtype: str
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Reads an object; ValueError if it is none, FileNotFoundError if there is no file."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"A model folder holds a {path.name}, got {str(path.parent)!r} without one. "
+            "Pass the folder that the checkpoint's files are in."
+        )
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{str(path)!r} is not valid JSON ({error}). Download it again."
+        ) from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{str(path)!r} holds a JSON object, got a {type(read).__name__}.")
+    return read
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Lists the safetensors files of a checkpoint; FileNotFoundError if one is missing."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map", {})
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+    else:
+        files = [folder / "model.safetensors"]
+    absent = [path.name for path in files if not path.is_file()]
+    if not absent:
+        return files
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled and not index.is_file():
+        raise FileNotFoundError(
+            f"Weights are read from safetensors files only, got {', '.join(pickled)} in "
+            f"{str(folder)!r}. Convert them with safetensors.torch.save_file, or choose a revision "
+            "that has safetensors."
+        )
+    raise FileNotFoundError(
+        f"The weight files {', '.join(absent)} are missing in {str(folder)!r}. "
+        "Download the whole repository."
+    )
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
+        ) from error
+
+
+def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
+    """Compares names and shapes with the files' headers; returns the embedding's dtype.
+
+    Raises:
+        ValueError: If they differ, or a weight is of a dtype that is not read.
+    """
+    expected = {family.official_name(k): list(v.shape) for k, v in transformer.parts().items()}
+    found = {name: header for path in files for name, header in _headers(path)}
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"left over {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} of shape {found[name].shape} instead of {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape
+    ]
+    if problems:
+        raise ValueError(
+            f"The weight files hold exactly the tensors that config.json calls for, got "
+            f"{len(problems)} differences: {'; '.join(problems)}. "
+            "Check that both are of the same model, and complete."
+        )
+    odd = sorted({header.dtype for header in found.values()} - _DTYPES.keys())
+    if odd:
+        raise ValueError(
+            f"Weights are stored as {', '.join(_DTYPES)}, got {', '.join(odd)}. "
+            "Choose a checkpoint that is not quantised."
+        )
+    return _DTYPES[found[family.official_name("embedding.weight")].dtype]
+
+
+def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
+    with _open(path) as opened:
+        names: list[str] = opened.keys()
+        for name in names:
+            part = opened.get_slice(name)
+            yield name, _Header(part.get_shape(), part.get_dtype())
+
+
+def fill(transformer: Transformer, family: Family, files: list[Path]) -> None:
+    """Copies every tensor into its place, one at a time."""
+    parts = {family.official_name(name): part for name, part in transformer.parts().items()}
+    for path in files:
+        with _open(path) as opened:
+            names: list[str] = opened.keys()
+            for name in names:
+                # No variable holds the tensor: it is gone before the next one is read.
+                parts[name].copy_(opened.get_tensor(name))

@@ -1,0 +1,1 @@
+"""The network: one transformer that every family configures, and its operations."""

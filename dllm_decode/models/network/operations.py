@@ -1,0 +1,117 @@
+"""What a layer computes between its matrix products, as a set that has several versions."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Stream(NamedTuple):
+    """The residual stream; its value is the sum, which the next norm makes on its way.
+
+    Attributes:
+        hidden: Up to the last update.
+        update: What attention or MLP adds to it; `None`: nothing yet.
+    """
+
+    hidden: Float[Tensor, "B Q H"]
+    update: Float[Tensor, "B Q H"] | None = None
+
+
+class Scaling(NamedTuple):
+    """An RMSNorm.
+
+    Attributes:
+        weight: What each component is multiplied by, at unit mean square.
+        eps: Added to the mean square before its root.
+        in_float32: The weight is multiplied by before rounding to the dtype, else after.
+    """
+
+    weight: Float[Tensor, " H"]
+    eps: float
+    in_float32: bool
+
+
+class Normed(NamedTuple):
+    """The value of a stream, and its RMSNorm."""
+
+    hidden: Float[Tensor, "B Q H"]
+    normed: Float[Tensor, "B Q H"]
+
+
+class Rotation(NamedTuple):
+    """Angles that columns are rotated by, in the dtype that they are rotated in.
+
+    Attributes:
+        cos: The two halves of a head are the components of its pairs, so both are the same.
+        sin: Negative in the first half.
+    """
+
+    cos: Float[Tensor, "B 1 Q D"]
+    sin: Float[Tensor, "B 1 Q D"]
+
+
+class KVSlots(NamedTuple):
+    """Where fresh keys and values go.
+
+    Attributes:
+        rows: Of the memory.
+        slots: Of those rows.
+        row_index: The rows again, to go with slots that are no slice.
+    """
+
+    rows: slice | Int[Tensor, " B"]
+    slots: slice | Int[Tensor, "B Q"]
+    row_index: Int[Tensor, "B 1"] | None
+
+
+class LayerKV(NamedTuple):
+    """The memory of one layer."""
+
+    keys: Float[Tensor, "R G K D"]
+    values: Float[Tensor, "R G K D"]
+    target: KVSlots
+
+
+class Heads(NamedTuple):
+    """What attention takes."""
+
+    query: Float[Tensor, "B H Q D"]
+    key: Float[Tensor, "B G K D"]
+    value: Float[Tensor, "B G K D"]
+
+
+@runtime_checkable
+class Operations(Protocol):
+    """One version of the operations; `plain` is the one that the others agree with.
+
+    In half precision all round where `plain` does.
+    """
+
+    def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
+        """Adds a stream up, and normalises it."""
+        ...
+
+    def rotate_and_store(
+        self,
+        heads: Float[Tensor, "B Q C D"],
+        rotation: Rotation,
+        store: LayerKV | None,
+        *,
+        num_kv_heads: int,
+        scalings: tuple[Scaling, Scaling] | None,
+    ) -> Heads:
+        """Makes projected heads ready for attention.
+
+        Args:
+            heads: Of queries, keys and values, in this order.
+            rotation: Of queries and keys.
+            store: Is written to in place, and read whole; `None`: only fresh keys are attended to.
+            num_kv_heads: Key heads, and value heads.
+            scalings: Of queries and of keys, before rotation.
+        """
+        ...
+
+    def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
+        """Returns silu(gate) * up of two halves."""
+        ...

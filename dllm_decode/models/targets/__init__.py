@@ -1,0 +1,1 @@
+"""Causal targets: autoregressive models that verify drafts."""

@@ -1,0 +1,85 @@
+"""Loading of causal targets, whose tokens have to be those of the mask predictor."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.targets.causal import CausalTarget
+
+
+def load_target(
+    source: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+) -> CausalTarget:
+    """Loads a causal language model that judges a mask predictor's drafts.
+
+    No remote code is run.
+
+    Args:
+        source: The name of an embedded model such as "mini-ar", a folder, or a hub id such as
+            "Qwen/Qwen2.5-7B-Instruct"; tried in this order.
+        tokenizer: That of the mask predictor. Its ids must be those of the target.
+        device: Where the model goes.
+        dtype: Of all parameters; `None` keeps that of the checkpoint.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        FileNotFoundError: If the source does not exist.
+        OSError: If a hub id cannot be downloaded.
+        ValueError: If an id stands for different tokens, or the model cannot roll back.
+    """
+    folder = find_model(source, revision)
+    own = AutoTokenizer.from_pretrained(folder)
+    name = Path(source).resolve().name if Path(source).is_dir() else str(source)
+    num_shared_ids = count_shared_ids(own, tokenizer, name=name)
+    with _silence():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", device_map={"": torch.device(device)}
+        )
+    return CausalTarget(
+        model.eval().requires_grad_(False), name=name, num_shared_ids=num_shared_ids
+    )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps transformers from drawing a progress bar: a library leaves that to its caller."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def count_shared_ids(
+    target: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase, *, name: str
+) -> int:
+    """Compares two tokenizers id by id and returns how many ids they share, from 0.
+
+    The mask predictor's may have more, such as [MASK]; the target's may not.
+
+    Raises:
+        ValueError: If some id stands for different tokens, or is the target's alone.
+    """
+    theirs = {token: text for text, token in tokenizer.get_vocab().items()}
+    own = {token: text for text, token in target.get_vocab().items()}
+    odd = sorted(token for token, text in own.items() if theirs.get(token) != text)
+    if odd:
+        example = odd[0]
+        raise ValueError(
+            f"Both models have the same token at every id of the target's tokenizer, got "
+            f"{len(odd)} ids that differ: {example} is {own[example]!r} for {name} and "
+            f"{theirs.get(example)!r} for the mask predictor. Use a target with its tokenizer."
+        )
+    return max(own) + 1

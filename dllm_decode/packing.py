@@ -1,0 +1,126 @@
+"""Forwards whose columns are not just those of one canvas a row."""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from dllm_decode.models.base import ForwardInputs
+
+
+class Branches(NamedTuple):
+    """Several states of one row that one forward looks at.
+
+    Attributes:
+        places: A number for each state, from 0, no two of a row alike. States of number 0, one a
+            row, come first and are looked at as if alone; the others leave no trace.
+        layout: Whether states are rows of the forward, each with memory of its own ("rows"), or
+            further columns of their row, which share its memory ("columns").
+    """
+
+    places: Int[Tensor, " N"]
+    layout: Literal["rows", "columns"]
+
+
+def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:
+    """Appends a masked copy of the wanted columns, which predicts each of them without seeing it.
+
+    The copy has the rotary positions of the original and sees itself and every column but the one
+    it predicts; nothing else sees the copy.
+    """
+    copied, (rows, length) = inputs.wanted, inputs.tokens.shape
+    width = copied.shape[1]
+    copies = torch.arange(length, length + width, device=copied.device).expand(rows, -1)
+    masks = torch.full_like(copied, mask_id)
+    present = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
+    present = present if inputs.attend is None else inputs.attend
+    attend = present.new_zeros(rows, length + width, length + width)
+    attend[:, :, :length] = present
+    attend[:, length:, length:] = True
+    attend[:, length:].scatter_(2, copied[..., None], False)
+    return replace(
+        inputs,
+        tokens=torch.cat([inputs.tokens, masks], 1),
+        positions=torch.cat([inputs.positions, inputs.positions.gather(1, copied)], 1),
+        wanted=torch.cat([copied, copies], 1),
+        attend=attend,
+    )
+
+
+def pack(
+    inputs: ForwardInputs,
+    rows: Int[Tensor, " N"],
+    places: Int[Tensor, " N"],
+    *,
+    size: tuple[int, int],
+    num_keys: int,
+    first_free: int,
+) -> ForwardInputs:
+    """Makes the states of a row, which are rows of `inputs`, columns of one row.
+
+    A state of number 0 sees and overwrites what it does alone. Any other sees its own columns
+    instead of those of the same place in the memory, and the rest of the memory as it is; its keys
+    and values go behind the row's own. No state sees another's columns.
+
+    Args:
+        inputs: A forward with one state a row; if it has slots, they are per row.
+        rows: Which row of the result each state belongs to.
+        places: Its number there.
+        size: Rows of the result, and states a row at most.
+        num_keys: Keys of the forward, K; without a memory its columns.
+        first_free: First slot behind those of the row itself; at least `num_keys`.
+    """
+    tokens = inputs.tokens
+    width, device = tokens.shape[1], tokens.device
+    columns = torch.arange(width, device=device)
+    free = first_free + width * torch.arange(-1, size[1] - 1, device=device)
+    slots = (free[:, None] + columns).repeat(size[0], 1, 1)
+    shared = inputs.slots if isinstance(inputs.slots, Tensor) else columns.expand_as(tokens)
+    own = torch.where(places[:, None] == 0, shared, slots[rows, places])
+    # What rows with few states compute for nothing goes where nothing is read.
+    slots[rows, places] = own
+    attend = tokens.new_zeros((*tokens.shape, first_free + (size[1] - 1) * width), dtype=torch.bool)
+    attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
+    there, here = (_for_queries(keys, width) for keys in (shared, own))
+    # A row with fewer columns than another repeats some: in the memory that is one slot, here two.
+    repeated = torch.zeros_like(shared, dtype=torch.bool)
+    repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
+    repeated &= places[:, None] > 0
+    seen = attend.gather(2, there) & ~repeated[:, None]
+    attend = attend.scatter(2, there, False).scatter(2, here, seen)
+    return replace(
+        inputs,
+        tokens=_laid(tokens, rows, places, size),
+        positions=_laid(inputs.positions, rows, places, size),
+        wanted=_laid(inputs.wanted + width * places[:, None], rows, places, size),
+        attend=_laid(attend, rows, places, size),
+        slots=None if inputs.slots is None else slots.flatten(1, 2),
+    )
+
+
+def unpack(
+    packed: Float[Tensor, "B X V"], rows: Int[Tensor, " N"], places: Int[Tensor, " N"], depth: int
+) -> Float[Tensor, "N W V"]:
+    """Returns the logits of each state, from those of `pack`."""
+    states: Tensor = packed.unflatten(1, (depth, -1))
+    if len(states) == 1:
+        # Place by place already, so that nothing has to be copied.
+        return states[0]
+    return states[rows, places]
+
+
+def _for_queries(keys: Int[Tensor, "N Q"], width: int) -> Int[Tensor, "N Q Q"]:
+    return keys[:, None].expand(-1, width, -1)
+
+
+def _laid(
+    parts: Shaped[Tensor, "N X ..."],
+    rows: Int[Tensor, " N"],
+    places: Int[Tensor, " N"],
+    size: tuple[int, int],
+) -> Shaped[Tensor, "B Y ..."]:
+    laid = parts.new_zeros(*size, *parts.shape[1:])
+    laid[rows, places] = parts
+    return laid.flatten(1, 2)

@@ -1,0 +1,1 @@
+"""Verification of drafts by an autoregressive model."""

@@ -1,0 +1,152 @@
+"""Which tokens of a draft are kept, and what is written where it ends."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dllm_decode.canvas import Canvas
+from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.verify.ar_verify.target_round import first_masks
+from samplers.logits.noise import mix, uniform
+from samplers.logits.statistics import draw, gather, leading, log_probability, most_likely
+
+# Tell these draws from each other and from those of drafts.
+_VERDICTS, _REPLACEMENTS = 2, 3
+
+
+class Verdict(NamedTuple):
+    """What a target keeps of drafts.
+
+    Attributes:
+        tokens: What it writes: the accepted tokens and one more; what follows is arbitrary.
+        accepted: Tokens of the draft that are kept.
+    """
+
+    tokens: Int[Tensor, "B K1"]
+    accepted: Int[Tensor, " B"]
+
+
+def accept(
+    session: Session, canvas: Canvas, draft: Draft, logits: Float[Tensor, "B K1 V"]
+) -> Verdict:
+    """Decides on drafts such that every token written follows the target's law.
+
+    Args:
+        session: Has the temperature and the noise.
+        canvas: The rows.
+        draft: What was drafted; whether it was drawn decides on the rule.
+        logits: The target's, at each position of the longest draft and at the one behind it.
+    """
+    first = first_masks(canvas)
+    draft = draft._replace(tokens=draft.tokens[:, : logits.shape[1] - 1])
+    if draft.logs is not None:
+        keys = session.position_keys(canvas, first, logits.shape[1])
+        return accept_by_ratio(draft, logits, keys, temperature=session.temperature)
+    written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
+    verdict = accept_matching(draft, written)
+    for span in _spans(logits.shape[1]):
+        written[:, span] = _chosen(session, canvas, first + span.start, logits[:, span])
+        verdict = accept_matching(draft, written)
+        if (verdict.accepted < span.stop).all():
+            break
+    return verdict
+
+
+def _chosen(
+    session: Session, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
+) -> Int[Tensor, "B N"]:
+    """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
+
+    The noise of a position depends on the seed, the row and the position alone.
+    """
+    if session.temperature == 0.0:
+        return most_likely(logits)
+    keys = session.position_keys(canvas, first, logits.shape[1])
+    return draw(logits, session.temperature, keys)
+
+
+def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
+    """Accepts the tokens that the target would have written, whatever the draft is.
+
+    Args:
+        draft: What was drafted.
+        written: What the target writes at each position if all before it was accepted.
+    """
+    agree = (draft.tokens == written[:, :-1]) & _meant(draft)
+    return Verdict(written, leading(agree))
+
+
+def accept_by_ratio(
+    draft: Draft,
+    logs: Float[Tensor, "B K1 V"],
+    keys: Int[Tensor, "B K1"],
+    *,
+    temperature: float | None = None,
+) -> Verdict:
+    """Accepts a token drawn from q with probability min(1, p / q), where p is the target's law.
+
+    The first that is rejected is replaced by a draw from max(0, p - q), normalised; behind a draft
+    that is accepted whole, the target's token is a draw from p.
+
+    Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
+    Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.
+
+    Args:
+        draft: What was drawn, and from which q.
+        logs: Logarithm of p.
+        keys: Of the noise.
+        temperature: If given, `logs` are logits, and p is softmax(logs / temperature).
+    """
+    assert draft.logs is not None
+    limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
+    passes, meant = torch.zeros_like(limits, dtype=torch.bool), _meant(draft)
+    for span in _spans(passes.shape[1]):
+        drafted = draft.tokens[:, span]
+        ratio = _log_probability(logs[:, span], drafted, temperature)
+        ratio = ratio - _log_probability(draft.logs[:, span], drafted, draft.temperature)
+        passes[:, span] = (limits[:, span] < ratio) & meant[:, span]
+        if not passes[:, : span.stop].all(-1).any():
+            break
+    accepted = leading(passes)
+    rows = torch.arange(len(accepted), device=accepted.device)
+    p = _law(logs[rows, accepted], temperature)
+    q = _law(draft.logs[rows, accepted.clamp(max=passes.shape[1] - 1)], draft.temperature)
+    rest = torch.where((accepted < draft.counts)[:, None], p - q, p).clamp_(min=0.0)
+    # Where p = q but for rounding, a token may be rejected and nothing be left.
+    rest = torch.where((rest > 0.0).any(-1, keepdim=True), rest, p)
+    place = accepted[:, None]
+    drawn = draw(rest.log()[:, None], 1.0, mix(keys.gather(1, place) ^ _REPLACEMENTS))
+    tokens = torch.cat([draft.tokens, drawn], -1).scatter(1, place, drawn)
+    return Verdict(tokens, accepted)
+
+
+def _spans(num_positions: int) -> Iterator[slice]:
+    """Splits positions into spans, each twice as long as the one before.
+
+    What follows the first rejection is never asked for, so most of a bad draft costs nothing.
+    """
+    start, length = 0, 4
+    while start < num_positions:
+        yield slice(start, min(start + length, num_positions))
+        start, length = start + length, 2 * length
+
+
+def _log_probability(
+    logs: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K"], temperature: float | None
+) -> Float[Tensor, "B K"]:
+    if temperature is None:
+        return gather(logs, tokens)
+    return log_probability(logs, tokens, temperature)
+
+
+def _law(logs: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor, "B V"]:
+    return logs.exp() if temperature is None else (logs.double() / temperature).softmax(-1)
+
+
+def _meant(draft: Draft) -> Bool[Tensor, "B K"]:
+    places = torch.arange(draft.tokens.shape[1], device=draft.counts.device)
+    return places < draft.counts[:, None]

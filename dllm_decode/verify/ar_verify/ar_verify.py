@@ -1,0 +1,179 @@
+"""Verification by an autoregressive model (DiffuSpec): it writes, the mask predictor drafts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.targets.causal import CausalTarget, Past
+from dllm_decode.session import Session
+from dllm_decode.sizes import round_up
+from dllm_decode.verify.ar_verify.acceptance import accept
+from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
+from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
+from dllm_decode.verify.ar_verify.target_round import (
+    check_target,
+    first_masks,
+    judge,
+    look,
+    whole_answer,
+    write,
+)
+from dllm_decode.verify.base import Verifier, settle
+from samplers.base import Sampler, State, take_state
+from samplers.logits.statistics import certain_where, leading, most_likely
+
+_STRIDE = 16
+
+
+@dataclass(frozen=True)
+class ARVerify(Verifier):
+    """Decodes as a causal target would alone, several tokens for each of its forwards.
+
+    In each round the mask predictor looks at the canvas, a draft is made of what it sees, and the
+    target reads the draft in one forward. It accepts the draft's tokens from left to right, as far
+    as they are as good as its own, writes a token of its own in place of the first that is not,
+    and adds one behind a draft that it accepts whole.
+
+    A searched draft (`PathSearch`) is accepted as far as it says what the target would write: its
+    most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
+    row and position. So the answer is that of the target alone, whatever the drafts are worth, and
+    at temperature 0 it is its greedy answer; rounding aside, since reading many tokens at once may
+    round differently. A drawn draft (`Sampled`) is accepted by the ratio of both models'
+    probabilities: the law of the answer is the target's too, but what a seed gives depends on the
+    drafts; with a cache, so also on the other rows, which have a say in what it computes.
+
+    The answer ends with one of the target's EOS tokens. It is written from left to right; blocks do
+    not matter, and the sampler is only asked by a search that looks more than once. The target
+    reads each token once, and forgets what was rejected. The mask predictor may have any cache,
+    since drafts may be approximate; `FreeCache()` keeps what stands to the left of the drafts, the
+    others start anew in each round.
+
+    Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
+    Decoding", https://arxiv.org/abs/2510.02358.
+    Differs: Rows at their own pace. The mask predictor sees the whole answer that is left, not the
+    draft's part alone. At temperatures above 0 the paper accepts a searched token with probability
+    min(1, p/q), which is only right for tokens drawn from q and favours what the search likes.
+
+    Attributes:
+        target: Writes the answer.
+        draft_length: How many tokens are drafted.
+        drafting: Which tokens are drafted: `PathSearch()` or `Sampled()`.
+    """
+
+    target: CausalTarget
+    draft_length: DraftLength = field(default_factory=DraftLength)
+    drafting: Drafting = field(default_factory=PathSearch)
+
+    def check(self, model: MaskPredictor) -> None:
+        check_target(self.target, model, verifier="ARVerify")
+
+    def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
+        return self.target.eos_ids
+
+    def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
+        return whole_answer(canvas, self.target, verifier="ARVerify")
+
+    @property
+    def asks_sampler(self) -> bool:
+        return self.drafting.num_forwards > 1
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        if carry is None:
+            past, lengths = self.target.start(len(canvas)), self.draft_length.first(canvas.rows)
+        else:
+            assert isinstance(carry, tuple)
+            past, lengths = Past(*carry[0]), Lengths(*carry[1])
+        first = first_masks(canvas)
+        left = canvas.masked.sum(-1)
+        wanted = torch.minimum(lengths.length, left)
+        logits = self._look(session, sampler, canvas, wanted)
+        draft = self.drafting.draft(session, canvas, logits, wanted)
+        judgement = judge(session, self.target, canvas, draft, past)
+        tokens, accepted = accept(session, canvas, draft, judgement.logits)
+        # The target's token after the last accepted one: a correction, or one more.
+        num = torch.minimum(accepted + 1, left)
+        num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
+        session.count_drafts(canvas, drafted=draft.counts, accepted=accepted)
+        drafted = _num_drafted(canvas, logits, wanted)
+        after = self.draft_length.after(lengths, drafted, accepted)
+        canvas = write(canvas, first, Draft(tokens, num))
+        return canvas, (tuple(judgement.past(num)), tuple(after))
+
+    def _look(
+        self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B K V"]:
+        """Lets the mask predictor predict the next tokens of each row."""
+        first = first_masks(canvas)
+        bounds = torch.stack([first.min(), first.max(), (first + wanted).max(), wanted.max()])
+        start, last, end, longest = bounds.tolist()
+        # One position more, where the target's own token goes: observers see what was written. And
+        # few widths, since libraries keep scratch for each.
+        width = round_up(end + 1 - start, _STRIDE)
+        window = Block(start, min(start + width, canvas.region_length))
+        session.open()
+        logits = look(session, self.target, canvas, window, sampler).within("block").logits
+        if self.drafting.num_forwards > 1:
+            logits = self._look_again(session, sampler, canvas, window, wanted)
+        logits = logits[..., : self.target.num_shared_ids]
+        if start == last:
+            return logits[:, :longest]
+        places = (first - start)[:, None] + torch.arange(longest, device=first.device)
+        rows = torch.arange(len(canvas), device=first.device)[:, None]
+        return logits[rows, places.clamp(max=logits.shape[1] - 1)]
+
+    def _look_again(
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        window: Block,
+        wanted: Int[Tensor, " B"],
+    ) -> Float[Tensor, "B W V"]:
+        """Lets the sampler commit tokens to a draft, and the mask predictor look at it."""
+        shown = session.view
+        assert shown is not None
+        view, rows = shown, torch.arange(len(canvas), device=wanted.device)
+        logits = view.within("block").logits.clone()
+        # To the sampler only what is drafted is open, and only that may it take back.
+        ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
+        part = drafts = replace(canvas, ends=ends, fixed=fixed)
+        state: State = None
+        for step in range(1, self.drafting.num_forwards):
+            view = session.view_of(
+                part, window, sampler, logits=view.logits, leave_one_out=view.leave_one_out
+            )
+            view = replace(view, temperature=0.0)
+            state = sampler.init(view) if step == 1 else state
+            decision, state = sampler.step(view, state)
+            part = settle(part, view, decision, sampler)
+            drafts = drafts.put(part)
+            unfinished = part.num_open(window).nonzero().squeeze(-1)
+            if not len(unfinished):
+                break
+            rows, part = rows[unfinished], part.take(unfinished)
+            state = take_state(state, unfinished)
+            # The mask predictor sees all masks that are left, as ever.
+            everything = replace(part, ends=canvas.ends[rows])
+            view = look(session, self.target, everything, window, sampler)
+            logits[rows] = view.within("block").logits
+        session.view = shown
+        tokens = drafts.tokens[:, canvas.columns(window)]
+        return certain_where(logits, tokens != canvas.mask_id, tokens)
+
+
+def _num_drafted(
+    canvas: Canvas, logits: Float[Tensor, "B K V"], wanted: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Counts the likeliest tokens before the first EOS among them."""
+    return torch.minimum(leading(~canvas.is_eos(most_likely(logits))), wanted)

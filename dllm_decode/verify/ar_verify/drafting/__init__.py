@@ -1,0 +1,1 @@
+"""Ways to draft: search for a path, or draw one."""

@@ -1,0 +1,204 @@
+"""Causal-consistency path search (DiffuSpec): one draft out of many that a forward holds."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dllm_decode.canvas import Canvas
+from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
+from dllm_decode.verify.ar_verify.target_round import first_masks
+from samplers.logits.statistics import log_normaliser, top_k, widen
+
+
+class _Beam(NamedTuple):
+    """The best beginnings of each row.
+
+    Attributes:
+        tokens: The prompt's last tokens, then what is chosen; what is to come is arbitrary.
+        scores: -inf where there are fewer.
+        counts: Tokens chosen.
+        ended: Whether the last one ends the answer.
+    """
+
+    tokens: Int[Tensor, "B H T"]
+    scores: Float[Tensor, "B H"]
+    counts: Int[Tensor, "B H"]
+    ended: Bool[Tensor, "B H"]
+
+
+class _Candidates(NamedTuple):
+    """Tokens that may stand at each position, and their log-probability for the drafter."""
+
+    tokens: Int[Tensor, "B K C"]
+    logs: Float[Tensor, "B K C"]
+
+
+@dataclass(frozen=True)
+class PathSearch(Drafting):
+    """Finds, left to right, a sequence that both the drafter and a causal proxy find likely.
+
+    A masked-diffusion model predicts each position for itself, so the likeliest tokens side by
+    side need not make a sentence. At each position the fewest tokens whose probabilities reach
+    `mass` are kept, `max_candidates` at most; a beam search maximises the sum of `weight` times
+    the drafter's and `1 - weight` times the proxy's log-probability. A sequence that places an EOS
+    is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
+
+    With `num_forwards` above 1 the mask predictor looks more than once. After each forward but the
+    last the sampler commits to likeliest tokens of the draft, at the pace that is its own, and the
+    next forward sees them; the search fills in what is still open, or finds everything decided.
+    Rows in which nothing is open take part in no further forward.
+
+    Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
+    Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
+    Differs: The paper keeps EOS at every position (`eos="always"`), and sums favour early ends;
+    by default EOS must be within `mass`, and finished sequences are compared by the mean. The paper
+    does not say what its S forwards a draft write; here it is what the sampler decides.
+
+    Attributes:
+        width: Beginnings kept at each position.
+        mass: Probability that the candidates of a position reach, in (0, 1].
+        max_candidates: Candidates of a position at most.
+        weight: Of the drafter, in [0, 1].
+        proxy: Scores the order of tokens.
+        eos: Whether EOS is a candidate where it is likely ("within_mass"), or "always".
+        length_power: Scores are divided by the length to this power at the end; 0: not at all.
+        num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    width: int = 3
+    mass: float = 0.8
+    max_candidates: int = 15
+    weight: float = 0.5
+    proxy: Proxy = field(default_factory=Uniform)
+    eos: Literal["within_mass", "always"] = "within_mass"
+    length_power: float = 1.0
+    num_forwards: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.max_candidates) < 1:
+            raise ValueError(
+                f"width and max_candidates are at least 1, got {self.width} and "
+                f"{self.max_candidates}."
+            )
+        if not 0.0 < self.mass <= 1.0:
+            raise ValueError(f"mass is a probability in (0, 1], got {self.mass}.")
+        if not 0.0 <= self.weight <= 1.0:
+            raise ValueError(f"weight is a share in [0, 1], got {self.weight}.")
+        if self.eos not in ("within_mass", "always"):
+            raise ValueError(f'eos is "within_mass" or "always", got {self.eos!r}.')
+        if self.length_power < 0.0:
+            raise ValueError(f"length_power is at least 0, got {self.length_power}.")
+        if self.num_forwards < 1:
+            raise ValueError(f"num_forwards is at least 1, got {self.num_forwards}.")
+
+    def draft(
+        self,
+        session: Session,
+        canvas: Canvas,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+    ) -> Draft:
+        # The columns before each row's first mask that the proxy looks at.
+        back = torch.arange(self.proxy.order - 1, 0, -1, device=logits.device)
+        columns = (canvas.start + first_masks(canvas)[:, None] - back).clamp(min=0)
+        context = canvas.tokens.gather(1, columns)
+        return self.search(logits, lengths, context, canvas.eos_ids)
+
+    def search(
+        self,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+        context: Int[Tensor, "B C"],
+        eos_ids: tuple[int, ...],
+    ) -> Draft:
+        """Returns the best path of each row.
+
+        Args:
+            logits: Of the positions after the context.
+            lengths: Of the paths, unless they end with an EOS before; at least 1, at most K.
+            context: The tokens before, at least `proxy.order - 1`.
+            eos_ids: Tokens that end an answer.
+        """
+        B, K, _ = logits.shape
+        before = self.proxy.order - 1
+        tokens = context[:, context.shape[1] - before :]
+        tokens = torch.cat([tokens, tokens.new_zeros(B, K)], -1)
+        zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
+        scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
+        scores[:, 0] = 0.0
+        beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
+        ends = torch.tensor(eos_ids, device=logits.device)
+        found = self._candidates(logits, ends)
+        # The drafter's part of the score, of candidates alone.
+        excluded = found.logs == -torch.inf
+        gains = (self.weight * found.logs).masked_fill(excluded, -torch.inf)
+        over = torch.arange(K, device=lengths.device) >= lengths[:, None]
+        steps = zip(found.tokens.unbind(1), gains.unbind(1), over.unbind(1), strict=True)
+        for position, (choices, own, waits) in enumerate(steps):
+            beam = self._step(beam, position, choices, own, waits[:, None], ends)
+        ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
+        rows = torch.arange(B, device=logits.device)
+        best = ranking.argmax(-1)
+        return Draft(beam.tokens[rows, best, before:], beam.counts[rows, best])
+
+    def _step(
+        self,
+        beam: _Beam,
+        position: int,
+        choices: Int[Tensor, "B C"],
+        own: Float[Tensor, "B C"],
+        waits: Bool[Tensor, "B 1"],
+        ends: Int[Tensor, " E"],
+    ) -> _Beam:
+        """Extends every unfinished beginning by one token and keeps the best.
+
+        Args:
+            beam: The beginnings.
+            position: Of the token, from 0.
+            choices: The candidates.
+            own: The drafter's part of their score.
+            waits: Rows whose drafts end before.
+            ends: Tokens that end an answer.
+        """
+        B, H, _ = beam.tokens.shape
+        num, before = choices.shape[1], self.proxy.order - 1
+        context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
+        asked = choices.repeat_interleave(H, 0)
+        causal = self.proxy.log_probability(context, asked).view(B, H, num)
+        gains = own[:, None] + (1.0 - self.weight) * causal.float()
+        # A finished beginning goes on once, as it is.
+        finished = beam.ended | waits
+        gains = gains.masked_fill(finished[..., None], -torch.inf)
+        gains[..., 0].masked_fill_(finished, 0.0)
+        scores, chosen = (beam.scores[..., None] + gains).flatten(1).topk(H)
+        parents, choice = chosen // num, chosen % num
+        finished = finished.gather(1, parents)
+        tokens = beam.tokens.gather(1, parents[..., None].expand_as(beam.tokens))
+        added = choices.gather(1, choice)
+        tokens[..., position + before] = added
+        grown = ~finished
+        ended = beam.ended.gather(1, parents) | (torch.isin(added, ends) & grown)
+        return _Beam(tokens, scores, beam.counts.gather(1, parents) + grown, ended)
+
+    def _candidates(self, logits: Float[Tensor, "B K V"], ends: Int[Tensor, " E"]) -> _Candidates:
+        """Lists the likeliest tokens of each position up to the mass; the rest is at -inf."""
+        top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
+        tokens = top.tokens
+        normaliser = log_normaliser(logits, tokens[..., 0])[..., None]
+        kept = (top.logits - normaliser).float()
+        before = kept.exp().cumsum(-1) - kept.exp()
+        kept = kept.masked_fill(before >= self.mass, -torch.inf)
+        if self.eos == "always":
+            present = (tokens[..., None] == ends) & (kept > -torch.inf)[..., None]
+            extra = (widen(logits[..., ends]) - normaliser).float()
+            kept = torch.cat([kept, extra.masked_fill(present.any(-2), -torch.inf)], -1)
+            tokens = torch.cat([tokens, ends.expand(*tokens.shape[:2], -1)], -1)
+        return _Candidates(tokens, kept)

@@ -1,0 +1,128 @@
+"""One round of a causal target: it reads a draft behind what it has read before, and predicts."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
+from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify.drafting.base import Draft
+from samplers.base import Sampler
+from samplers.view import View
+
+
+class Judgement(NamedTuple):
+    """What a target makes of drafts.
+
+    Attributes:
+        logits: Its prediction at each position of the longest draft and at the one behind it.
+        reading: For `Past`.
+        unread: Committed tokens that it had not read before.
+    """
+
+    logits: Float[Tensor, "B N V"]
+    reading: Reading
+    unread: Int[Tensor, " B"]
+
+    def past(self, num_committed: Int[Tensor, " B"]) -> Past:
+        """Returns the past once the round's tokens are committed: all of them but the last."""
+        return self.reading.keep(self.unread + num_committed - 1)
+
+
+def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
+    """Raises ValueError if target and mask predictor cannot mean the same tokens."""
+    if not target.is_compared and target.vocab_size != model.vocab_size:
+        raise ValueError(
+            f"{verifier} needs a target whose ids are those of {model.name}, "
+            f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
+            "Load it with load_target, which compares the tokenizers."
+        )
+    if target.num_shared_ids > model.vocab_size:
+        raise ValueError(
+            f"{verifier} needs a target all of whose tokens {model.name} knows, "
+            f"{model.vocab_size} of them, got {target.name} with {target.num_shared_ids}. "
+            "Use a target with the same tokenizer."
+        )
+
+
+def whole_answer(canvas: Canvas, target: CausalTarget, *, verifier: str) -> Iterator[Block]:
+    """Returns the answer as one block.
+
+    Raises:
+        ValueError: If a token is given behind an open position, or one that the target does not
+            know.
+    """
+    masked = canvas.masked
+    behind = masked.cumsum(-1) > 0
+    inside = torch.arange(canvas.region_length, device=masked.device) < canvas.ends[:, None]
+    if (behind & ~masked & inside).any():
+        raise ValueError(
+            f"{verifier} writes from left to right, so a template gives the beginning of an "
+            "answer, got one with given tokens behind open positions. Use another verifier."
+        )
+    columns = torch.arange(canvas.length, device=masked.device)
+    is_read = (canvas.tokens != canvas.mask_id) & (columns >= canvas.pads[:, None])
+    highest = int(canvas.tokens.masked_fill(~is_read, 0).max())
+    if highest >= target.num_shared_ids:
+        raise ValueError(
+            f"{verifier} needs prompts that {target.name} can read, of ids below "
+            f"{target.num_shared_ids}, got {highest} in a prompt or template. "
+            "Leave out tokens that only the mask predictor knows."
+        )
+    return canvas.blocks(canvas.region_length)
+
+
+def first_masks(canvas: Canvas) -> Int[Tensor, " B"]:
+    """Returns each row's first masked answer position; there is one in every row."""
+    return canvas.masked.long().argmax(-1)
+
+
+def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
+    """Returns the canvas with each row's draft written from its first mask on."""
+    positions = torch.arange(canvas.region_length, device=first.device)
+    offsets = positions - first[:, None]
+    where = (offsets >= 0) & (offsets < draft.counts[:, None])
+    index = offsets.clamp(0, draft.tokens.shape[1] - 1)
+    return canvas.write(0, where, draft.tokens.gather(1, index))
+
+
+def look(
+    session: Session, target: CausalTarget, canvas: Canvas, window: Block, sampler: Sampler
+) -> View:
+    """Runs one forward of the mask predictor; what the target cannot say is impossible."""
+    view = session.forward(canvas, window, sampler)
+    view.logits[..., target.num_shared_ids :] = -torch.inf
+    return view
+
+
+def judge(
+    session: Session,
+    target: CausalTarget,
+    canvas: Canvas,
+    draft: Draft,
+    past: Past,
+) -> Judgement:
+    """Lets the target read the drafts; one forward.
+
+    Only what it has not read yet is fed: the whole prompt in the first round, then the token that
+    was committed last.
+    """
+    first = first_masks(canvas)
+    drafted = write(canvas, first, draft).tokens
+    unread = canvas.start + first - canvas.pads - past.lengths
+    counts = unread + draft.counts
+    width, longest = torch.stack([counts.max(), draft.counts.max()]).tolist()
+    begin = canvas.pads + past.lengths
+    columns = begin[:, None] + torch.arange(width, device=begin.device)
+    tokens = drafted.gather(1, columns.clamp(max=canvas.length - 1))
+    # The target may not know [MASK].
+    tokens = tokens.masked_fill(tokens == canvas.mask_id, target.eos_ids[0])
+    reading = session.read_target(
+        target, canvas, past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1
+    )
+    return Judgement(reading.logits, reading, unread)

@@ -1,0 +1,1 @@
+"""Self-verification: the model checks drafts of its own."""

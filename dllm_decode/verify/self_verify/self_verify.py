@@ -1,0 +1,246 @@
+"""Self-verification (FreeDave): the model checks drafts that its own logits made."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.canvas import Block, Canvas
+from dllm_decode.packing import Branches
+from dllm_decode.session import Session
+from dllm_decode.verify.base import Verifier, settle
+from dllm_decode.verify.self_verify.evaluated_states import (
+    DraftLevel,
+    EvaluatedStates,
+    everything,
+    imagined,
+    joined,
+    look_ahead,
+    placed,
+    shown,
+    view_of,
+)
+from samplers.base import Sampler, State, take_state
+
+
+@dataclass(frozen=True)
+class SelfVerify(Verifier):
+    """Takes several of the sampler's steps on one forward, the very steps it would take without.
+
+    The logits at hand do not only decide the next state of the canvas: asked again and again, each
+    time about the masks that are left, the sampler drafts the states after it. One forward looks
+    at the next state and its drafts together. From then on the sampler steps as ever, on the
+    logits of the state that it is really in; as long as that state is among those looked at, no
+    forward is needed. So tokens and their order are those of plain decoding with the same cache,
+    for every sampler, whatever the drafts are worth; rounding aside, since a wider forward may
+    round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so the same
+    holds at any temperature, seed by seed.
+
+    Never more forwards than plain decoding; a forward computes up to `draft_steps` times as many
+    columns, all of which count as query positions. It pays where a forward's time hardly depends
+    on its columns: on an accelerator, with a cache that leaves few, for few rows.
+
+    With a cache, each draft needs keys and values of its own. As rows of a batch, drafts have a
+    copy of all that their row has: the memory grows to `draft_steps` times that of plain decoding.
+    As branches of a tree they share what is not computed: for each further draft the memory grows
+    by the columns of a forward, a block with `DualCache`. Rows advance by different numbers of
+    steps; those that are ahead wait for the others, so that the next forward is for all.
+
+    Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
+    Diffusion Large Language Models", https://arxiv.org/abs/2510.00294.
+    Differs: Any sampler, not only one token a step; batches; rows at their own pace. The
+    authors' first forward of a block looks at one state, as here, and each later one at up to
+    `draft_steps`, of which here the first is the row's present state. A draft is accepted if it is
+    the state that the sampler reaches; the authors' threshold mode accepts subsets of it, which
+    changes the text. Their eager acceptance drafts any number of steps into the blocks that follow,
+    on any model; here ("next") drafts go up to the finished block, so that the next one needs no
+    first forward, and only where that changes nothing.
+
+    Attributes:
+        draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
+        evaluate: Whether these states are rows of one forward ("batch"), further columns of their
+            row in one forward ("tree"), or have one forward each ("sequential"): slower than plain
+            decoding, with exactly its shapes at one prompt; a yardstick for rounding. A tree
+            without a cache attends to all columns of all states and hides most: use "batch" there.
+        reach: Whether drafts end before the block is finished ("block"), or the finished block is a
+            draft too ("next"), looked at together with the block behind it. The latter only without
+            a cache or on a block-causal model, for samplers that see the open block alone, and not
+            under "sequential": elsewhere the logits of a block depend on when it was opened.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    draft_steps: int = 4
+    evaluate: Literal["batch", "tree", "sequential"] = "batch"
+    reach: Literal["block", "next"] = "next"
+
+    def __post_init__(self) -> None:
+        if self.draft_steps < 1:
+            raise ValueError(f"draft_steps is at least 1 state, got {self.draft_steps}.")
+        if self.evaluate not in ("batch", "tree", "sequential"):
+            raise ValueError(f'evaluate is "batch", "tree" or "sequential", got {self.evaluate!r}.')
+        if self.reach not in ("block", "next"):
+            raise ValueError(f'reach is "block" or "next", got {self.reach!r}.')
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.draft_steps > 1
+
+    @property
+    def num_branches(self) -> int:
+        return self.draft_steps if self.evaluate == "batch" else 1
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        ahead = self._ahead(session, sampler, canvas, block)
+        if carry is None:
+            known = self._enter(session, sampler, canvas, block, ahead)
+            everyone = everything(canvas).rows
+            state = sampler.init(view_of(session, sampler, canvas, block, known, everyone))
+        else:
+            assert isinstance(carry, tuple)
+            state, known = carry[0], EvaluatedStates(*carry[1])
+            if not known.found(canvas).any():
+                drafts = self._draft(session, sampler, canvas, block, known, state, ahead)
+                known = self._look(session, sampler, ahead, drafts)
+                session.count_drafts(canvas, drafted=known.num_drafted())
+        found = known.found(canvas)
+        ready = found.any(-1)
+        reached = torch.where(ready, found.long().argmax(-1), known.latest)
+        session.count_drafts(canvas, accepted=known.num_accepted(reached))
+        known = known._replace(latest=reached)
+        rows = ready.nonzero().squeeze(-1)
+        here = canvas.take(rows)
+        view = view_of(session, sampler, here, block, known, rows)
+        decision, after = sampler.step(view, take_state(state, rows))
+        session.view = view
+        tokens = canvas.tokens.clone()
+        tokens[rows] = settle(here, view, decision, sampler).tokens
+        canvas = replace(canvas, tokens=tokens)
+        if ahead != block:
+            look_ahead(session, canvas, block, known)
+        return canvas, (_put(state, rows, after), tuple(known))
+
+    def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
+        """Returns the block, or, if drafts reach as far, both the block and the next."""
+        if (
+            self.reach == "block"
+            or self.draft_steps == 1
+            or self.evaluate == "sequential"
+            or sampler.scope != "block"
+            or sampler.leave_one_out
+            or not session.forgets_blocks
+        ):
+            return block
+        return Block(block.start, min(2 * block.end - block.start, canvas.region_length))
+
+    def _enter(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, ahead: Block
+    ) -> EvaluatedStates:
+        """Returns what is known of the first states of a block; runs a forward for the others."""
+        lookahead = [
+            (index, seen.logits)
+            for index, row in enumerate(canvas.rows.tolist())
+            if (seen := session.lookahead.pop(row, None)) is not None
+            and seen.start == block.start
+            and torch.equal(seen.tokens, canvas.tokens[index])
+        ]
+        if not lookahead:
+            return self._look(session, sampler, ahead, [everything(canvas)])
+        there = [index for index, _ in lookahead]
+        missing = [index for index in range(len(canvas)) if index not in there]
+        logits = [part[None] for _, part in lookahead]
+        if missing:
+            part = canvas.take(torch.tensor(missing, device=canvas.rows.device))
+            looked = self._look(session, sampler, block, [everything(part)])
+            # The other rows' first forward, which may have to refresh what they cache, is to come.
+            session.open()
+            logits += looked.logits[:, 0].split(1)
+        order = torch.tensor([*there, *missing], device=canvas.rows.device).argsort()
+        known = torch.cat(logits)[order, None]
+        return EvaluatedStates(
+            tokens=canvas.tokens[:, None],
+            logits=known,
+            leave_one_out=known[..., :0, 0],
+            latest=torch.zeros_like(canvas.rows),
+        )
+
+    def _draft(
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        known: EvaluatedStates,
+        state: State,
+        ahead: Block,
+    ) -> list[DraftLevel]:
+        """Lets the sampler go on from the present state on the logits of its last step."""
+        levels = [everything(canvas)]
+        rows, canvas = levels[0]
+        seen = view_of(session, sampler, canvas, block, known, rows)
+        while len(levels) < self.draft_steps:
+            view = imagined(shown(session, sampler, canvas, block, seen))
+            decision, state = sampler.step(view, state)
+            canvas = settle(canvas, view, decision, sampler)
+            if ahead != block:
+                levels.append(DraftLevel(rows, canvas))
+            unfinished = canvas.num_open(block).nonzero().squeeze(-1)
+            if not len(unfinished):
+                break
+            if len(unfinished) < len(rows):
+                rows, canvas = rows[unfinished], canvas.take(unfinished)
+                seen, state = seen.take(unfinished), take_state(state, unfinished)
+            if ahead == block:
+                levels.append(DraftLevel(rows, canvas))
+        return levels
+
+    def _look(
+        self, session: Session, sampler: Sampler, block: Block, levels: list[DraftLevel]
+    ) -> EvaluatedStates:
+        """Runs the forwards; `levels[0]` holds the present states."""
+        canvas, num_levels = levels[0].canvas, len(levels)
+        rows = torch.cat([level.rows for level in levels])
+        places = torch.cat(
+            [torch.full_like(level.rows, depth) for depth, level in enumerate(levels)]
+        )
+        tokens = torch.cat([level.canvas.tokens for level in levels])
+        if self.evaluate != "sequential":
+            states = replace(canvas.take(rows), tokens=tokens)
+            layout: Literal["rows", "columns"] = "rows" if self.evaluate == "batch" else "columns"
+            branches = Branches(places, layout) if num_levels > 1 else None
+            views = [session.forward(states, block, sampler, branches=branches)]
+        else:
+            # The present state last: then the memory is what plain decoding would leave.
+            views = [session.forward(level.canvas, block, sampler) for level in reversed(levels)]
+            views.reverse()
+        logits = [view.logits for view in views]
+        shadows = [
+            view.logits[:, :0, 0] if view.leave_one_out is None else view.leave_one_out
+            for view in views
+        ]
+        size = (len(canvas), num_levels)
+        return EvaluatedStates(
+            tokens=placed(tokens, rows, places, size, fill=-1),
+            logits=placed(joined(logits), rows, places, size),
+            leave_one_out=placed(joined(shadows), rows, places, size),
+            latest=torch.zeros_like(canvas.rows),
+        )
+
+
+def _put(state: State, rows: Int[Tensor, " N"], part: State) -> State:
+    """Returns a state with some rows replaced."""
+    if state is None:
+        assert part is None
+        return None
+    if isinstance(state, tuple):
+        assert isinstance(part, tuple)
+        return tuple(_put(old, rows, new) for old, new in zip(state, part, strict=True))
+    assert isinstance(part, Tensor)
+    if len(rows) == len(state):
+        return part
+    return state.index_copy(0, rows, part)

@@ -1,0 +1,185 @@
+"""The command `lm`: tasks of the Language Model Evaluation Harness."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from eval.lm_harness.settings import DTYPES, NLL
+
+if TYPE_CHECKING:
+    from eval.lm_harness.model import DecodeLM
+
+RESULTS_FILE = "results.json"
+COST_FILE = "cost.jsonl"
+
+_MODEL_OPTIONS = (
+    "revision", "device", "dtype", "sampler", "cache", "verifier", "nll", "mc_num", "gen_length",
+    "block_length", "temperature", "seed", "batch_size",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    _add_model(parser)
+    add = parser.add_argument
+    add("--tasks", required=True, help="names, joined by commas")
+    add("--include-path", metavar="FOLDER", help="with task files of your own")
+    add("--limit", type=float, help="examples of each task, or a share below 1 (default: all)")
+    add("--num-fewshot", type=int, metavar="N", help="(default: the task's)")
+    add("--fewshot-seed", type=int, default=1234, help="(default: 1234, the harness')")
+    add("--apply-chat-template", action="store_true", help="ask in the model's chat template")
+    add("--system-instruction", metavar="TEXT", help="the first turn, in a chat")
+    add("--gen-kwargs", default="", metavar="NAME=VALUE,...",
+        help="instead of the tasks' generation options")  # fmt: skip
+    add("--use-cache", metavar="PATH",
+        help="keep answers in files of this name, and use those of the same settings")  # fmt: skip
+    add("--output", type=Path, metavar="FOLDER",
+        help=f"write {RESULTS_FILE}, samples and {COST_FILE} there")  # fmt: skip
+    add("--confirm-run-unsafe-code", action="store_true",
+        help="run what the model writes, where a task asks for that")  # fmt: skip
+    parser.set_defaults(command=run)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
+    add("--revision", help="branch, tag or commit of a hub id")
+    add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
+    add("--cache", metavar="EXPR", help="(default: NoCache())")
+    add("--verifier", metavar="EXPR", help="(default: NoVerifier())")
+    add("--gen-length", metavar="N",
+        help="answer length in tokens, or 'task': what the task allows (default: 256)")  # fmt: skip
+    add("--block-length", type=int, help="tokens per block (default: 32)")
+    add("--temperature", type=float, help="of the proposals (default: the task's)")
+    add("--nll", choices=NLL,
+        help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
+    add("--mc-num", type=int, help="mask patterns an answer (default: 128)")
+    add("--seed", type=int, help="of noise and mask patterns (default: 0)")
+    add("--batch-size", type=int, help="rows of a forward (default: 16)")
+    add("--device", help="cpu, cuda, cuda:1; 'cuda' is each process's own (default: cpu)")
+    add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
+    add("--threads", type=int, default=0, help="processor threads (default: torch's choice)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the harness, in every process, and shows what the first one finds.
+
+    Raises:
+        OSError: If the model or a task's examples are not there.
+        ValueError: If lm-eval is not installed, or something does not fit.
+    """
+    if find_spec("lm_eval") is None:
+        raise ValueError(
+            "This command needs the Language Model Evaluation Harness, which is not installed; "
+            'install it with: pip install "dllm-decode[lm-eval]"'
+        )
+    # Not before it is known to be there.
+    from eval.lm_harness.model import DecodeLM
+
+    if options.output and (options.output / RESULTS_FILE).exists():
+        raise ValueError(f"{options.output} holds results already; choose another folder.")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    arguments = {name: getattr(options, name) for name in _MODEL_OPTIONS}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    gen_kwargs = _gen_kwargs(options)
+    lm = DecodeLM.create_from_arg_obj({"pretrained": options.model, **arguments})
+    try:
+        results = _evaluate(lm, options, gen_kwargs)
+    finally:
+        lm.close()
+    if results is not None:
+        _show(results, lm, options)
+    return 0
+
+
+def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
+    """Reads generation options; they come before the model's, as the model's before the task's."""
+    from lm_eval.utils import simple_parse_args_string
+
+    found: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
+    if "max_gen_toks" in found:
+        # What arrives at the adapter under its own name might be the task's.
+        found["gen_length"] = found.pop("max_gen_toks")
+    if "temperature" in found and options.temperature is not None:
+        raise ValueError(
+            "The temperature is given once, got it in --gen-kwargs and in --temperature."
+        )
+    return found
+
+
+def _evaluate(
+    lm: "DecodeLM", options: argparse.Namespace, gen_kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    from lm_eval import simple_evaluate
+
+    tasks = [name.strip() for name in options.tasks.split(",") if name.strip()]
+    found: dict[str, Any] | None = simple_evaluate(
+        model=lm,
+        model_args={"pretrained": options.model},
+        tasks=tasks,
+        num_fewshot=options.num_fewshot,
+        limit=options.limit,
+        use_cache=_cache_path(lm, options.use_cache),
+        system_instruction=options.system_instruction,
+        apply_chat_template=options.apply_chat_template,
+        fewshot_as_multiturn=options.apply_chat_template,
+        gen_kwargs=dict(gen_kwargs) or None,
+        task_manager=_task_manager(tasks, options.include_path),
+        fewshot_random_seed=options.fewshot_seed,
+        confirm_run_unsafe_code=options.confirm_run_unsafe_code,
+    )
+    return found
+
+
+def _cache_path(lm: "DecodeLM", path: str | None) -> str | None:
+    return f"{path}-{lm.settings.fingerprint()}" if path else None
+
+
+def _task_manager(tasks: list[str], include_path: str | None) -> Any:
+    """Finds the tasks; the harness' own thousands are listed only if need be."""
+    from lm_eval.tasks import TaskManager
+
+    if include_path is not None and not Path(include_path).is_dir():
+        raise ValueError(f"include_path is a folder with task files, got {include_path!r}.")
+    manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
+    missing = [name for name in tasks if not manager.match_tasks([name])]
+    if missing and include_path is not None:
+        manager = TaskManager(include_path=include_path)
+        missing = [name for name in tasks if not manager.match_tasks([name])]
+    if missing or not tasks:
+        raise ValueError(
+            f"Tasks are such as the harness knows, got {', '.join(missing) or 'none'}. Put task "
+            "files of your own in a folder and name it with --include-path."
+        )
+    return manager
+
+
+def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) -> None:
+    from lm_eval.utils import handle_non_serializable, make_table
+
+    def text(value: object, indent: int | None = None) -> str:
+        return json.dumps(value, indent=indent, default=handle_non_serializable) + "\n"
+
+    samples = results.pop("samples", {})
+    shown = [make_table(results)]
+    if results.get("groups"):
+        shown.append(make_table(results, "groups"))
+    shown += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        for task, lines in samples.items():
+            path = options.output / f"samples_{task.replace('/', '__')}.jsonl"
+            path.write_text("".join(text(line) for line in lines), encoding="utf-8")
+        lm.ledger.write(options.output / COST_FILE)
+        # Last, since it says that all is there.
+        (options.output / RESULTS_FILE).write_text(text(results, 1), encoding="utf-8")
+        shown.append(f"Results: {options.output / RESULTS_FILE}")
+    for part in shown:
+        Console().print(part, markup=False, highlight=False, soft_wrap=True)

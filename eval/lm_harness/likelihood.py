@@ -1,0 +1,206 @@
+"""Log-likelihood of a given answer to a prompt under a masked-diffusion model."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode import ForwardInputs, MaskPredictor
+from eval.lm_harness.estimators import Estimate, Estimator, LeftToRight, Pattern
+from eval.runs.records import digest
+from samplers.logits.statistics import gather, log_normaliser, most_likely
+
+Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of the answer whose probability is asked for."""
+
+
+class Scored(NamedTuple):
+    """An estimate and its cost.
+
+    Attributes:
+        estimate: The log-likelihood.
+        nfe: Mask patterns, each a row of some forward.
+        query_positions: Columns computed for them.
+    """
+
+    estimate: Estimate
+    nfe: int
+    query_positions: int
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Scores answers, many mask patterns to a forward.
+
+    The canvas is the prompt and the answer, nothing behind it. A block-causal model is scored block
+    by block, the earlier blocks without masks, and the logarithms are added. One token, be it an
+    answer or what an answer has of a block, is exact and costs one forward, whatever the estimator.
+
+    Attributes:
+        model: Any mask predictor.
+        estimator: Says which patterns.
+        seed: Of the patterns. Those of an answer depend on seed, prompt and answer alone.
+        batch_size: Rows of a forward.
+    """
+
+    model: MaskPredictor
+    estimator: Estimator
+    seed: int = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is at least 1, got {self.batch_size}.")
+
+    @torch.inference_mode()
+    def score(self, pairs: Sequence[Pair]) -> list[Scored]:
+        """Returns the answers' log-likelihoods, in order; that of an empty answer is 0.
+
+        Raises:
+            ValueError: If a prompt is empty, or [MASK] stands in a prompt or an answer.
+        """
+        for prompt, answer in pairs:
+            _check(prompt, answer, self.model.mask_id)
+        cut = [(i, part) for i, pair in enumerate(pairs) for part in self._segments(*pair)]
+        rows = ((n, row) for n, (_, part) in enumerate(cut) for row in self._rows(part))
+        read: list[list[_Reading]] = [[] for _ in cut]
+        while batch := list(islice(rows, self.batch_size)):
+            for (n, _), reading in zip(batch, self._read([row for _, row in batch]), strict=True):
+                read[n].append(reading)
+        found: list[list[Scored]] = [[] for _ in pairs]
+        for (i, part), readings in zip(cut, read, strict=True):
+            values, hits = zip(*readings, strict=True)
+            estimate = self._estimator(part).combine(values, hits)
+            found[i].append(Scored(estimate, len(readings), len(readings) * len(part.tokens)))
+        return [_total(parts) for parts in found]
+
+    def _segments(self, prompt: Sequence[int], answer: Sequence[int]) -> list["_Segment"]:
+        """Cuts an answer where a block-causal model's blocks end."""
+        tokens = [*prompt, *answer]
+        block_length = self.model.causal_block_length or len(tokens)
+        ends = range(0, len(tokens) + block_length, block_length)
+        edges = sorted({min(max(end, len(prompt)), len(tokens)) for end in ends})
+        return [_Segment(tokens[:end], start) for start, end in pairwise(edges)]
+
+    def _estimator(self, segment: "_Segment") -> Estimator:
+        return self.estimator if segment.length > 1 else LeftToRight()
+
+    def _rows(self, segment: "_Segment") -> list["_Row"]:
+        key = digest([self.seed, segment.start, segment.tokens])
+        patterns = self._estimator(segment).patterns(segment.length, random.Random(key))
+        return [_row(segment, pattern, self.model.mask_id) for pattern in patterns]
+
+    def _read(self, rows: Sequence["_Row"]) -> list["_Reading"]:
+        """Runs one forward."""
+        model, width = self.model, max(len(row.columns) for row in rows)
+        tokens = _stack([row.tokens for row in rows], model.eos_ids[0]).to(model.device)
+        lengths = torch.tensor([len(row.tokens) for row in rows], device=model.device)
+        counts = torch.tensor([len(row.columns) for row in rows], device=model.device)
+        columns = _stack([row.columns for row in rows], rows[0].columns[0]).to(model.device)
+        positions = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
+        inputs = ForwardInputs(
+            tokens=tokens,
+            positions=positions,
+            wanted=columns - model.logit_shift,
+            attend=_attend(positions, lengths, model.causal_block_length),
+        )
+        logits = model.predict(inputs)
+        banned = torch.tensor(sorted({model.mask_id, *model.banned_ids}), device=model.device)
+        logits = logits.index_fill_(-1, banned, -torch.inf)
+        targets = _stack([row.targets for row in rows], rows[0].targets[0]).to(model.device)
+        best = most_likely(logits)
+        logs = gather(logits, targets) - log_normaliser(logits, best)
+        wanted = torch.arange(width, device=model.device) < counts[:, None]
+        sums = logs.double().masked_fill(~wanted, 0.0).sum(-1).tolist()
+        hits = ((best == targets) | ~wanted).all(-1).tolist()
+        return [
+            _Reading(row.weight * value, hit)
+            for row, value, hit in zip(rows, sums, hits, strict=True)
+        ]
+
+
+class _Segment(NamedTuple):
+    """What is masked at a time: the tokens from a column on, and all that it may see."""
+
+    tokens: list[int]
+    start: int
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) - self.start
+
+
+class _Row(NamedTuple):
+    """One row of a forward: a canvas with masks, and which columns are scored."""
+
+    tokens: list[int]
+    columns: list[int]
+    targets: list[int]
+    weight: float
+
+
+class _Reading(NamedTuple):
+    """What a pattern gave: its weighted log-probability, and whether all is most likely."""
+
+    value: float
+    hit: bool
+
+
+def _row(segment: _Segment, pattern: Pattern, mask_id: int) -> _Row:
+    masked = {segment.start + position for position in pattern.masked}
+    columns = [segment.start + position for position in pattern.scored]
+    return _Row(
+        tokens=[mask_id if i in masked else token for i, token in enumerate(segment.tokens)],
+        columns=columns,
+        targets=[segment.tokens[column] for column in columns],
+        weight=pattern.weight,
+    )
+
+
+def _stack(rows: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "B N"]:
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
+
+
+def _attend(
+    positions: Int[Tensor, "B Q"], lengths: Int[Tensor, " B"], block_length: int
+) -> Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"] | None:
+    """Hides what fills up short rows and, from a block-causal model, later blocks."""
+    present = (positions < lengths[:, None])[:, None]
+    if block_length:
+        blocks = positions // block_length
+        return present & (blocks[:, None] <= blocks[..., None])
+    return None if bool(present.all()) else present
+
+
+def _total(parts: Sequence[Scored]) -> Scored:
+    """Adds up the segments of an answer, whose estimates are independent."""
+    estimates = [part.estimate for part in parts]
+    greedy = [estimate.is_greedy for estimate in estimates]
+    estimate = Estimate(
+        sum(estimate.log_likelihood for estimate in estimates),
+        math.hypot(*(estimate.standard_error for estimate in estimates)),
+        None if None in greedy else all(greedy),
+    )
+    return Scored(
+        estimate, sum(part.nfe for part in parts), sum(part.query_positions for part in parts)
+    )
+
+
+def _check(prompt: Sequence[int], answer: Sequence[int], mask_id: int) -> None:
+    if not len(prompt):
+        raise ValueError(
+            "A prompt has at least one token, got an empty one; start it with the tokenizer's "
+            "beginning-of-text token."
+        )
+    if mask_id in prompt or mask_id in answer:
+        raise ValueError(
+            f"Prompts and answers to be scored hold no [MASK], got its id {mask_id}; "
+            "take its text out of the task."
+        )

@@ -1,0 +1,259 @@
+"""A masked-diffusion model for the Language Model Evaluation Harness; needs lm-eval."""
+
+# The harness has no types.
+# mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from jaxtyping import Shaped
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import simple_parse_args_string
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from dllm_decode import DecodeOutput, decode
+from eval.lm_harness.generation import Generation
+from eval.lm_harness.likelihood import Likelihood, Scored
+from eval.lm_harness.records import Ledger, cost_of, cost_of_score
+from eval.lm_harness.requests import Job, Prompt, Request, alike, chunks, distinct, warn_of_unknown
+from eval.lm_harness.settings import Opened, Options
+from eval.lm_harness.text import Codec
+from eval.runs.ranks import Ranks
+from eval.runs.records import Record, digest
+from eval.runs.settings import Place
+from eval.tasks.base import Turn
+
+Item = TypeVar("Item")
+Answer: TypeAlias = tuple[float, bool]
+"""A log-likelihood, and whether greedy decoding gives the text."""
+
+
+@register_model("dllm-decode")
+class DecodeLM(TemplateLM):
+    """Answers the harness with `decode` and `Likelihood`.
+
+    The harness shares the documents out among processes; each is answered once. Requests that it
+    repeats so that all processes have as many are not computed again.
+
+    An answer does not depend on its batch-mates short of rounding, except at temperatures above 0:
+    there the noise of a row depends on which requests share its batch.
+
+    Attributes:
+        tokenizer: The model's.
+        settings: What decides the answers.
+        ledger: What each answer cost.
+    """
+
+    def __init__(self, opened: Opened, ranks: Ranks) -> None:
+        """Wraps a model.
+
+        Args:
+            opened: Model, tokenizer and settings.
+            ranks: The processes that share the documents.
+        """
+        super().__init__()
+        self._model, self.tokenizer, self.settings = opened
+        self._ranks = ranks
+        self._rank, self._world_size = ranks.place.rank, ranks.place.world_size
+        self._device = self._model.device
+        self._codec = Codec(self.tokenizer, self.eot_token_id)
+        self._likelihood = Likelihood(
+            self._model, self.settings.estimator, self.settings.seed, self.settings.batch_size
+        )
+        self.ledger = Ledger()
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> "DecodeLM":
+        """Loads a model; the names are those of `Options`.
+
+        Raises:
+            OSError: If the model is not there.
+            ValueError: If the arguments do not fit.
+        """
+        added = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        place = Place.of_launch()
+        return cls(Options.of({**arg_dict, **added}).open(place), Ranks(place))
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> "DecodeLM":
+        """Loads a model from `name=value,name=value`; expressions have no comma there."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[str]:
+        """Decodes answers to (prompt, options); see `Generation.of` for the options.
+
+        Raises:
+            ValueError: If an option is unknown, or `decode` refuses the settings.
+        """
+        jobs, places = distinct(requests)
+        prompts = [self._prompt(i, *job.request.args) for i, job in enumerate(jobs)]
+        batches = alike(prompts, self.settings.batch_size)
+        texts = [""] * len(jobs)
+        for batch in self._progress(batches, "decoding", disable_tqdm):
+            output = self._decode(batch, jobs[batch[0].number])
+            answers = output.answers()
+            for row, (number, tokens, generation) in enumerate(batch):
+                texts[number] = self._codec.answer(answers[row], generation)
+                self._keep(jobs[number], texts[number], cost_of(tokens, output, row))
+        return [texts[number] for number in places]
+
+    def loglikelihood(
+        self, requests: Sequence[Request], disable_tqdm: bool = False
+    ) -> list[Answer]:
+        """Scores (context, continuation) pairs.
+
+        Raises:
+            ValueError: If [MASK] stands in a text.
+        """
+        jobs, places = distinct(requests)
+        pairs = [self._codec.pair(*job.request.args) for job in jobs]
+        order = sorted(range(len(jobs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+        batches = chunks(order, self.settings.batch_size)
+        answers: dict[int, Answer] = {}
+        unknown: list[Request] = []
+        for batch in self._progress(batches, "scoring", disable_tqdm):
+            started = time.perf_counter()
+            found = self._likelihood.score([pairs[i] for i in batch])
+            spent = {"batch_length": len(batch), "batch_s": time.perf_counter() - started}
+            for i, scored in zip(batch, found, strict=True):
+                answers[i] = _answer(scored)
+                self._keep(jobs[i], answers[i], cost_of_score(pairs[i], scored) | spent)
+                unknown += [jobs[i].request] * (scored.estimate.is_greedy is None)
+        warn_of_unknown(unknown, requests)
+        return [answers[number] for number in places]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Request], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Refuses.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "A masked-diffusion model gives the likelihood of an answer of known length to a "
+            "prompt, not that of a text as it grows, which tasks of output_type "
+            "loglikelihood_rolling need. Choose tasks of type loglikelihood, multiple_choice or "
+            "generate_until."
+        )
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
+    ) -> list[Answer]:
+        scored = self._likelihood.score([(context, text) for _, context, text in requests])
+        return [_answer(one) for one in scored]
+
+    def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> Prompt:
+        settings = self.settings
+        generation = Generation.of(
+            options,
+            gen_length=settings.gen_length,
+            block_length=settings.block_length,
+            temperature=settings.temperature,
+        )
+        return Prompt(number, self._codec.prompt(text), generation)
+
+    def _decode(self, batch: Sequence[Prompt], first: Job) -> DecodeOutput:
+        settings, generation = self.settings, batch[0].generation
+        request = first.request
+        # One for each batch, whichever process decodes it: no two rows share their noise.
+        key = [settings.seed, request.task_name, request.doc_id, request.idx, first.repeat]
+        return decode(
+            self._model,
+            [prompt.tokens for prompt in batch],
+            settings.sampler,
+            cache=settings.cache,
+            verifier=settings.verifier,
+            gen_length=generation.gen_length,
+            block_length=settings.block_length,
+            temperature=generation.temperature,
+            seed=int(digest(key)[:15], 16),
+        )
+
+    def _keep(self, job: Job, answer: str | Answer, cost: Record) -> None:
+        """Notes the cost, and the answer in the harness' store, should the run be stopped."""
+        self.ledger.add(job, cost)
+        # The store has one place for all repeats of a request.
+        if (job.request.repeats or 1) == 1:
+            self.cache_hook.add_partial(job.request.request_type, job.request.args, answer)
+
+    def _progress(self, batches: Sequence[Item], verb: str, disable: bool) -> Iterable[Item]:
+        return track(batches, verb, console=Console(stderr=True), disable=disable or self.rank > 0)
+
+    def get_model_info(self) -> Record:
+        """Returns settings and cost; the harness puts them into `results["config"]`."""
+        return {
+            "decoding": self.settings.described() | {"fingerprint": self.settings.fingerprint()},
+            "num_processes": self.world_size,
+            "cost": self.ledger.summary(),
+        }
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Takes the harness' store of answers, unless they are those of other settings.
+
+        The harness knows an answer by its request alone, not by the sampler that gave it.
+
+        Raises:
+            ValueError: If the store holds answers of other settings, or of something else.
+        """
+        super().set_cache_hook(cache_hook)
+        if cache_hook.dbdict is not None:
+            self.settings.claim(cache_hook.dbdict)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends an answer."""
+        return self._model.eos_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that stands before a continuation without a context."""
+        return self._codec.prefix_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name for the harness' own cache of requests."""
+        return self.tokenizer.name_or_path.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Returns a text's token ids; see `Codec.encode`."""
+        return self._codec.encode(string, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(
+        self, chat_history: list[Turn], add_generation_prompt: bool = True
+    ) -> str:
+        """Writes turns in the chat template; see `Codec.render`."""
+        return self._codec.render(chat_history, add_generation_prompt=add_generation_prompt)
+
+    def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Returns every process's tensor, one behind the other."""
+        return self._ranks.all_gather(tensor)
+
+    def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
+        """Returns every process's object to one of them."""
+        return self._ranks.gather(obj, dst)
+
+    def barrier(self) -> None:
+        """Waits for the others, and lets the first process know what all have done.
+
+        The harness calls it in every process after each type of request, and asks the first one
+        alone for `get_model_info` later, when it is too late to ask the others.
+        """
+        self.ledger.share(self._ranks)
+        self._ranks.barrier()
+
+    def close(self) -> None:
+        """Takes leave of the other processes."""
+        self._ranks.close()
+
+
+def _answer(scored: Scored) -> Answer:
+    return scored.estimate.log_likelihood, bool(scored.estimate.is_greedy)

@@ -1,0 +1,80 @@
+"""Between the harness' texts and a model's token ids."""
+
+from collections.abc import Sequence
+
+from eval.lm_harness.generation import Generation
+from eval.lm_harness.settings import Tokenizer
+from eval.tasks.base import Turn
+
+
+class Codec:
+    """A tokenizer that knows which texts already hold their special tokens.
+
+    Those are the texts that its chat template wrote, and texts that begin with a special token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+        """Wraps a tokenizer; the EOS token stands before texts if there is no other."""
+        self._tokenizer = tokenizer
+        self._rendered: set[str] = set()
+        bos_id = tokenizer.bos_token_id
+        self.prefix_id = eos_id if bos_id is None else bos_id
+
+    def render(self, turns: list[Turn], *, add_generation_prompt: bool) -> str:
+        """Writes turns in the chat template; without a generation prompt the last one goes on.
+
+        Raises:
+            ValueError: If the tokenizer has no chat template.
+        """
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                "A chat prompt needs a tokenizer with a chat template, got one without; "
+                "leave the chat template out."
+            )
+        text = self._tokenizer.apply_chat_template(
+            turns,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        self._rendered.add(text)
+        return text
+
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
+        """Returns a text's ids; `None` adds special tokens unless the text holds them."""
+        bare = self._tokenizer.encode(text, add_special_tokens=False)
+        if add_special_tokens is None:
+            special = bool(bare) and bare[0] in self._tokenizer.all_special_ids
+            add_special_tokens = not special and text not in self._rendered
+        return self._tokenizer.encode(text) if add_special_tokens else bare
+
+    def prompt(self, text: str) -> list[int]:
+        """Returns a prompt's ids, at least one."""
+        return self.encode(text) or [self.prefix_id]
+
+    def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a context and of its continuation, encoded as one text.
+
+        Spaces at the end of the context are the continuation's: tokenizers attach them to the word
+        that follows.
+        """
+        if not context:
+            ids = self.encode(continuation, add_special_tokens=False)
+            # A text that brings its own beginning needs no other.
+            return ([self.prefix_id], ids) if ids[:1] != [self.prefix_id] else (ids[:1], ids[1:])
+        kept = context.rstrip()
+        adds = None if context not in self._rendered else False
+        whole = self.encode(context + continuation, add_special_tokens=adds)
+        head = self.encode(kept, add_special_tokens=adds)
+        return whole[: len(head)], whole[len(head) :]
+
+    def answer(self, tokens: Sequence[int], generation: Generation) -> str:
+        """Returns the text of an answer, cut at the first stop string."""
+        stops = {token for stop in generation.until for token in self._token_of(stop)}
+        end = next((i for i, token in enumerate(tokens) if token in stops), len(tokens))
+        return generation.cut(self._tokenizer.decode([*tokens[:end]], skip_special_tokens=True))
+
+    def _token_of(self, text: str) -> list[int]:
+        """Returns the token that is this text: a special one would vanish from the answer's."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids if len(ids) == 1 and self._tokenizer.decode(ids) == text else []

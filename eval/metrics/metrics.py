@@ -1,0 +1,239 @@
+"""What speed, quality and order of a decode mean here, each defined once."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from eval.metrics.statistics import Number, geometric_mean, mean
+
+# The authors' constants: the weight's steepness, and the loss of accuracy that ends a curve.
+AUP_ALPHA = 3.0
+AUP_TOLERANCE = 0.05
+
+
+class Point(NamedTuple):
+    """One setting of a method on the plane of speed and quality.
+
+    Attributes:
+        tokens_per_forward: Ratio of sums, see `tokens_per_forward`.
+        accuracy: In [0, 1].
+    """
+
+    tokens_per_forward: float
+    accuracy: float
+
+
+def answer_length(tokens: Sequence[int], eos_ids: Sequence[int]) -> int:
+    """Counts tokens up to and including the first EOS; all of them if there is none.
+
+    An EOS at position 0 counts as 1: the model spent a token on saying nothing.
+    """
+    ends = set(eos_ids)
+    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
+    """Returns the sum of all answers' lengths over the sum of all their forwards.
+
+    A ratio of sums: a mean of ratios would let short answers decide. Tokens behind the first EOS
+    do not count, however they were committed.
+
+    Args:
+        lengths: `answer_length` of each example.
+        nfe: Forwards that each example took part in.
+
+    Raises:
+        ValueError: If the lists differ in length or no forward was made.
+    """
+    return _ratio(lengths, nfe, "forward")
+
+
+def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) -> float:
+    """Returns the sum of all answers' lengths over the sum of their seconds.
+
+    Args:
+        lengths: `answer_length` of each example; leave out the examples of the warm-up.
+        seconds_s: Each example's share of the wall-clock time: a batch's time over its rows.
+
+    Raises:
+        ValueError: If the lists differ in length or no time passed.
+    """
+    return _ratio(lengths, seconds_s, "second")
+
+
+def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> float:
+    """Returns the geometric mean over examples of reference seconds over seconds.
+
+    Paired by example, on the same device, with the same batches and answer length.
+    """
+    return geometric_mean([a / b for a, b in zip(reference_s, seconds_s, strict=True)])
+
+
+def pareto_front(points: Sequence[Point]) -> list[int]:
+    """Returns the indices of points that no other beats in speed and accuracy, by rising speed.
+
+    Of equal points the first stays.
+    """
+    order = sorted(
+        range(len(points)), key=lambda i: (-points[i].tokens_per_forward, -points[i].accuracy, i)
+    )
+    front: list[int] = []
+    for index in order:
+        if not front or points[index].accuracy > points[front[-1]].accuracy:
+            front.append(index)
+    return front[::-1]
+
+
+def speed_at_accuracy(points: Sequence[Point], accuracy: float) -> float | None:
+    """Returns the greatest tokens per forward at which a curve still reaches an accuracy.
+
+    The curve joins the points by straight lines, by rising speed. None if it never gets there.
+
+    Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767, `PB` with an
+    accuracy for its index, there on points in per cent.
+
+    Args:
+        points: Settings of one method, in any order.
+        accuracy: In [0, 1].
+    """
+    curve = sorted(points)
+    best = [point.tokens_per_forward for point in curve if point.accuracy >= accuracy]
+    for left, right in pairwise(curve):
+        if (left.accuracy - accuracy) * (right.accuracy - accuracy) < 0:
+            best.append(_crossing(left, right, accuracy))
+    return max(best, default=None)
+
+
+def aup(
+    points: Sequence[Point],
+    best_accuracy: float,
+    *,
+    alpha: float = AUP_ALPHA,
+    cut: Literal["drop", "interpolate"] = "drop",
+) -> float:
+    """Returns the accuracy under parallelism of a method's curve, on the authors' scale.
+
+    With speeds r_1 < r_2 < ... and accuracies y_1, y_2, ... in per cent, and the weight
+    W(y) = min(exp(-alpha (1 - y / y_max)), 1):
+    AUP = r_1 y_1 + sum over i >= 2 of (r_i - r_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2.
+    Points with y below y_1 - 5 do not count.
+
+    It is comparable only under the same `best_accuracy`, so print that beside it. Two-point curves
+    flatter: the straight line fills the gap.
+
+    Source: Qian et al. 2025, "AUP: when Accuracy Meets Parallelism in Diffusion Language Models",
+    https://hao-ai-lab.github.io/blogs/text-diffusion/.
+
+    Differs: The authors' code refuses curves whose last point is too low; here such points are left
+    out, or the curve is cut where it crosses the limit.
+
+    Args:
+        points: Settings of one method, in any order; accuracies in [0, 1].
+        best_accuracy: The best accuracy of all compared methods on the task, y_max.
+        alpha: Steepness of the weight.
+        cut: Leave out points below the limit ("drop"), or end the curve at its first crossing of
+            the limit ("interpolate").
+
+    Raises:
+        ValueError: If there are no points, or one is more accurate than `best_accuracy`.
+    """
+    if not points:
+        raise ValueError("AUP needs at least one point, got none.")
+    if max(point.accuracy for point in points) > best_accuracy:
+        raise ValueError(
+            "best_accuracy is the highest of all compared methods, this one included, got "
+            f"{best_accuracy} below {max(point.accuracy for point in points)}."
+        )
+    curve = _cut(sorted(points), cut)
+    weighted = [
+        (speed, 100 * y * min(1.0, math.exp(-alpha * (1 - y / best_accuracy))))
+        for speed, y in curve
+    ]
+    area = 100 * curve[0].tokens_per_forward * curve[0].accuracy
+    for (left, low), (right, high) in pairwise(weighted):
+        area += (right - left) * (low + high) / 2
+    return area
+
+
+def order_correlation(steps: Sequence[int]) -> float | None:
+    """Returns Kendall's tau-b between positions and the steps that committed them.
+
+    1 is left to right, -1 right to left, near 0 no order. None if it is undefined: fewer than two
+    positions, or all of them in one step.
+
+    Source: Kendall 1945, "The treatment of ties in ranking problems",
+    https://doi.org/10.1093/biomet/33.3.239.
+
+    Args:
+        steps: Step of each position's last commit, left to right, up to and including EOS.
+    """
+    values = np.asarray(steps)
+    upper = np.triu_indices(len(values), k=1)
+    signs = np.sign(values[upper[1]] - values[upper[0]])
+    untied = int(np.count_nonzero(signs))
+    if untied == 0:
+        return None
+    return float(signs.sum() / math.sqrt(untied * len(signs)))
+
+
+def leftmost_share(steps: Sequence[int]) -> float | None:
+    """Returns the share of steps that committed the leftmost position still masked.
+
+    1 for every left-to-right decoder, whatever its number of tokens a step. None for no positions.
+
+    Args:
+        steps: As for `order_correlation`.
+    """
+    if not len(steps):
+        return None
+    latest, hits = -math.inf, 0
+    for step in steps:
+        # Everything to the left was committed in earlier steps: at `step` this was the leftmost.
+        if step > latest:
+            latest, hits = step, hits + 1
+    return hits / len(set(steps))
+
+
+def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
+    """Returns how many steps committed one token, two tokens, and so on.
+
+    Args:
+        steps: Step of each position's last commit; steps that committed none of them do not count.
+    """
+    return dict(sorted(Counter(Counter(steps).values()).items()))
+
+
+def mean_ratio(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
+    """Returns the mean over examples of tokens per forward; reported beside the ratio of sums."""
+    return mean([length / forwards for length, forwards in zip(lengths, nfe, strict=True)])
+
+
+def _ratio(numerators: Sequence[Number], denominators: Sequence[Number], unit: str) -> float:
+    if len(numerators) != len(denominators):
+        raise ValueError(
+            f"Each example has a length and a cost, got {len(numerators)} and {len(denominators)}."
+        )
+    total = math.fsum(denominators)
+    if not total > 0:
+        raise ValueError(f"Tokens per {unit} needs at least one {unit}, got {total}.")
+    return math.fsum(numerators) / total
+
+
+def _crossing(left: Point, right: Point, accuracy: float) -> float:
+    share = (left.accuracy - accuracy) / (left.accuracy - right.accuracy)
+    return left.tokens_per_forward + share * (right.tokens_per_forward - left.tokens_per_forward)
+
+
+def _cut(curve: list[Point], cut: Literal["drop", "interpolate"]) -> list[Point]:
+    limit = curve[0].accuracy - AUP_TOLERANCE
+    if cut == "drop":
+        return [point for point in curve if point.accuracy >= limit]
+    for index, point in enumerate(curve):
+        if point.accuracy < limit:
+            end = Point(_crossing(curve[index - 1], point, limit), limit)
+            return [*curve[:index], end]
+    return curve

@@ -1,0 +1,226 @@
+"""From records to numbers: one row for each setting, compared with the reference.
+
+`docs/metrics.md` defines every number.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from eval.metrics.curves import Row, mark_fronts, methods
+from eval.metrics.metrics import (
+    commits_per_step,
+    leftmost_share,
+    mean_ratio,
+    order_correlation,
+    tokens_per_second,
+    wall_speedup,
+)
+from eval.metrics.pooling import Pool, field, per_example, pools
+from eval.metrics.statistics import (
+    bootstrap,
+    detectable_difference,
+    mcnemar,
+    mean,
+    paired_bootstrap,
+    percentile,
+    ratio_of_sums,
+    standard_error,
+    wilson,
+)
+from eval.runs.records import Folder, Record
+
+
+def summarise(folder: Folder) -> dict[str, Any]:
+    """Returns what a results folder shows, ready for JSON.
+
+    Settings that differ by their seed only are one row, in which each example counts once, with the
+    mean over its seeds. Of each task and model the first row is the reference. An example that
+    raised counts as wrong, and not at all for speed; one whose score is undefined counts for speed
+    only.
+
+    Raises:
+        ValueError: If the folder is damaged or holds no records.
+    """
+    records = folder.records()
+    found = pools(folder.settings(), records)
+    if not any(pool.records for pool in found):
+        raise ValueError(f"{folder.path} holds no records yet; start its run again.")
+    references: dict[tuple[str, str], Pool] = {}
+    rows = []
+    for pool in found:
+        reference = references.setdefault((pool.settings.model, pool.settings.task), pool)
+        row = _row(pool)
+        if reference is not pool:
+            row["against_reference"] = _comparison(reference, pool)
+        rows.append(row)
+    mark_fronts(rows)
+    return {"rows": rows, "methods": methods(rows), "git": _shas(records)}
+
+
+def _row(pool: Pool) -> Row:
+    finished, failed = pool.finished, pool.failed
+    row: Row = {
+        "settings": asdict(pool.settings),
+        "seeds": list(pool.seeds),
+        "num_records": len(pool.records),
+        "num_missing": pool.num_expected - len(pool.records),
+        "num_errors": len(failed),
+        "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
+        "accuracy": _accuracy(pool),
+        "scores": _scores(finished),
+        "is_on_front": False,
+    }
+    if finished:
+        row |= {"speed": _speed(finished), "order": _order(finished), "timing": _timing(finished)}
+        if pool.settings.verifier != "NoVerifier()":
+            row["verified"] = _verified(finished)
+    return row
+
+
+def _accuracy(pool: Pool) -> Row | None:
+    """Averages the primary score. Wilson's interval is for right or wrong, not for means."""
+    values = list(_primary(pool).values())
+    if not values:
+        return None
+    single = len(pool.seeds) == 1 and all(value in (0, 1) for value in values)
+    low, high = wilson(sum(values), len(values)) if single else bootstrap(values)
+    return {"value": mean(values), "low": low, "high": high,
+            "interval": "wilson" if single else "bootstrap",
+            "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
+
+
+def _primary(pool: Pool) -> dict[str, float]:
+    """Returns the primary score by example; an error is wrong, an undefined score is left out.
+
+    Where no finished example has one, such as for lack of an optional scorer, errors have none
+    either: they would be an accuracy of 0.
+    """
+    finished = pool.finished
+    if finished and all(record["scores"][record["primary"]] is None for record in finished):
+        return {}
+    return per_example(
+        (record["example"],
+         0.0 if record["error"] is not None else record["scores"][record["primary"]])
+        for record in pool.records
+    )  # fmt: skip
+
+
+def _scores(finished: Sequence[Record]) -> Row:
+    """Averages every score over the examples where it is defined; None where it never is."""
+    names = sorted({name for record in finished for name in record["scores"]})
+    return {
+        name: _mean_over_examples((r["example"], r["scores"].get(name)) for r in finished)
+        for name in names
+    }
+
+
+def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | None:
+    defined = per_example(values)
+    return mean(list(defined.values())) if defined else None
+
+
+def _speed(finished: Sequence[Record]) -> Row:
+    own = {
+        name: list(field(finished, name).values())
+        for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
+    }
+    any_forward = [a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)]
+    return {
+        "tokens_per_forward": ratio_of_sums(own["length"], own["nfe"])._asdict(),
+        "tokens_per_any_forward": ratio_of_sums(own["length"], any_forward)._asdict(),
+        "mean_of_ratios": mean_ratio(own["length"], own["nfe"]),
+        "committed_per_forward": sum(own["committed"]) / sum(own["nfe"]),
+        **{name: mean(values) for name, values in own.items()},
+        "forwards_share": mean(list(_shares(finished, "batch_forwards").values())),
+        "target_forwards_share": mean(list(_shares(finished, "batch_target_forwards").values())),
+    }
+
+
+def _verified(finished: Sequence[Record]) -> Row:
+    """Describes what a verifier's forwards gave and what became of its drafts."""
+    gains = [gain for record in finished for gain in record["gains"]]
+    drafted, accepted = (sum(field(finished, n).values()) for n in ("drafted", "accepted"))
+    length, target_nfe = (sum(field(finished, n).values()) for n in ("length", "target_nfe"))
+    num_examples = len(field(finished, "drafted"))
+    return {
+        "accepted_length": sum(gains) / len(gains),
+        "accepted_lengths": dict(sorted(Counter(gains).items())),
+        "drafted": drafted / num_examples,
+        "accepted": accepted / num_examples,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "tokens_per_target_forward": length / target_nfe if target_nfe else None,
+    }
+
+
+def _order(finished: Sequence[Record]) -> Row:
+    """Describes in which order positions up to EOS were committed; empty without traces."""
+    steps = [
+        (r["example"], [step for step in r["trace"]["steps"][: r["length"]] if step >= 0])
+        for r in finished
+        if r["trace"] is not None
+    ]
+    widths: Counter[int] = Counter()
+    for _, own in steps:
+        widths.update(commits_per_step(own))
+    return {
+        "order_correlation": _mean_over_examples((e, order_correlation(own)) for e, own in steps),
+        "leftmost_share": _mean_over_examples((e, leftmost_share(own)) for e, own in steps),
+        "commits_per_step": dict(sorted(widths.items())),
+    }
+
+
+def _timed(finished: Sequence[Record]) -> Sequence[Record]:
+    """Leaves the warm-up out; if nothing else is there it must do."""
+    return [record for record in finished if not record["warm_up"]] or finished
+
+
+def _timing(finished: Sequence[Record]) -> Row:
+    """Describes wall-clock time, which differs from run to run, unlike everything else."""
+    timed = _timed(finished)
+    lengths = list(field(timed, "length").values())
+    latencies = [record["batch_s"] for record in timed]
+    return {
+        "tokens_per_second": tokens_per_second(lengths, list(_shares(timed, "batch_s").values())),
+        "latency_s": {name: percentile(latencies, share) for name, share in
+                      (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+        "num_timed": len(timed),
+        "is_warm": not any(record["warm_up"] for record in timed),
+    }  # fmt: skip
+
+
+def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
+    """Divides a number of the batch among its rows."""
+    return per_example((r["example"], r[name] / r["batch_length"]) for r in records)
+
+
+def _comparison(reference: Pool, own: Pool) -> Row:
+    """Compares on the examples that both have."""
+    scores = _paired(_primary(reference), _primary(own))
+    found: Row = {"num_shared": len(scores[0])}
+    if scores[0]:
+        found["accuracy"] = paired_bootstrap(*scores)._asdict()
+        if all(score in (0, 1) for score in (*scores[0], *scores[1])):
+            test = mcnemar(*scores)
+            found["mcnemar"] = test._asdict()
+            discordant = (test.gained + test.lost) / len(scores[0])
+            found["detectable_difference"] = detectable_difference(discordant, len(scores[0]))
+    before, after = reference.finished, own.finished
+    for name, number in (("step_speedup", "nfe"), ("compute_speedup", "query_positions")):
+        pairs = _paired(field(before, number), field(after, number))
+        if pairs[0]:
+            found[name] = sum(pairs[0]) / sum(pairs[1])
+    seconds_s = _paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
+    if seconds_s[0]:
+        found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
+    return found
+
+
+def _paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
+    shared = sorted(first.keys() & second.keys())
+    return [first[example] for example in shared], [second[example] for example in shared]
+
+
+def _shas(records: Iterable[Record]) -> list[str]:
+    return sorted({record["git"] for record in records if record["git"]})

@@ -1,0 +1,101 @@
+"""What an exact model scores on list tasks: the curve that measured points are drawn against."""
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from eval.metrics.metrics import Point
+from eval.oracle.joint import Joint, even_sizes
+from eval.tasks import Example, LatinSquare, ListTask, Task
+from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs
+from eval.tasks.puzzles import latin_squares
+
+# Brackets around the list, and EOS: tokens that are certain from the start.
+_NUM_CERTAIN = {"brackets": 3, "compact": 1}
+
+_MAX_ENUMERATED = 1000
+
+
+def joint_of(task: Task, example: Example) -> Joint:
+    """Returns the exact distribution over the right answers to an example, items only.
+
+    Raises:
+        ValueError: If the task's right answers are not known, or too many.
+    """
+    if isinstance(task, LatinSquare):
+        squares = latin_squares(task.order)
+        return Joint.uniform([[cell for row in square for cell in row] for square in squares])
+    if not isinstance(task, ListTask):
+        raise ValueError(
+            f"The right answers to {task.name} are not known in closed form; "
+            "choose a list task or a Latin square, such as 'lists/shuffle?n=4'."
+        )
+    return Joint.uniform(valid_outputs(example.meta["request"]))
+
+
+def accuracy(request: Request, sizes: Sequence[int]) -> Fraction:
+    """Returns the accuracy of an exact model at temperature 1 that draws items in random order.
+
+    Args:
+        request: The list operation.
+        sizes: Items drawn in each step.
+
+    Raises:
+        ValueError: If there is no formula and too many answers to enumerate.
+    """
+    length = sum(sizes)
+    before = [sum(sizes[:step]) for step in range(len(sizes))]
+    if request.keyword == "shuffle":
+        cells = math.prod((length - b) ** s for b, s in zip(before, sizes, strict=True))
+        return Fraction(math.factorial(length), cells)
+    if request.keyword == "replace_any":
+        # The new item comes in the step that draws its place, once, and in no step before.
+        none_yet, total = Fraction(1), Fraction(0)
+        for b, size in zip(before, sizes, strict=True):
+            rest = length - b
+            total += none_yet * Fraction(size, rest) * (1 - Fraction(1, rest)) ** (size - 1)
+            none_yet *= (1 - Fraction(1, rest)) ** size
+        return total
+    if request.keyword == "agree":
+        return Fraction(1, NUM_SYMBOLS ** (sizes[0] - 1))
+    answers = valid_outputs(request)
+    if len(answers) == 1 or max(sizes) == 1:
+        return Fraction(1)
+    if len(answers) > _MAX_ENUMERATED:
+        raise ValueError(f"{request.keyword} has {len(answers)} answers, too many to enumerate.")
+    return Joint.uniform(answers).random_order_accuracy(sizes)
+
+
+def curve(task: Task, example: Example) -> list[Point]:
+    """Returns speed and accuracy of an exact model for every number of steps.
+
+    The model draws the tokens of the answer, brackets and EOS included, in random order at
+    temperature 1, equally many a step. Empty for tasks without a known, single length.
+    """
+    if not isinstance(task, ListTask) or task.style not in _NUM_CERTAIN:
+        return []
+    request: Request = example.meta["request"]
+    if task.n is None and request.keyword not in ("pair_sum", "city"):
+        return []
+    num_items = len(next(iter(valid_outputs(request))))
+    length = num_items + _NUM_CERTAIN[task.style]
+    points = []
+    for num_steps in range(1, length + 1):
+        sizes = even_sizes(length, num_steps)
+        shares = _item_sizes(sizes, num_items)
+        found = sum((p * accuracy(request, own) for p, own in shares), Fraction(0))
+        points.append(Point(length / num_steps, float(found)))
+    return points
+
+
+def _item_sizes(sizes: Sequence[int], num_items: int) -> Iterator[tuple[Fraction, list[int]]]:
+    """Yields how many of each step's random positions are items, with probability; no zeros."""
+    if not sizes:
+        yield Fraction(1), []
+        return
+    total = sum(sizes)
+    for count in range(max(0, num_items - (total - sizes[0])), min(sizes[0], num_items) + 1):
+        ways = math.comb(num_items, count) * math.comb(total - num_items, sizes[0] - count)
+        share = Fraction(ways, math.comb(total, sizes[0]))
+        for rest, tail in _item_sizes(sizes[1:], num_items - count):
+            yield share * rest, [count, *tail] if count else tail

@@ -1,0 +1,1 @@
+"""Reports: tables, pictures, replays, and the live view of a decode."""

@@ -1,0 +1,172 @@
+"""The report of a results folder: numbers, a table, pictures and replays, all offline."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.metrics.curves import Row
+from eval.metrics.metrics import Point
+from eval.metrics.summary import summarise
+from eval.oracle.theory import curve
+from eval.reports.plots import draw_trade_off
+from eval.reports.replay import replay_page
+from eval.reports.table import accepted_lengths, line, name_of, seeds_of, table
+from eval.runs.names import parse_task
+from eval.runs.records import Folder, Record, Settings
+from eval.tasks import ListTask
+
+
+def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
+    """Writes `report.md`, `summary.json`, pictures and replay pages into a results folder.
+
+    Args:
+        folder: Its records are read anew.
+        num_replays: Examples of each task that get a page.
+
+    Returns:
+        The path of `report.md`.
+
+    Raises:
+        ValueError: If the folder is damaged or holds no records.
+    """
+    summary = summarise(folder)
+    _write(folder.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    parts = [_opening(summary)]
+    for (model, task), rows in _by_task(summary["rows"]).items():
+        parts += [f"## {task}\n\nModel `{model}`.", table(rows), accepted_lengths(rows)]
+        parts += [_methods(summary, model, task)]
+        parts += _pictures(folder, model, task, rows)
+    parts += _replays(folder, num_replays)
+    report = folder.path / "report.md"
+    _write(report, "\n\n".join(part for part in parts if part) + "\n")
+    return report
+
+
+def _opening(summary: dict[str, Any]) -> str:
+    rows = summary["rows"]
+    errors = sum(row["num_errors"] for row in rows)
+    missing = sum(row["num_missing"] for row in rows)
+    total = sum(row["settings"]["num_examples"] * len(row["seeds"]) for row in rows)
+    said = [
+        "# Results",
+        "Accuracy with its 95 % interval: Wilson's, or the bootstrap's over examples where there "
+        "are several seeds, which are averaged for each example first. Against the reference, the "
+        "first row of a task: paired difference with its 95 % bootstrap interval over examples, "
+        "and the exact McNemar p-value. Tokens per forward is a ratio of sums; tokens count up to "
+        "and including the first EOS. NFE is forwards per example. Seconds are those of a batch, "
+        "the first examples left out as warm-up. tau is Kendall's tau-b between position and "
+        "step: 1 is left to right. Bold: no other setting is better in accuracy and speed.",
+    ]
+    if any("verified" in row for row in rows):
+        said.append(
+            "Accepted length is how many tokens a forward of the model, with what the verifier "
+            "made of it, committed on average. Tokens per forward and NFE are of the model alone; "
+            "bold, picture and AUP count the forwards of a verifier's causal target as well."
+        )
+    if errors:
+        said.append(
+            f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"
+        )
+        said.append("\n".join(
+            f"- {name_of(row, rows)}: {count} x `{message}`"
+            for row in rows for message, count in row["errors"].items()
+        ))  # fmt: skip
+    if any(row["accuracy"] is None and "speed" in row for row in rows):
+        said.append(
+            "Accuracy is - where the task's first score is undefined, such as for lack of an "
+            "optional package. Scores that are defined are in `summary.json`."
+        )
+    if missing:
+        said.append(f"**{missing} of {total} examples are missing.** Start the run again.")
+    return "\n\n".join([*said, _settings(rows)])
+
+
+def _settings(rows: Sequence[Row]) -> str:
+    """Lists what all settings share."""
+    hidden = ("sampler", "task", "examples", "seed")
+    lines = []
+    for name in (name for name in rows[0]["settings"] if name not in hidden):
+        values = list(dict.fromkeys(str(row["settings"][name]) for row in rows))
+        lines.append(f"- {name}: {', '.join(values)}")
+    seeds = dict.fromkeys(seeds_of(row) for row in rows)
+    return "\n".join([*lines, f"- seeds: {'; '.join(seeds)}"])
+
+
+def _by_task(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["num_records"]:
+            key = (row["settings"]["model"], row["settings"]["task"])
+            found.setdefault(key, []).append(row)
+    return found
+
+
+def _methods(summary: dict[str, Any], model: str, task: str) -> str:
+    methods = [m for m in summary["methods"] if m["model"] == model and m["task"] == task]
+    if not methods:
+        return ""
+    limits = list(methods[0]["speed_at_accuracy"])
+    head = ["method", "settings", f"AUP (best accuracy {methods[0]['best_accuracy']:.3f})"]
+    head += [f"tokens/forward at accuracy {limit}" for limit in limits]
+    lines = [line(head), line(["---"] * len(head))]
+    for method in methods:
+        reached = [method["speed_at_accuracy"][limit] for limit in limits]
+        lines.append(line([
+            method["method"], str(method["num_points"]), f"{method['aup']:.1f}",
+            *("-" if speed is None else f"{speed:.2f}" for speed in reached),
+        ]))  # fmt: skip
+    return "\n".join(lines)
+
+
+def _pictures(folder: Folder, model: str, task: str, rows: Sequence[Row]) -> list[str]:
+    drawn = [row for row in rows if row["accuracy"] is not None and "speed" in row]
+    if not drawn:
+        return []
+    name = _slug(f"{model}-{task}")
+    count = f"n = {drawn[0]['accuracy']['num_examples']}"
+    if len(drawn[0]["seeds"]) > 1:
+        count += f", mean of {len(drawn[0]['seeds'])} seeds"
+    draw_trade_off(
+        drawn,
+        folder.path / name,
+        title=f"{task}, model {model}, {count}, 95 % intervals",
+        exact=_exact(task),
+    )
+    return [f"![accuracy against tokens per forward, {task}]({name}.png)"]
+
+
+def _exact(task: str) -> list[Point]:
+    exact = parse_task(task).task
+    # Other tasks have no curve, and a report must not need the files that their examples are in.
+    return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
+
+
+def _replays(folder: Folder, num_replays: int) -> list[str]:
+    by_key = {settings.key(""): settings for settings in folder.settings()}
+    examples: dict[tuple[str, str], list[tuple[Settings, Record]]] = {}
+    for record in folder.records():
+        settings = by_key.get(record["settings"])
+        if settings is not None and record["error"] is None and record["trace"] is not None:
+            examples.setdefault((settings.task, record["example"]), []).append((settings, record))
+    links = []
+    count: dict[str, int] = {}
+    for (task, example), found in examples.items():
+        count[task] = count.get(task, 0) + 1
+        if count[task] <= num_replays:
+            name = f"replay-{_slug(f'{task}-{example}')}.html"
+            _write(folder.path / name, replay_page(found))
+            links.append(f"- [{task}, example {example}]({name})")
+    return ["## Replays", "\n".join(links)] if links else []
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

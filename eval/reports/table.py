@@ -1,0 +1,113 @@
+"""The table of a report."""
+
+from collections.abc import Sequence
+
+from eval.metrics.curves import Row
+
+_HEAD = (
+    "sampler",
+    "accuracy",
+    "against reference",
+    "p",
+    "tokens/forward",
+    "NFE",
+    "step speed-up",
+    "tokens/s",
+    "p50 / p99 s",
+    "tau",
+)
+_VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Returns a Markdown table of settings, the reference first.
+
+    Columns about drafts follow if a verifier was used.
+    """
+    is_verified = any("verified" in row for row in rows)
+    head = [*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]
+    lines = [line(head), line(["---"] * len(head))]
+    for row in rows:
+        verified = _verified_cells(row) if is_verified else []
+        lines.append(line([*_cells(row, rows), *verified, str(row["num_errors"])]))
+    return "\n".join(lines)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    accuracy, speed = row["accuracy"], row.get("speed")
+    against = row.get("against_reference", {})
+    difference, test = against.get("accuracy"), against.get("mcnemar")
+    name = f"`{name_of(row, rows)}`"
+    cells = [
+        f"**{name}**" if row["is_on_front"] else name,
+        _interval(accuracy, 3) if accuracy else "-",
+        _interval(difference, 3, sign="+") if difference else "-",
+        f"{test['p_value']:.2g}" if test else "-",
+    ]
+    if speed is None:
+        return [*cells, "-", "-", "-", "-", "-", "-"]
+    timing, tau = row["timing"], row["order"]["order_correlation"]
+    latency = timing["latency_s"]
+    return [
+        *cells,
+        _interval(speed["tokens_per_forward"], 2),
+        f"{speed['nfe']:.1f}",
+        f"{against['step_speedup']:.2f}" if "step_speedup" in against else "1",
+        f"{timing['tokens_per_second']:.0f}",
+        f"{latency['p50']:.3g} / {latency['p99']:.3g}",
+        "-" if tau is None else f"{tau:.2f}",
+    ]
+
+
+def _verified_cells(row: Row) -> list[str]:
+    verified = row.get("verified")
+    if verified is None:
+        return ["-"] * len(_VERIFIED_HEAD)
+    rate, per_target = verified["acceptance_rate"], verified["tokens_per_target_forward"]
+    return [
+        f"{verified['accepted_length']:.2f}",
+        "-" if rate is None else f"{rate:.2f}",
+        "-" if per_target is None else f"{row['speed']['target_nfe']:.1f}",
+        "-" if per_target is None else f"{per_target:.2f}",
+    ]
+
+
+def accepted_lengths(rows: Sequence[Row]) -> str:
+    """Lists how often a forward committed so many tokens, for each verified setting."""
+    lines = []
+    for row in rows:
+        if "verified" in row:
+            lengths = row["verified"]["accepted_lengths"]
+            counted = ", ".join(f"{length}: {count}" for length, count in lengths.items())
+            lines.append(f"- `{name_of(row, rows)}`: {counted}")
+    head = "Accepted lengths, as tokens committed by a forward: number of such forwards."
+    return "\n".join([head, "", *lines]) if lines else ""
+
+
+def name_of(row: Row, rows: Sequence[Row]) -> str:
+    """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
+    own = row["settings"]
+    parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
+    for field in ("cache", "verifier", "prompts", "gen_length", "block_length"):
+        if len({str(other["settings"][field]) for other in rows}) > 1:
+            parts.append(own[field] if field in ("cache", "verifier") else f"{field}={own[field]}")
+    if len({seeds_of(other) for other in rows}) > 1:
+        parts.append(f"seeds={seeds_of(row)}")
+    return " + ".join(dict.fromkeys(parts))
+
+
+def _interval(found: Row, digits: int, sign: str = "") -> str:
+    value, low, high = (f"{found[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def line(cells: Sequence[str]) -> str:
+    """Returns a line of a Markdown table."""
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def seeds_of(row: Row) -> str:
+    """Names the seeds, and how many there are if it is more than one."""
+    listed = ", ".join(str(seed) for seed in row["seeds"])
+    return listed if len(row["seeds"]) == 1 else f"{listed} ({len(row['seeds'])} seeds)"

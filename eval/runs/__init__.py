@@ -1,0 +1,1 @@
+"""Runs: settings over examples, recorded, resumable, in one process or several."""

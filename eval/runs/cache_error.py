@@ -1,0 +1,307 @@
+"""How wrong a cache is: its conditionals beside the exact ones, along real decodes."""
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from torch import Tensor
+
+from dllm_decode import (
+    Block,
+    CachePolicy,
+    Canvas,
+    DecodeOutput,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MaskPredictor,
+    NoCache,
+    PrefixCache,
+    Verifier,
+    decode,
+    load_model,
+)
+from dllm_decode.session import Session
+from dllm_decode.verify.base import settle
+from eval.metrics.statistics import mean, standard_error
+from eval.runs.names import Selection, parse_cache, parse_task
+from eval.runs.prompts import encode_prompt
+from eval.runs.runner import Tokenizer
+from samplers import Sampler, State, parse
+
+CACHES: tuple[CachePolicy, ...] = (
+    NoCache(),
+    PrefixCache(),
+    DualCache(),
+    DualCache(refresh_every=8),
+    DualCache(before=16, after=16),
+    FreeCache("clean"),
+    FreeCache("official"),
+    DelayedCache(),
+)
+
+_SETTINGS = (
+    "task", "model", "sampler", "num_prompts", "gen_length", "block_length", "seed", "batch_size",
+)  # fmt: skip
+
+Score = Callable[[Sequence[list[int]]], Sequence[float]]
+"""Scores answers, token ids before EOS, in the order of the prompts; each in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class CacheError:
+    """What one policy does to one model, sampler and set of prompts.
+
+    Attributes:
+        cache: Its repr.
+        num_prompts: Rows decoded.
+        divergence: Mean over prompts of the mean KL(exact || cached) in nats at the positions that
+            the sampler could have committed.
+        divergence_stderr: Its standard error over prompts.
+        changed: Mean over prompts of the share of steps that would have been decided otherwise on
+            the exact conditionals of the same canvas.
+        changed_stderr: Its standard error over prompts.
+        accuracy: Mean score of the answers that have one; `None` if none has.
+        accuracy_stderr: Its standard error over prompts.
+        nfe: Mean forwards of a row.
+        query_positions: Mean columns computed for a row.
+    """
+
+    cache: str
+    num_prompts: int
+    divergence: float
+    divergence_stderr: float
+    changed: float
+    changed_stderr: float
+    accuracy: float | None
+    accuracy_stderr: float | None
+    nfe: float
+    query_positions: float
+
+
+class Tally:
+    """Sums over the steps of a decode, one a row."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.divergence = torch.zeros(num_rows, dtype=torch.float64)
+        self.positions = torch.zeros_like(self.divergence)
+        self.changed = torch.zeros_like(self.divergence)
+        self.steps = torch.zeros_like(self.divergence)
+
+    def divergences(self) -> list[float]:
+        """Returns each row's mean over positions."""
+        return (self.divergence / self.positions).tolist()
+
+    def changes(self) -> list[float]:
+        """Returns each row's share of steps."""
+        return (self.changed / self.steps).tolist()
+
+
+@dataclass(frozen=True)
+class Compared(Verifier):
+    """Takes the sampler's word on the cached view, and notes what the exact one would have said.
+
+    Attributes:
+        exact: Runs the same model without a cache; costs a forward a step beside the bill.
+        tally: What is noted.
+    """
+
+    exact: Session
+    tally: Tally
+
+    def advance(
+        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
+    ) -> tuple[Canvas, State]:
+        view = session.forward(canvas, block, sampler)
+        exact = self.exact.forward(canvas, block, sampler)
+        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
+        other, _ = sampler.step(exact, state)
+        decision, state = sampler.step(view, state)
+        after = settle(canvas, view, decision, sampler)
+        changed = (settle(canvas, exact, other, sampler).tokens != after.tokens).any(-1)
+        divergence = _divergence(exact.logits, view.logits).masked_fill(~view.eligible, 0.0)
+        rows = canvas.rows.cpu()
+        self.tally.divergence[rows] += divergence.sum(-1).cpu()
+        self.tally.positions[rows] += view.eligible.sum(-1).cpu()
+        self.tally.changed[rows] += changed.cpu()
+        self.tally.steps[rows] += 1
+        return after, (state,)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting: a model on some prompts with a sampler.
+
+    Attributes:
+        model: A model with keys and values.
+        prompts: Token ids, one sequence per row.
+        sampler: Decides every step, on the cached view.
+        gen_length: Answer length in tokens.
+        block_length: Tokens per block; at most the answer's length is used.
+        temperature: Of the proposals.
+        seed: Of the noise.
+        batch_size: Rows decoded together.
+        score: Scores the answers; `None` leaves accuracy out.
+    """
+
+    model: MaskPredictor
+    prompts: Sequence[Sequence[int]]
+    sampler: Sampler
+    gen_length: int = 256
+    block_length: int = 32
+    temperature: float = 0.0
+    seed: int = 0
+    batch_size: int = 16
+    score: Score | None = None
+
+    def error_of(self, cache: CachePolicy) -> CacheError:
+        """Decodes the prompts, each step beside an exact forward on the same canvas.
+
+        Raises:
+            ValueError: As `decode`.
+        """
+        batches = [
+            self._decode(self.prompts[first : first + self.batch_size], cache)
+            for first in range(0, len(self.prompts), self.batch_size)
+        ]
+        divergences = [share for tally, _ in batches for share in tally.divergences()]
+        changes = [share for tally, _ in batches for share in tally.changes()]
+        answers = [answer for _, out in batches for answer in out.answers()]
+        scores = None if self.score is None else list(self.score(answers))
+        return CacheError(
+            cache=repr(cache),
+            num_prompts=len(self.prompts),
+            divergence=mean(divergences),
+            divergence_stderr=standard_error(divergences),
+            changed=mean(changes),
+            changed_stderr=standard_error(changes),
+            accuracy=mean(scores) if scores else None,
+            accuracy_stderr=standard_error(scores) if scores else None,
+            nfe=mean([nfe for _, out in batches for nfe in out.nfe.tolist()]),
+            query_positions=mean([q for _, out in batches for q in out.query_positions.tolist()]),
+        )
+
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], cache: CachePolicy
+    ) -> tuple[Tally, DecodeOutput]:
+        model, inner = self.model, self.model.causal_block_length
+        canvas = Canvas.blank(
+            prompts, self.gen_length, mask_id=model.mask_id, eos_ids=model.eos_ids,
+            align=inner or 1, device=model.device,
+        )  # fmt: skip
+        exact = Session(model, canvas, NoCache(), temperature=self.temperature, seed=self.seed)
+        tally = Tally(len(prompts))
+        out = decode(
+            model, prompts, self.sampler, cache=cache, verifier=Compared(exact, tally),
+            gen_length=self.gen_length, temperature=self.temperature, seed=self.seed,
+            block_length=max(inner, min(self.block_length, self.gen_length)),
+        )  # fmt: skip
+        return tally, out
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    add = parser.add_argument
+    add("task", nargs="?", default="",
+        help="address of the task (default: random prompts, no accuracy)")  # fmt: skip
+    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
+    add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR")
+    add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: all)")
+    add("--num-prompts", type=int, default=16, help="random prompts (default: 16)")
+    add("--gen-length", type=int, default=0, help="in tokens (default: the task's, or 64)")
+    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
+    add("--seed", type=int, default=0, help="of noise and random prompts (default: 0)")
+    add("--batch-size", type=int, default=16, help="rows decoded together (default: 16)")
+    add("--device", default="cpu", help="(default: cpu)")
+    add("--threads", type=int, default=0, help="processor threads (default: torch's choice)")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, and prints the table."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, tokenizer = load_model(options.model, device=options.device)
+    trial = Trial(
+        model, random_prompts(model, options.num_prompts, seed=options.seed),
+        parse(options.sampler), gen_length=options.gen_length or 64,
+        block_length=options.block_length, seed=options.seed, batch_size=options.batch_size,
+    )  # fmt: skip
+    if options.task:
+        if tokenizer is None:
+            raise ValueError(f"A task needs a tokenizer, got none in {options.model}.")
+        named = cast(Tokenizer, tokenizer)
+        trial = on_task(trial, parse_task(options.task), named, options.gen_length)
+    caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
+    errors = [trial.error_of(cache) for cache in caches]
+    Console().print(markdown(errors), markup=False, highlight=False, soft_wrap=True, end="")
+    if options.json:
+        settings = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+        content = {"settings": settings, "errors": [asdict(error) for error in errors]}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> list[list[int]]:
+    """Draws prompts of 16 to 64 ids, none special: for models without text."""
+    rng = random.Random(seed)
+    special = {model.mask_id, *model.eos_ids, *model.banned_ids}
+    ids = [token for token in range(model.vocab_size) if token not in special]
+    return [rng.choices(ids, k=rng.randint(16, 64)) for _ in range(num_prompts)]
+
+
+def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer, gen_length: int = 0) -> Trial:
+    """Returns the trial on a task's examples, scored by the task; length 0 is the task's."""
+    task = selection.task
+    task.require_scorable()
+    examples = selection.examples()
+    chat = selection.prompts == "chat"
+
+    def score(answers: Sequence[list[int]]) -> list[float]:
+        texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+        scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
+        return [s for found in scores if (s := found[task.primary]) is not None]
+
+    return replace(
+        trial,
+        prompts=[encode_prompt(tokenizer, example, chat=chat) for example in examples],
+        gen_length=gen_length or task.gen_length,
+        score=score,
+    )
+
+
+def markdown(errors: Sequence[CacheError]) -> str:
+    """Lays out a table; a figure is followed by its standard error."""
+    lines = [
+        f"n = {errors[0].num_prompts} prompts; figures are followed by their standard error",
+        "",
+        "| cache | KL from exact, nats | decisions changed | accuracy | NFE | query positions |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for error in errors:
+        accuracy = "-"
+        if error.accuracy is not None and error.accuracy_stderr is not None:
+            accuracy = f"{error.accuracy:.3f} ({error.accuracy_stderr:.3f})"
+        lines.append(
+            f"| `{error.cache}` | {error.divergence:.4f} ({error.divergence_stderr:.4f}) "
+            f"| {error.changed:.3f} ({error.changed_stderr:.3f}) | {accuracy} "
+            f"| {error.nfe:.1f} | {error.query_positions:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _divergence(
+    exact: Float[Tensor, "B W V"], cached: Float[Tensor, "B W V"]
+) -> Float[Tensor, "B W"]:
+    p, q = exact.double().log_softmax(-1), cached.double().log_softmax(-1)
+    # What must never be emitted has no share in either.
+    terms = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q))
+    return terms.sum(-1).clamp(min=0.0)

@@ -1,0 +1,235 @@
+"""Tasks, caches, verifiers and models by text, as the command line and sweep files name them."""
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+from urllib.parse import parse_qsl
+
+import dllm_decode
+from dllm_decode import CachePolicy, CausalTarget, Verifier, verify
+from eval.runs.records import digest
+from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.tasks import (
+    Equations,
+    Example,
+    Gsm8k,
+    HumanEval,
+    LatinSquare,
+    ListTask,
+    Mbpp,
+    ParallelBench,
+    Sudoku4,
+    Task,
+    WordProblems,
+    WordsToSentence,
+)
+from eval.tasks.jsonl import JsonLines
+from samplers.expression import parse_expression
+
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "word_problems": WordProblems,
+    "equations": Equations,
+    "gsm8k": Gsm8k,
+    "humaneval": HumanEval,
+    "mbpp": Mbpp,
+    "puzzles/latin": LatinSquare,
+    "puzzles/sudoku4": Sudoku4,
+    "writing/words_to_sentence": WordsToSentence,
+}
+LISTS = "lists/"
+JSON_LINES = "jsonl:"
+PARALLEL_BENCH = "parallelbench:"
+SELECTION = ("split", "limit", "examples_seed")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some examples of a task.
+
+    Attributes:
+        address: The canonical address.
+        task: The task with its settings.
+        split: Which split.
+        limit: Number of examples, None is the task's own number.
+        examples_seed: Selects among the examples of the split.
+    """
+
+    address: str
+    task: Task
+    split: str
+    limit: int | None
+    examples_seed: int
+
+    def examples(self) -> Sequence[Example]:
+        """Returns the examples, the same in every process."""
+        return self.task.examples(self.split, self.limit, self.examples_seed)
+
+    @property
+    def prompts(self) -> str:
+        """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
+        return self.task.prompts
+
+
+def digest_of(examples: Sequence[Example]) -> str:
+    """Returns a hash of ids, prompts and targets, so that changed examples are noticed."""
+    return digest([[example.id, example.prompt, example.target] for example in examples])
+
+
+def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
+    """Reads an address such as `word_problems?split=test&limit=200` or `lists/shuffle?n=6`.
+
+    Before the question mark stands a task, behind it `split`, `limit`, `examples_seed` and the
+    task's own options.
+
+    Args:
+        address: The address.
+        code: Runs the programs of a task that is scored by running them.
+
+    Raises:
+        ValueError: If the address names no task, or an option that the task does not have.
+    """
+    name, _, query = address.strip().partition("?")
+    options = _options(query, address)
+    make = _maker(name)
+    own = {key: text for key, text in options.items() if key not in SELECTION}
+    task = _make(name, make, own).allowing(code)
+    query = "&".join(f"{key}={text}" for key, text in options.items())
+    return Selection(
+        address=f"{name}?{query}" if query else name,
+        task=task,
+        split=options.get("split", "test"),
+        limit=_whole("limit", options["limit"]) if "limit" in options else None,
+        examples_seed=_whole("examples_seed", options.get("examples_seed", "0")),
+    )
+
+
+def parse_cache(text: str) -> CachePolicy:
+    """Builds a cache policy from its repr.
+
+    Raises:
+        ValueError: If the text does not describe one.
+    """
+    cache = parse_expression(text, _exported(CachePolicy))
+    assert isinstance(cache, CachePolicy)
+    return cache
+
+
+def no_target(source: str) -> CausalTarget:
+    """Refuses to load a target."""
+    raise ValueError(f"Targets cannot be loaded here, got CausalTarget({source!r}).")
+
+
+def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target) -> Verifier:
+    """Builds a verifier from its repr, such as `ARVerify(CausalTarget('mini-ar'))`.
+
+    Args:
+        text: The expression.
+        target: Loads a target by embedded name, folder or hub id.
+
+    Raises:
+        ValueError: If the text does not describe a verifier.
+    """
+    parts = {name: getattr(verify, name) for name in verify.__all__}
+    verifier = parse_expression(text, {**parts, "CausalTarget": target})
+    if not isinstance(verifier, Verifier):
+        raise ValueError(f"A verifier is such as NoVerifier() or SelfVerify(), got {text!r}.")
+    return verifier
+
+
+def _exported(base: type) -> dict[str, Callable[..., Any]]:
+    exported = ((name, getattr(dllm_decode, name)) for name in dllm_decode.__all__)
+    return {
+        name: value
+        for name, value in exported
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+
+
+def _options(query: str, address: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ValueError(
+            f"Options are written name=value and joined by &, got {address!r}; "
+            "an address is such as 'word_problems?split=test&limit=200'."
+        ) from None
+    options = dict(sorted(pairs))
+    if len(options) < len(pairs):
+        raise ValueError(f"An address gives each option once, got {address!r}.")
+    return options
+
+
+def _maker(name: str) -> Callable[..., Task]:
+    if name.startswith(LISTS):
+        keyword = name.removeprefix(LISTS)
+
+        def make_list(n: int | None = None, style: str = "brackets") -> Task:
+            return ListTask(keyword, n, style)
+
+        return make_list
+    if name.startswith(JSON_LINES):
+        path = name.removeprefix(JSON_LINES)
+
+        def make_json_lines(match: str = "exact", gen_length: int = 128) -> Task:
+            return JsonLines(path, match, gen_length)
+
+        return make_json_lines
+    if name.startswith(PARALLEL_BENCH):
+        return _parallel_bench(name)
+    if name not in TASKS:
+        others = (f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>")
+        known = ", ".join([*TASKS, *others])
+        raise ValueError(
+            f"A task is one of {known}, got {name!r}; "
+            "an address is such as 'word_problems?split=test&limit=200'."
+        )
+    return TASKS[name]
+
+
+def _parallel_bench(name: str) -> Callable[..., Task]:
+    folder, _, task = name.removeprefix(PARALLEL_BENCH).rpartition("#")
+    if not folder:
+        raise ValueError(
+            f"ParallelBench is addressed as {PARALLEL_BENCH}<folder>#<task>, such as "
+            f"'{PARALLEL_BENCH}ParallelBench#waiting_line/copy', got {name!r}."
+        )
+
+    def make_parallel_bench(primary: str = "answer") -> Task:
+        return ParallelBench(folder, task, primary)
+
+    return make_parallel_bench
+
+
+def _make(name: str, make: Callable[..., Task], options: Mapping[str, str]) -> Task:
+    # Whether programs may run is for the user to say, not for an address.
+    known = {
+        key: option
+        for key, option in signature(make).parameters.items()
+        if option.annotation is not CodeRunner
+    }
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"{name} has the options {', '.join([*SELECTION, *known])}, got {key!r}."
+            )
+    return make(**{key: _value(text, known[key].annotation) for key, text in options.items()})
+
+
+def _value(text: str, annotation: object) -> object:
+    if annotation is str or annotation == str | None:
+        return text
+    if annotation == tuple[str, ...]:
+        return tuple(text.split(","))
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise ValueError(f"{name} is a whole number, got {text!r}.")
+    return int(text)

@@ -1,0 +1,212 @@
+"""Decodes and scores the batches of one run that belong to this process."""
+
+import math
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
+from eval.runs import prompts
+from eval.runs.progress import Reporter
+from eval.runs.records import Record, Settings, append
+from eval.runs.settings import Place, Run
+from eval.tasks import Example
+
+# What code of a sampler, a scorer or a model raises when it is wrong about one example. Anything
+# else, such as an interrupt or a full disk, ends the run; its records are kept.
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+# Seeds are this far apart, so that no two rows of a run share their noise.
+_BATCH_STRIDE = 1 << 32
+_ROW_STRIDE = 1 << 20
+
+# Examples that a process decodes first in each run do not count for its timings: kernels are
+# chosen and memory is reserved then. d3LLM's number.
+_NUM_WARM_UP = 10
+
+
+@lru_cache(maxsize=1)
+def git_sha() -> str | None:
+    """Returns the commit of the code, `+` behind it if files have changed; None without git."""
+    here = Path(__file__).parent
+    try:
+        sha = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{sha}+" if changed else sha
+
+
+class Worker:
+    """Decodes the batches of one run that belong to this process."""
+
+    def __init__(self, run: Run, settings: Settings, part: Path, reporter: Reporter) -> None:
+        self._run = run
+        self._settings = settings
+        self._part = part
+        self._reporter = reporter
+
+    def work(self, examples: Sequence[Example], done: set[str], place: Place) -> None:
+        """Decodes what is not done of this process's batches and appends the records."""
+        size = self._run.batch_size
+        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
+        mine = list(range(place.rank, len(batches), place.world_size))
+        num_examples = sum(len(batches[index]) for index in mine)
+        num_done = sum(self._key(e) in done for index in mine for e in batches[index])
+        label = f"{self._settings.task} {' + '.join(self._settings.parts)}"
+        label += f" seed {self._settings.seed}" if self._settings.seed else ""
+        self._reporter.begin(label, num_examples, num_done)
+        num_begun = 0
+        for index in mine:
+            wanted = {e.id for e in batches[index] if self._key(e) not in done}
+            if wanted:
+                seed = self._settings.seed + _BATCH_STRIDE * index
+                records = [r for r in self._decode(batches[index], seed) if r["example"] in wanted]
+                warm_up = num_begun < _NUM_WARM_UP
+                num_begun += len(batches[index])
+                append(self._part, [{**record, "warm_up": warm_up} for record in records])
+                self._reporter.add(records)
+
+    def _key(self, example: Example) -> str:
+        return self._settings.key(example.id)
+
+    def _decode(self, examples: Sequence[Example], seed: int) -> list[Record]:
+        """Decodes a batch; if that fails, each example alone."""
+        try:
+            return self._records(examples, seed)
+        except FAILURES as error:
+            if isinstance(error, ValueError):
+                self._refuse_misfit()
+            if len(examples) == 1:
+                return [self._failed(examples[0], error)]
+        alone = enumerate(examples, start=1)
+        return [record for i, e in alone for record in self._decode([e], seed + i * _ROW_STRIDE)]
+
+    def _refuse_misfit(self) -> None:
+        """Raises the ValueError that these settings give whatever the prompt."""
+        self._call([[self._run.model.eos_ids[0]]], 0, [])
+
+    def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
+        chat = self._settings.prompts == "chat"
+        encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
+        trace, gains = Trace(), Gains()
+        observers: list[Observer] = [self._reporter, gains]
+        if self._run.trace:
+            observers.append(trace)
+        output = self._call(encoded, seed, observers)
+        texts = [
+            self._run.tokenizer.decode(answer, skip_special_tokens=True)
+            for answer in output.answers()
+        ]
+        gained = gains.by_row()
+        records = [
+            {
+                **self._scored(example, texts[row]),
+                "prompt_length": len(encoded[row]),
+                **_cost(output, row),
+                "committed": gained[row].committed,
+                "gains": gained[row].per_forward,
+                "batch_length": len(examples),
+                "batch_forwards": output.forwards,
+                "batch_target_forwards": output.target_forwards,
+                "batch_s": output.wall_s,
+                "tokens": output.tokens[row].tolist(),
+                "trace": self._traced(trace, row, encoded[row]) if self._run.trace else None,
+            }
+            for row, example in enumerate(examples)
+        ]
+        for record in records if self._run.trace else []:
+            replaced = {revision[1] for revision in record["trace"]["revisions"]}
+            record["pieces"] = self._pieces({*record["tokens"], *replaced})
+        return records
+
+    def _call(
+        self, encoded: list[list[int]], seed: int, observers: Sequence[Observer]
+    ) -> DecodeOutput:
+        run, settings = self._run, self._settings
+        return decode(
+            run.model,
+            encoded,
+            run.sampler,
+            cache=run.cache,
+            verifier=run.verifier,
+            gen_length=settings.gen_length,
+            block_length=settings.block_length,
+            temperature=settings.temperature,
+            seed=seed,
+            stop_at_eos=settings.stop_at_eos,
+            observers=observers,
+        )
+
+    def _scored(self, example: Example, text: str) -> Record:
+        head = {**self._head(example), "text": text}
+        try:
+            return {**head, "scores": dict(self._run.selection.task.score(example, text))}
+        except FAILURES as error:
+            return {**head, "error": _said(error)}
+
+    def _failed(self, example: Example, error: BaseException) -> Record:
+        return {**self._head(example), "error": _said(error)}
+
+    def _head(self, example: Example) -> Record:
+        return {
+            "key": self._key(example),
+            "settings": self._settings.key(""),
+            "example": example.id,
+            "sampler": self._settings.sampler,
+            "cache": self._settings.cache,
+            "verifier": self._settings.verifier,
+            "git": git_sha(),
+            "error": None,
+            "primary": self._run.selection.task.primary,
+            "prompt": example.turns()[-1]["content"],
+            "target": example.target,
+        }
+
+    def _traced(self, trace: Trace, row: int, prompt: list[int]) -> Record:
+        """Returns step and confidence of each position; -1 and None where no round committed it."""
+        return {
+            "steps": trace.steps[row].tolist(),
+            "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
+            "revisions": [
+                [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]
+                for r in trace.revisions[row]
+            ],
+            "lead": len(prompt) % (self._run.model.causal_block_length or 1),
+        }
+
+    def _pieces(self, tokens: set[int]) -> dict[str, str]:
+        return {str(token): self._run.tokenizer.decode([token]) for token in sorted(tokens)}
+
+
+def _cost(output: DecodeOutput, row: int) -> Record:
+    return {
+        "length": int(output.lengths()[row]),
+        "nfe": int(output.nfe[row]),
+        "query_positions": int(output.query_positions[row]),
+        "target_nfe": int(output.target_nfe[row]),
+        "drafted": int(output.drafted[row]),
+        "accepted": int(output.accepted[row]),
+    }
+
+
+def _rounded(confidence: float) -> float | None:
+    return None if math.isnan(confidence) else round(confidence, 4)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""Programs that a model wrote: who may run them, and within which walls."""

@@ -1,0 +1,135 @@
+"""Trains `mini`, a small masked-diffusion model in LLaDA's format, on generated problems.
+
+The embedded models were made by
+
+    python examples/mini/train_mini_ar.py --equations 0 --batch-size 64 --gen-lengths 48 \
+        --minutes 18 --threads 1
+    python examples/mini/train_mini.py --start-from runs/mini-ar --matrix-lr 0.015 \
+        --minutes 28 --threads 1
+    python examples/mini/train_mini.py --name mini-lists --word-problems 0 --equations 0 --lists 1 \
+        --batch-size 64 --hidden 96 --layers 4 --mlp 288 --minutes 24 --threads 1
+
+on one core of a CPU. A graphics card takes `--device cuda --workers 12 --batch-size 512` as well,
+and larger worlds and models. The folder `runs/mini` then loads with
+`dllm_decode.load_model("runs/mini")`. An interrupted run
+goes on with `--resume`.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from world import World, accuracies, accuracy, run, stop, world_arguments
+
+from dllm_decode import MaskPredictor, decode, load_model
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.training import MaskedDiffusion, MaskSampler
+from dllm_decode.training.from_causal import start_from_causal
+from eval.tasks import ListTask
+from samplers import ConfidenceThreshold, FixedSchedule
+from samplers.base import Sampler
+
+BLOCK_LENGTH = 32
+ONE_STEP = {"shuffle": 24 / 256, "replace_any": 27 / 64}
+"""Accuracy of drawing all positions at once, lists of four: exact values for a perfect model."""
+
+
+def main() -> None:
+    """Trains, measures and writes the model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    world_arguments(parser)
+    parser.add_argument("--name", default="mini", help="of the model and its folder")
+    parser.add_argument("--start-from", type=Path, help="folder of a causal model like mini-ar")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--mlp", type=int, default=384)
+    parser.add_argument("--block-share", type=float, default=0.5, help="of block states in masks")
+    parser.add_argument("--ordered-share", type=float, default=0.5, help="of those, left to right")
+    options = parser.parse_args()
+    world = World.of(options)
+    kinds = world.kinds()
+    rows = world.rows(kinds)
+    model = new_llada(
+        vocab_size=len(world.tokenizer),
+        hidden_size=options.hidden,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        mlp_hidden_size=options.mlp,
+        mask_id=int(world.tokenizer.mask_token_id),
+        eos_ids=(int(world.tokenizer.eos_token_id),),
+        rope_theta=10_000.0,
+        name=options.name,
+        seed=options.seed,
+    ).to(options.device)
+    if options.start_from:
+        start_from_causal(model, options.start_from)
+    if options.compile:
+        for layer in model.transformer.layers:
+            layer.compile(dynamic=False)
+    masks = MaskSampler(BLOCK_LENGTH, options.block_share, options.ordered_share)
+    objective = MaskedDiffusion(model, masks)
+    run(world, objective, kinds, rows, name=options.name, export=exporter(world, model))
+    stop(rows)
+
+
+def exporter(
+    world: World, model: MaskedTransformer
+) -> Callable[[Path], Callable[[str], dict[str, float]]]:
+    """Returns what writes the model and then measures the files just written."""
+
+    def export(folder: Path) -> Callable[[str], dict[str, float]]:
+        save_model(model, folder, dtype=torch.bfloat16)
+        world.tokenizer.save_pretrained(folder)
+        written, _ = load_model(folder, device=world.options.device)
+        return lambda split: measure(world, written, split)
+
+    return export
+
+
+def measure(world: World, model: MaskPredictor, split: str) -> dict[str, float]:
+    """Measures accuracy at one token a step, of a threshold, and of a single step where known."""
+    one_token = FixedSchedule(steps_per_block=BLOCK_LENGTH)
+    measured = accuracies(world, answering(model, one_token), split)
+    if world.options.word_problems:
+        task = world.word_problems()
+        threshold = answering(model, ConfidenceThreshold(0.9))
+        examples = task.examples(split, world.options.evaluate_on)
+        measured["word_problems threshold 0.9"] = accuracy(
+            world, task, examples, threshold, task.gen_length
+        )
+    if world.options.lists:
+        for keyword, exact in ONE_STEP.items():
+            task_of_four = ListTask(keyword, n=4)
+            single = answering(model, FixedSchedule(steps_per_block=1), temperature=1.0)
+            examples = task_of_four.examples(split, 2 * world.options.evaluate_on)
+            found = accuracy(world, task_of_four, examples, single, 16)
+            measured[f"{task_of_four.name} n=4, one step (exact {exact:.3f})"] = found
+    return measured
+
+
+def answering(
+    model: MaskPredictor, sampler: Sampler, temperature: float = 0.0
+) -> Callable[[list[list[int]], int], list[list[int]]]:
+    """Returns what answers prompts by `decode`, in batches."""
+
+    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
+        found = []
+        for start in range(0, len(prompts), 1024):
+            output = decode(
+                model,
+                prompts[start : start + 1024],
+                sampler,
+                gen_length=gen_length,
+                block_length=min(BLOCK_LENGTH, gen_length),
+                temperature=temperature,
+            )
+            found += output.answers()
+        return found
+
+    return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""Statistics of next-token distributions, and stable selection by score.
+
+Logits are scored a few positions at a time: at V = 126,464 a float32 copy of a whole canvas is
+gigabytes, one of a few rows stays in the processor's cache.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from samplers.logits.noise import gumbel
+
+# Keeps the divergence from a token that was impossible finite; KLASS' value.
+_SMOOTHING = 1e-12
+
+# Of a chunk in the precision it is computed in: what a cache holds, and what keeps a GPU busy.
+_CHUNK_BYTES = {"cpu": 1 << 22, "cuda": 1 << 26}
+
+# Tokens whose maximum is taken first: finding only where each row's best blocks have theirs is
+# several times faster on the CPU than following all indices.
+_BLOCK = 512
+
+
+class TopK(NamedTuple):
+    """The largest logits of each position, descending, and their token ids."""
+
+    logits: Float[Tensor, "B W n"]
+    tokens: Int[Tensor, "B W n"]
+
+
+class _Largest(NamedTuple):
+    values: Float[Tensor, "*shape n"]
+    indices: Int[Tensor, "*shape n"]
+
+
+class Spread(NamedTuple):
+    """How the probability of each position is spread over its tokens."""
+
+    log_normaliser: Float[Tensor, "B W"]
+    entropy: Float[Tensor, "B W"]
+
+
+def most_likely(logits: Float[Tensor, "B W V"]) -> Int[Tensor, "B W"]:
+    """Returns the token of the largest logit; the lowest id of several."""
+    return top_k(logits, 1).tokens.squeeze(-1)
+
+
+def log_normaliser(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]
+) -> Float[Tensor, "B W"]:
+    """Returns log sum exp over the vocabulary, in float32 or better.
+
+    Args:
+        logits: Half precision is widened as it is read.
+        tokens: The most likely one of each position.
+    """
+    return gather(logits, tokens) - _by_chunk(_log_share, logits, tokens)
+
+
+def spread(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Spread:
+    """Returns `log_normaliser` and the entropy in nats, in one pass; -inf counts as 0.
+
+    Args:
+        logits: Half precision is widened as it is read.
+        tokens: The most likely one of each position.
+    """
+    found = _by_chunk(_log_share_and_entropy, logits, tokens)
+    return Spread(gather(logits, tokens) - found[..., 0], found[..., 1])
+
+
+def divergence(new: Float[Tensor, "B W V"], old: Float[Tensor, "B W V"]) -> Float[Tensor, "B W"]:
+    """Returns KL(softmax(new) || softmax(old)) in nats, both smoothed by 1e-12 in the logarithm."""
+    return _by_chunk(_divergence, new, old)
+
+
+def top_k(logits: Float[Tensor, "B W V"], n: int) -> TopK:
+    """Returns the n largest logits of each position in float32 or better, and their ids.
+
+    Of tied logits the lowest id comes first if n is at most 2, else any.
+    """
+    # In the logits' own dtype: widening is monotone, so it can follow.
+    vocab_size = logits.shape[-1]
+    if vocab_size < 2 * n * _BLOCK:
+        values, tokens = _largest(logits, n)
+        return TopK(widen(values), tokens)
+    tail = vocab_size - vocab_size % _BLOCK
+    blocks = logits[..., :tail].unflatten(-1, (-1, _BLOCK))
+    # In ascending order, so that the first of tied contenders has the lowest id.
+    best = _largest(blocks.amax(-1), n).indices.sort(-1).values
+    contenders = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
+    values, places = _largest(torch.cat([contenders, logits[..., tail:]], -1), n)
+    starts = torch.cat([best * _BLOCK, torch.full_like(best[..., :1], tail)], -1)
+    return TopK(widen(values), starts.gather(-1, places // _BLOCK) + places % _BLOCK)
+
+
+def gather(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Returns each position's logit of the given token, in float32 or better."""
+    return widen(logits.gather(-1, tokens[..., None]).squeeze(-1))
+
+
+def num_larger(logits: Float[Tensor, "B W V"], values: Float[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+    """Counts the tokens whose logit exceeds a value."""
+
+    def count(logits: Float[Tensor, "n V"], values: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+        return (logits > values[:, None]).sum(-1)
+
+    return _by_chunk(count, logits, values)
+
+
+def log_probability(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], temperature: float
+) -> Float[Tensor, "B W"]:
+    """Returns each token's logarithm of softmax(logits / temperature), in float64 as draws are."""
+
+    def log_some(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        scaled = logits.to(torch.float64, copy=True).div_(temperature)
+        return scaled.gather(-1, tokens[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+
+    return _by_chunk(log_some, logits, tokens, dtype=torch.float64)
+
+
+def certain_where(
+    logits: Float[Tensor, "B W V"], where: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"]
+) -> Float[Tensor, "B W V"]:
+    """Makes a token the only possible one at some positions; changes the logits in place."""
+    index = tokens[..., None]
+    kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
+    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
+
+
+def draw(
+    logits: Float[Tensor, "B W V"], temperature: float, keys: Int[Tensor, "B W"]
+) -> Int[Tensor, "B W"]:
+    """Draws a token from softmax(logits / temperature) at each position by Gumbel-max.
+
+    Computed in float64 on the log scale: low precision lowers the effective temperature, and no
+    exponential of a logit is ever formed.
+
+    Source: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models",
+    https://arxiv.org/abs/2409.02908 (why float64); Nie et al. 2025, "Large Language Diffusion
+    Models", https://arxiv.org/abs/2502.09992 (the convention).
+    """
+
+    def draw_some(logits: Float[Tensor, "n V"], keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        return (logits.double() / temperature + gumbel(keys, logits.shape[-1])).argmax(-1)
+
+    return _by_chunk(draw_some, logits, keys, dtype=torch.float64)
+
+
+def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Converts half precision to float32 and leaves float32 and float64 alone."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def ranks(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+    """Ranks positions by descending score, 0 first; ties go to the left, the rest come last."""
+    # The lowest finite number, so that a hopeless eligible position still precedes all others.
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~among, -torch.inf)
+    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    columns = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, columns)
+
+
+def highest(
+    scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"], count: Int[Tensor, " B"]
+) -> Bool[Tensor, "B W"]:
+    """Selects each row's `count` highest scores among the given positions, or all there are."""
+    return among & (ranks(scores, among) < count[:, None])
+
+
+def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+    """Selects each row's highest score among the given positions; nothing where there are none."""
+    return highest(scores, among, torch.ones(len(scores), dtype=torch.long, device=scores.device))
+
+
+def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Rearranges values so that the one of rank 0 comes first."""
+    return torch.empty_like(values).scatter_(-1, ranks, values)
+
+
+def leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
+    """Counts each row's passes up to its first failure."""
+    return passes.long().cumprod(-1).sum(-1)
+
+
+def _largest(values: Float[Tensor, "*shape V"], n: int) -> _Largest:
+    if n > 2:
+        return _Largest(*values.topk(n, dim=-1))
+    # `max` has the first index of ties, where `topk` has any.
+    first = values.max(-1, keepdim=True)
+    if n == 1:
+        return _Largest(*first)
+    second = values.scatter(-1, first.indices, -torch.inf).max(-1, keepdim=True)
+    return _Largest(*(torch.cat(pair, -1) for pair in zip(first, second, strict=True)))
+
+
+def _log_share(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return _shares(logits).gather(-1, tokens[:, None]).squeeze(-1).log()
+
+
+def _log_share_and_entropy(
+    logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]
+) -> Float[Tensor, "n 2"]:
+    shares = _shares(logits)
+    log_share = shares.gather(-1, tokens[:, None]).log()
+    # In place: one more array of this size can cost more in page faults than in arithmetic.
+    gaps = logits.to(shares.dtype, copy=True).sub_(logits.gather(-1, tokens[:, None]))
+    # Of p times log p / p_max, excluded tokens have 0 times -inf, which counts as 0. If a logit is
+    # NaN, so is the share.
+    surplus = shares.mul_(gaps).nansum(-1, keepdim=True)
+    return torch.cat([log_share, -log_share - surplus], -1)
+
+
+def _shares(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+    # Reads half precision and sums in float32 in one pass.
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def _divergence(new: Float[Tensor, "n V"], old: Float[Tensor, "n V"]) -> Float[Tensor, " n"]:
+    new, old = _shares(new), _shares(old)
+    return (new * ((new + _SMOOTHING).log_() - (old + _SMOOTHING).log_())).sum(-1)
+
+
+def _by_chunk(
+    statistic: Callable[..., Tensor],
+    logits: Float[Tensor, "B W V"],
+    *others: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Applies a statistic of (n, V) logits to a few positions at a time.
+
+    Args:
+        statistic: Given logits, and the others flattened alike.
+        logits: May be a slice of a wider window: at most a chunk of it is copied.
+        others: Tensors of the same two leading dimensions.
+        dtype: The narrowest that the statistic computes in.
+    """
+    B, W, V = logits.shape
+    limit = _CHUNK_BYTES.get(logits.device.type, _CHUNK_BYTES["cuda"])
+    length = max(1, limit // (V * torch.promote_types(logits.dtype, dtype).itemsize))
+    num_rows = max(1, length // max(1, W))
+    found = []
+    # An empty batch makes one empty chunk, whose result has the right shape and type.
+    for row in range(0, max(1, B), num_rows):
+        parts = [part[row : row + num_rows].flatten(0, 1) for part in (logits, *others)]
+        for start in range(0, max(1, len(parts[0])), length):
+            found.append(statistic(*(part[start : start + length] for part in parts)))
+    return torch.cat(found).view(B, W, *found[0].shape[1:])
