@@ -10,6 +10,7 @@ from dllm_decode.caches import (
     PrefixCache,
 )
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.config import DecodeConfig
 from dllm_decode.decode import decode
 from dllm_decode.models import CausalTarget, load_model
 from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
@@ -37,6 +38,7 @@ __all__ = [
     "CachePolicy",
     "Canvas",
     "CausalTarget",
+    "DecodeConfig",
     "DecodeOutput",
     "DelayedCache",
     "Draft",
