@@ -29,6 +29,8 @@ from .verify import (
     Verifier,
 )
 
+__version__: str
+
 __all__ = [
     "ARVerify",
     "Block",
