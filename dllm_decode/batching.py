@@ -11,7 +11,7 @@ import torch
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
 from dllm_decode.config import ConfidenceFrom, DecodeConfig
-from dllm_decode.decode import Decoder, finish_block
+from dllm_decode.loop import Decoder, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer
 from dllm_decode.output import DecodeOutput

@@ -92,7 +92,7 @@ class Session:
         self.temperature = temperature
         slots = (len(canvas) * num_branches, canvas.length)
         kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
-        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_pending)
+        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_history)
         self._banned_ids = sorted({model.mask_id, *model.banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
@@ -366,7 +366,7 @@ class Session:
     def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
         """Calls the model, and puts the call on the bill of the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.cost.add_forward(canvas.rows, inputs.tokens.shape[1])
+        self.cost.add_forward(canvas, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
 

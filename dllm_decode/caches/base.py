@@ -27,7 +27,7 @@ class CacheQuery:
             the block's first forward, the same for all rows.
         previous: Per row the first column that the row's own last forward needed, be it for this
             block or an earlier one; `None` before the row's first forward.
-        known_pending: As `pending`; `None` if the policy says that it does not read it.
+        known_clean: As `clean_forwards`; `None` if the policy says that it does not read it.
     """
 
     canvas: Canvas
@@ -36,20 +36,27 @@ class CacheQuery:
     shift: int
     step: int
     previous: tuple[int | None, ...]
-    known_pending: Bool[Tensor, "B L"] | None = None
+    known_clean: Int[Tensor, "B L"] | None = None
 
     @property
-    def pending(self) -> Bool[Tensor, "B L"]:
-        """Columns whose slot was computed while [MASK] stood there, or never.
+    def clean_forwards(self) -> Int[Tensor, "B L"]:
+        """How many of the row's forwards computed each column since [MASK] last stood there.
+
+        0: the column's slot holds what [MASK] gave, or nothing.
 
         Raises:
             RuntimeError: If the policy says that it does not read this.
         """
-        if self.known_pending is None:
+        if self.known_clean is None:
             raise RuntimeError(
-                "reads_pending must be True in a cache policy that reads CacheQuery.pending."
+                "reads_history must be True in a cache policy that reads clean_forwards or pending."
             )
-        return self.known_pending
+        return self.known_clean
+
+    @property
+    def pending(self) -> Bool[Tensor, "B L"]:
+        """Columns whose slot was computed while [MASK] stood there, or never."""
+        return self.clean_forwards == 0
 
 
 class CachePolicy(ABC):
@@ -87,8 +94,8 @@ class CachePolicy(ABC):
         return True
 
     @property
-    def reads_pending(self) -> bool:
-        """Whether it asks which columns are pending."""
+    def reads_history(self) -> bool:
+        """Whether it reads `CacheQuery.clean_forwards` or `pending`."""
         return True
 
     @abstractmethod
@@ -122,7 +129,7 @@ class NoCache(CachePolicy):
         return False
 
     @property
-    def reads_pending(self) -> bool:
+    def reads_history(self) -> bool:
         return False
 
     def recompute(self, query: CacheQuery) -> Columns:

@@ -42,7 +42,7 @@ class DualCache(CachePolicy):
         return True
 
     @property
-    def reads_pending(self) -> bool:
+    def reads_history(self) -> bool:
         return False
 
     @property

@@ -43,7 +43,7 @@ class FreeCache(CachePolicy):
         return True
 
     @property
-    def reads_pending(self) -> bool:
+    def reads_history(self) -> bool:
         return False
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery, Columns
@@ -24,22 +24,22 @@ class CacheLedger:
         Args:
             kv_cache: Of the decode; `None` without a cache.
             canvas: The whole batch.
-            with_ledger: Whether anybody will ask what is pending.
+            with_ledger: Whether the policy reads `CacheQuery.clean_forwards`.
         """
         self._kv_cache = kv_cache
-        self._pending: Bool[Tensor, "B L"] | None = None
+        self._clean: Int[Tensor, "B L"] | None = None
         if with_ledger:
-            self._pending = torch.ones_like(canvas.tokens, dtype=torch.bool)
+            self._clean = torch.zeros_like(canvas.tokens)
         self._length = canvas.length
         self._previous: list[int | None] = [None] * len(canvas)
-        self._rows = canvas.rows
+        self._layout = canvas.layout
         self._row_ids = canvas.rows.tolist()
 
     def query(
         self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
     ) -> CacheQuery:
         """Describes the next forward to a policy."""
-        pending = None if self._pending is None else self._pending[canvas.rows]
+        clean = None if self._clean is None else self._clean[canvas.rows]
         return CacheQuery(
             canvas=canvas,
             needed=needed,
@@ -47,7 +47,7 @@ class CacheLedger:
             shift=shift,
             step=step,
             previous=tuple(self._previous[row] for row in self._ids(canvas)),
-            known_pending=pending,
+            known_clean=clean,
         )
 
     def kv_cache(self, num_slots: int) -> KVCache | None:
@@ -90,10 +90,12 @@ class CacheLedger:
             own = branches.places == 0
             rows, tokens = rows[own], tokens[own]
             columns = columns if isinstance(columns, slice) else columns[own]
-        if self._pending is not None:
+        if self._clean is not None:
             if isinstance(columns, slice):
                 columns = _listed(columns, query.end, rows)
-            self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
+            index = (rows[:, None], columns)
+            is_masked = tokens.gather(1, columns) == canvas.mask_id
+            self._clean[index] = (self._clean[index] + 1).masked_fill(is_masked, 0)
         for row in self._ids(canvas):
             self._previous[row] = query.needed.start
 
@@ -104,18 +106,18 @@ class CacheLedger:
             canvas: The new canvas.
             shifts: By how many columns each row moved; of rows that are not named nothing is known.
         """
-        pending = self._pending
-        if pending is not None:
-            self._pending = pending.new_ones(len(pending), canvas.length)
+        clean = self._clean
+        if clean is not None:
+            self._clean = clean.new_zeros(len(clean), canvas.length)
         self.kv_cache(canvas.length)
         buffers = () if self._kv_cache is None else self._kv_cache.buffers
         previous, self._previous = self._previous, [None] * len(self._previous)
         for row, shift in shifts.items():
             here = slice(max(0, -shift), min(self._length, canvas.length - shift))
             there = slice(here.start + shift, here.stop + shift)
-            if pending is not None:
-                assert self._pending is not None
-                self._pending[row, there] = pending[row, here]
+            if clean is not None:
+                assert self._clean is not None
+                self._clean[row, there] = clean[row, here]
             first = previous[row]
             self._previous[row] = None if first is None else first + shift
             for buffer in buffers if shift else ():
@@ -127,9 +129,9 @@ class CacheLedger:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
 
     def _ids(self, canvas: Canvas) -> list[int]:
-        # One transfer to the host when rows leave, not one a forward: writing keeps the tensor.
-        if canvas.rows is not self._rows:
-            self._rows, self._row_ids = canvas.rows, canvas.rows.tolist()
+        # One transfer to the host when rows come or leave, not one a forward.
+        if canvas.layout != self._layout:
+            self._layout, self._row_ids = canvas.layout, canvas.rows.tolist()
         return self._row_ids
 
 

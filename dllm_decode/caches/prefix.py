@@ -38,7 +38,7 @@ class PrefixCache(CachePolicy):
         return True
 
     @property
-    def reads_pending(self) -> bool:
+    def reads_history(self) -> bool:
         return False
 
     @property

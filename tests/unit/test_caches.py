@@ -50,7 +50,7 @@ def forward(
         shift=shift,
         step=step,
         previous=previous,
-        known_pending=torch.zeros(2, 20, dtype=torch.bool) if pending is None else pending,
+        known_clean=torch.ones(2, 20, dtype=torch.long) if pending is None else (~pending).long(),
     )
 
 
@@ -198,7 +198,7 @@ class Peeking(CachePolicy):
     """Reads what is pending without saying so."""
 
     @property
-    def reads_pending(self) -> bool:
+    def reads_history(self) -> bool:
         return False
 
     def recompute(self, query: CacheQuery) -> Columns:
@@ -210,7 +210,7 @@ class Peeking(CachePolicy):
     [
         (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
         (Boasting(), r"needs_kv_cache must be True in Boasting\(\)"),
-        (Peeking(), "reads_pending must be True"),
+        (Peeking(), "reads_history must be True"),
     ],
 )
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
