@@ -8,6 +8,7 @@ from .caches import (
     PrefixCache,
 )
 from .canvas import Block, Canvas
+from .config import DecodeConfig
 from .loop import decode
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
@@ -37,6 +38,7 @@ __all__ = [
     "CachePolicy",
     "Canvas",
     "CausalTarget",
+    "DecodeConfig",
     "DecodeOutput",
     "DelayedCache",
     "Draft",

@@ -193,11 +193,11 @@ def test_the_bill_is_what_the_observers_counted() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"gen_length": 0}, "gen_length is at least 1 token, got 0"),
+        ({"gen_length": 0}, "gen_length must be between 1 and 1048576, got 0"),
         ({"gen_length": 8, "block_length": 9}, "between 1 and gen_length=8 tokens, got 9"),
-        ({"gen_length": 8, "block_length": 0}, "between 1 and gen_length=8 tokens, got 0"),
-        ({"temperature": -1.0}, "temperature is at least 0, got -1.0"),
-        ({"temperature": float("nan")}, "temperature is at least 0, got nan"),
+        ({"gen_length": 8, "block_length": 0}, "block_length must be between 1 and 1048576, got 0"),
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options: dict[str, int], sentence: str) -> None:
