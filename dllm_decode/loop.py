@@ -128,6 +128,7 @@ class Decoder:
 
     def __post_init__(self) -> None:
         model, config = self.model, self.config
+        compatibility.require_plugins(model, self.sampler, self.cache, self.verifier)
         self.sampler.check(
             model=model.name, gen_length=config.gen_length, block_length=self.block_length
         )
@@ -194,7 +195,7 @@ def finish_block(
         moved = (part.tokens != before.tokens).any(-1)
         part = part.stop_at_eos() if decoder.config.stop_at_eos else part
         steps += moved
-        left, taken, now = session.sync(part, part.num_open(block), steps, moved)
+        left, taken, now = session.sync(part.num_open(block), steps, moved.long())
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         if not all(left):
