@@ -196,7 +196,7 @@ def test_a_view_finds_everything_in_one_launch(
 
     def view(logits: Tensor) -> View:
         ones = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
-        made = View(ones.long(), logits, ones, ones, 0, 3)
+        made = View(ones.long(), summary.Summary(logits), ones, ones, 0, 3)
         if raised:
             tokens = made.most_likely[..., None]
             made = made.with_logit_bias(tokens, torch.full(tokens.shape, 0.5, device=DEVICE))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers import Decision, Sampler, State, View
 from samplers.logits.noise import row_keys
+from samplers.logits.summary import Summary
 
 Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
 STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
@@ -26,7 +27,7 @@ def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: An
     logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
     options = {"masked": eligible, "start": 0, "gen_length": W} | options
     return View(
-        tokens=torch.where(options["masked"], V, 0), logits=logits, eligible=eligible, **options
+        tokens=torch.where(options["masked"], V, 0), computed=Summary(logits), eligible=eligible, **options
     )
 
 
@@ -130,7 +131,7 @@ def play(
         logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
         view = View(
             tokens=tokens,
-            logits=logits,
+            computed=Summary(logits),
             masked=masked,
             eligible=masked & in_block,
             start=4,

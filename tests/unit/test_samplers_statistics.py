@@ -25,6 +25,7 @@ from samplers.logits.statistics import (
     ranks,
     top_k,
 )
+from samplers.logits.summary import Summary
 
 
 def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
@@ -68,7 +69,7 @@ def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
     for temperature in (0.0, 0.5, 100.0):
         view = View(
             tokens=torch.zeros(1, 1, dtype=torch.long),
-            logits=logits,
+            computed=Summary(logits),
             masked=torch.ones(1, 1, dtype=torch.bool),
             eligible=torch.ones(1, 1, dtype=torch.bool),
             start=0,
@@ -103,7 +104,7 @@ def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) 
     ones = torch.ones(num, 1, dtype=torch.bool)
     view = View(
         tokens=torch.zeros(num, 1, dtype=torch.long),
-        logits=logits.expand(num, 1, 5),
+        computed=Summary(logits.expand(num, 1, 5)),
         masked=ones,
         eligible=ones,
         start=0,
@@ -220,7 +221,7 @@ def test_no_statistic_copies_the_logits(
     monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
     logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
     ones = torch.ones(B, W, dtype=torch.bool)
-    view = View(ones.long(), logits[:, 1:-1], ones, ones, 0, W, temperature=temperature)
+    view = View(ones.long(), Summary(logits[:, 1:-1]), ones, ones, 0, W, temperature=temperature)
     with Largest(besides=logits) as largest:
         for name in ("proposal", "confidence", "margin", "entropy"):
             getattr(view, name)
