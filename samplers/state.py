@@ -26,7 +26,7 @@ def take_state(state: State, rows: Int[Tensor, " N"]) -> State:
     if state is None:
         return state
     if isinstance(state, tuple):
-        return _like(state, [take_state(part, rows) for part in state])
+        return cast(State, _like(state, [take_state(part, rows) for part in state]))
     return cast(State, state[rows])
 
 
@@ -36,7 +36,7 @@ def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
         return state
     if isinstance(state, tuple):
         pairs = zip(state, cast(tuple[Any, ...], part), strict=True)
-        return _like(state, [put_state(old, rows, new) for old, new in pairs])
+        return cast(State, _like(state, [put_state(old, rows, new) for old, new in pairs]))
     new = cast(Tensor, part)
     return cast(State, new if len(rows) == len(state) else state.index_copy(0, rows, new))
 

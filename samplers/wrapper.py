@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from samplers.base import Sampler, State
+from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.state import State
 from samplers.view import Scope
 
 

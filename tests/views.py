@@ -26,9 +26,8 @@ def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: An
     eligible = torch.ones(B, W, dtype=torch.bool) if eligible is None else eligible
     logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
     options = {"masked": eligible, "start": 0, "gen_length": W} | options
-    return View(
-        tokens=torch.where(options["masked"], V, 0), computed=Summary(logits), eligible=eligible, **options
-    )
+    tokens = torch.where(options["masked"], V, 0)
+    return View(tokens=tokens, computed=Summary(logits), eligible=eligible, **options)
 
 
 def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:

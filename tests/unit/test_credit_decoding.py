@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -335,7 +336,11 @@ def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], me
 
 
 @pytest.mark.parametrize("base", [0.9, ConfidenceThreshold, None])
-def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(base: object) -> None:
+def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
+    base: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse it first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=r"CreditDecoding must wrap a sampler such as .*, got "):
         CreditDecoding(base)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -254,7 +255,11 @@ def test_scope_and_bound_pass_through_wrappers() -> None:
     assert Prophet(FixedSchedule(4)).max_steps(9) == FixedSchedule(4).max_steps(9)
 
 
-def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused() -> None:
+def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The checks of types would refuse it first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=r"Prophet must wrap a sampler such as .*, got 0\.9"):
         Prophet(0.9)
 

@@ -1,6 +1,7 @@
 """Wino: what is committed and taken back, the bound, and the copy that verifies."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
