@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -17,7 +18,8 @@ from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.output import DecodeOutput
 from dllm_decode.session import Session
 from dllm_decode.verify import NoVerifier, Verifier
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler
+from samplers.state import take_state
 
 
 @torch.inference_mode()
@@ -188,7 +190,7 @@ def finish_block(
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
     limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
     steps = torch.zeros_like(part.rows)
-    carry: State = None
+    carry: Any = None
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)

@@ -29,12 +29,13 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.session import Session
-from dllm_decode.verify.base import settle
+from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.names import Selection, parse_cache, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.runner import Tokenizer
-from samplers import Sampler, State, parse
+from samplers import Sampler, parse
+from samplers.base import first_state, next_step
 
 CACHES: tuple[CachePolicy, ...] = (
     NoCache(),
@@ -105,7 +106,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Compared(Verifier):
+class Compared(Verifier[SamplerState]):
     """Takes the sampler's word on the cached view, and notes what the exact one would have said.
 
     Attributes:
@@ -117,22 +118,29 @@ class Compared(Verifier):
     tally: Tally
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: SamplerState | None,
+    ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler)
         exact = self.exact.forward(canvas, block, sampler)
-        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
+        state = first_state(sampler, view) if carry is None else carry.state
         other, _ = sampler.step(exact, state)
-        decision, state = sampler.step(view, state)
+        decision, state = next_step(sampler, view, state)
         after = settle(canvas, view, decision, sampler)
         changed = (settle(canvas, exact, other, sampler).tokens != after.tokens).any(-1)
-        divergence = _divergence(exact.logits, view.logits).masked_fill(~view.eligible, 0.0)
+        divergence = _divergence(exact.computed.logits, view.computed.logits).masked_fill(
+            ~view.eligible, 0.0
+        )
         rows = canvas.rows.cpu()
         self.tally.divergence[rows] += divergence.sum(-1).cpu()
         self.tally.positions[rows] += view.eligible.sum(-1).cpu()
         self.tally.changed[rows] += changed.cpu()
         self.tally.steps[rows] += 1
-        return after, (state,)
+        return after, SamplerState(state)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def look(
 ) -> View:
     """Runs one forward of the mask predictor; what the target cannot say is impossible."""
     view = session.forward(canvas, window, sampler)
-    view.logits[..., target.num_shared_ids :] = -torch.inf
+    view.computed.logits[..., target.num_shared_ids :] = -torch.inf
     return view
 
 
