@@ -10,7 +10,7 @@ import torch
 
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
-from dllm_decode.decode import Setting, finish_block
+from dllm_decode.loop import Setting, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer
 from dllm_decode.output import DecodeOutput

@@ -26,7 +26,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.decode import Setting
+from dllm_decode.loop import Setting
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [2, 2, 2, 2], [14, 1, 5], [6, 3]]
