@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models.families.base import CheckpointFacts, Family, family_of
+from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.loading.pack import check_packing, pack_matrices
 from dllm_decode.models.loading.placement import (
     DeviceMap,
@@ -36,6 +36,9 @@ def load_model(
     offload_folder: str | Path | None = None,
     quantize: str | None = None,
     packed: bool = False,
+    family: str | None = None,
+    mask_id: int | None = None,
+    block_length: int | None = None,
 ) -> tuple[MaskedTransformer, PreTrainedTokenizerBase | None]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -61,6 +64,12 @@ def load_model(
         packed: Keeps all matrices in the layout of the CPU's products instead, which else reorder
             them at every call: forwards of few columns are faster, and the model can only be
             called. In bfloat16 and float32. A head that is the embedding too is stored twice.
+        family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; `None`: the
+            one that config.json names.
+        mask_id: The [MASK] token; `None`: what config.json says, else the tokenizer, else the
+            family's published default.
+        block_length: Tokens per block of a block-causal model; `None`: what config.json says, else
+            the family's published default.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` if there are no tokenizer files.
@@ -76,13 +85,16 @@ def load_model(
     _check_storage(quantize, packed=packed)
     folder = find_model(source, revision)
     config = read_json(folder / "config.json")
-    family = family_of(config)
-    facts = family.read(config)
+    known = family_of(config, family)
+    tokenizer = _tokenizer(folder, known)
+    if mask_id is None and config.get("mask_token_id") is None and tokenizer is not None:
+        mask_id = tokenizer.mask_token_id
+    facts = known.read(config, mask_id=mask_id, block_length=block_length)
+    _check_experts(facts, quantize, packed=packed)
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
     files = weight_files(folder)
-    stored = check_weights(transformer, family, files)
-    tokenizer = _tokenizer(folder, family)
+    stored = check_weights(transformer, known, files)
     transformer.to(dtype or stored)
     placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
     if packed:
@@ -96,10 +108,10 @@ def load_model(
         mask_id=facts.mask_id,
         eos_ids=facts.eos_ids,
         banned_ids=_banned_ids(facts, tokenizer),
-        logit_shift=family.logit_shift,
+        logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
     )
-    fill(transformer, family, files)
+    fill(transformer, known, files)
     if there is None:
         dispatch(transformer, placed)
     else:
@@ -118,6 +130,15 @@ def _check_storage(quantize: str | None, *, packed: bool) -> None:
             "out."
         )
     check_quantization(quantize)
+
+
+def _check_experts(facts: CheckpointFacts, quantize: str | None, *, packed: bool) -> None:
+    # Experts are stacked, which neither knows: they would stay as they are, and nobody be told.
+    if facts.shape.moe is not None and (quantize is not None or packed):
+        raise ValueError(
+            f"quantize and packed must be left out for a mixture of experts, got quantize="
+            f"{quantize!r} and packed={packed}: stacked experts are kept as they are stored only."
+        )
 
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dllm_decode.models.families.base import Family
+from dllm_decode.models.families import Family
 from dllm_decode.models.network.transformer import Transformer
 
 _DTYPES = {
@@ -83,7 +83,7 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
     Raises:
         ValueError: If they differ, or a weight is of a dtype that is not read.
     """
-    expected = {family.official_name(k): list(v.shape) for k, v in transformer.parts().items()}
+    expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
     found = {name: header for path in files for name, header in _headers(path)}
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"left over {name}" for name in found if name not in expected]
@@ -117,7 +117,7 @@ def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
 
 def fill(transformer: Transformer, family: Family, files: list[Path]) -> None:
     """Copies every tensor into its place, one at a time."""
-    parts = {family.official_name(name): part for name, part in transformer.parts().items()}
+    parts = family.tensors(transformer)
     for path in files:
         with _open(path) as opened:
             names: list[str] = opened.keys()
