@@ -27,6 +27,7 @@ from dllm_decode.verify import (
     PathSearch,
     Sampled,
     SelfVerify,
+    Tree,
     Uniform,
     Verifier,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "SelfVerify",
     "StepEvent",
     "Trace",
+    "Tree",
     "Uniform",
     "Verifier",
     "decode",
