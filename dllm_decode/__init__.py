@@ -30,6 +30,7 @@ from dllm_decode.verify import (
     Tree,
     Uniform,
     Verifier,
+    measure_column_cost,
 )
 
 __all__ = [
@@ -69,4 +70,5 @@ __all__ = [
     "decode_many",
     "load_model",
     "load_target",
+    "measure_column_cost",
 ]

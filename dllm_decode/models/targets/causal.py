@@ -1,5 +1,6 @@
-"""Causal language models that judge drafts: transformers models whose cache rolls back."""
+"""Causal language models that verify drafts: transformers models whose cache rolls back."""
 
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,10 @@ from dllm_decode.sizes import round_up
 
 # Of the numbers of columns: few shapes, since libraries keep scratch for each.
 _STRIDE = 16
+
+# Most that logits may differ between a path read in a tree and alone, as a share of their range:
+# above what rounding does in half precision, far below what a wrong mask or position does.
+_TREE_TOLERANCE = 0.05
 
 
 class Past(NamedTuple):
@@ -114,6 +119,7 @@ class CausalTarget:
         self.is_compared = num_shared_ids is not None
         self.eos_ids = _eos_ids(model, name)
         self._model = model
+        self._has_read_trees = False
 
     def __repr__(self) -> str:
         return f"CausalTarget({self.name!r})"
@@ -155,7 +161,13 @@ class CausalTarget:
             parents: For each of the N = `num_logits` - 1 columns behind `first_logits` the number
                 of the node that it follows, counted from the first of them; -1: the root, which is
                 the column at `first_logits`. `None`: each column follows the one before it.
+
+        Raises:
+            ValueError: If there are parents, but the model cannot be told positions, or its logits
+                behind a path in a small tree are not those behind the path alone.
         """
+        if parents is not None:
+            self._check_trees()
         if first_logits is None:
             first_logits = torch.full_like(counts, tokens.shape[1] - num_logits)
         # The head computes the same columns of all rows, so rows are moved until all want the same.
@@ -190,6 +202,32 @@ class CausalTarget:
         )
         layers = tuple((keys, values) for keys, values, _ in cache)
         return Reading(out.logits[:, :num_logits], past, gaps, layers)
+
+    def _check_trees(self) -> None:
+        """Compares a path in a tree with the same path alone, once."""
+        if self._has_read_trees:
+            return
+        if "position_ids" not in inspect.signature(self._model.forward).parameters:
+            raise ValueError(
+                f"A target must take position_ids to read a draft tree, got {self.name}, which "
+                "counts columns instead. Draft a path, as PathSearch does."
+            )
+        self._has_read_trees = True
+        text = torch.arange(1, 6, device=self.device)[None] % self.vocab_size
+        parents = torch.tensor([[-1, -1, 1]], device=self.device)
+        path, length = text[:, [0, 1, 3, 4]], torch.full_like(text[:, 0], 4)
+        root = torch.ones_like(length)
+        past = self.start(1)
+        tree = self.read(past, text, length + 1, num_logits=4, first_logits=root, parents=parents)
+        alone = self.read(past, path, length, num_logits=3, first_logits=root).logits[0, 1:].float()
+        difference = (tree.logits[0, 2:].float() - alone).abs().max()
+        if not difference <= _TREE_TOLERANCE * (alone.max() - alone.min()):
+            self._has_read_trees = False
+            raise ValueError(
+                f"A target must heed a mask and positions to read a draft tree, got {self.name}, "
+                f"whose logits then differ by {float(difference):.2g}. Draft a path, as PathSearch "
+                "does."
+            )
 
     def _tree_mask(
         self,
