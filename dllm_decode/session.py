@@ -221,10 +221,16 @@ class Session:
         *,
         num_logits: int,
         first_logits: Int[Tensor, " B"] | None = None,
+        parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
         reading = target.read(
-            past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+            past,
+            tokens,
+            counts,
+            num_logits=num_logits,
+            first_logits=first_logits,
+            parents=parents,
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
