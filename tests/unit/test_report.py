@@ -102,7 +102,7 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
     assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
     for file in folder.path.glob("*.html"):
         page = file.read_text()
-        assert "http" not in page
+        assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
         assert "ConfidenceThreshold(0.9)" in page
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
     write_report(folder, num_replays=1)
@@ -122,7 +122,7 @@ def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
     own[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
     page = replay_page([(SETTINGS, own[0])])
     assert "<script>alert" not in page
-    assert "ask &lt;/script&gt;" in page
+    assert "ask \\u003c/script>" in page
     assert page.count("</script>") == 2
     with pytest.raises(ValueError, match="traces"):
         replay_page([(SETTINGS, own[0] | {"trace": None})])
