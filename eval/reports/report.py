@@ -10,7 +10,7 @@ from typing import Any
 from eval.metrics.curves import Row
 from eval.metrics.metrics import Point
 from eval.metrics.summary import summarise
-from eval.oracle.theory import curve
+from eval.oracle.exact import curve
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.table import accepted_lengths, line, name_of, seeds_of, table
