@@ -9,7 +9,6 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from dllm_decode.models.families.base import CheckpointFacts, Family, family_of
-from dllm_decode.models.loading.pack import check_packing, pack_matrices
 from dllm_decode.models.loading.placement import (
     DeviceMap,
     allocate,
@@ -20,7 +19,8 @@ from dllm_decode.models.loading.placement import (
 )
 from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
 from dllm_decode.models.loading.weights import check_weights, fill, read_json, weight_files
-from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.network.transformer import Transformer
 
 ASSETS = Path(__file__).parents[2] / "assets"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
@@ -35,7 +35,6 @@ def load_model(
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
     quantize: str | None = None,
-    packed: bool = False,
 ) -> tuple[MaskedTransformer, PreTrainedTokenizerBase | None]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -58,9 +57,6 @@ def load_model(
         quantize: "int8" stores the matrices of all layers in eight bits (torchao's weight-only
             scheme), embedding and head as they are; needs the extra `int8`, and one device.
             `None`: all as `dtype` says.
-        packed: Keeps all matrices in the layout of the CPU's products instead, which else reorder
-            them at every call: forwards of few columns are faster, and the model can only be
-            called. In bfloat16 and float32. A head that is the embedding too is stored twice.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` if there are no tokenizer files.
@@ -69,11 +65,11 @@ def load_model(
         FileNotFoundError: If the source, its config.json or its safetensors files do not exist.
         OSError: If a hub id cannot be downloaded.
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
-            a device is not there, or a part of the model has none; or if it cannot be quantised
-            or packed.
+            a device is not there, or a part of the model has none; or it cannot be quantised.
     """
     check_devices(device)
-    _check_storage(quantize, packed=packed)
+    if quantize is not None:
+        check_quantization(quantize)
     folder = find_model(source, revision)
     config = read_json(folder / "config.json")
     family = family_of(config)
@@ -85,8 +81,6 @@ def load_model(
     tokenizer = _tokenizer(folder, family)
     transformer.to(dtype or stored)
     placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
-    if packed:
-        check_packing(only_device(placed), dtype or stored)
     there = None if quantize is None else only_device(placed)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
@@ -104,20 +98,7 @@ def load_model(
         dispatch(transformer, placed)
     else:
         quantize_layers(transformer, there)
-    if packed:
-        pack_matrices(transformer)
     return model.eval().requires_grad_(False), tokenizer
-
-
-def _check_storage(quantize: str | None, *, packed: bool) -> None:
-    if quantize is None:
-        return
-    if packed:
-        raise ValueError(
-            f"A model is quantised or packed, got quantize={quantize!r} and packed=True. Leave one "
-            "out."
-        )
-    check_quantization(quantize)
 
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:

@@ -123,8 +123,8 @@ def only_device(placement: Placement) -> torch.device:
     if first is None or others:
         named = ", ".join(sorted("files" if place is None else str(place) for place in places))
         raise ValueError(
-            f"A quantised or packed model is on one device, got a map to {named}. Name one device, "
-            "or leave quantize and packed out."
+            f"A quantised model is on one device, got a map to {named}. Name one device, "
+            "or leave quantize out."
         )
     return first
 
