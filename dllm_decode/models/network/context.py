@@ -1,6 +1,6 @@
 """What all layers of one forward share, made once: rotations, mask, where keys and values go."""
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.models.base import KVCache
-from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.fused import Fused, operations_for
 from dllm_decode.models.network.operations import KVSlots, Operations, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
@@ -25,12 +25,14 @@ class LayerContext(NamedTuple):
         bias: Added to the attention scores, once for each query head that shares a key head, or
             one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no memory.
+        fused: See `operations_for`.
     """
 
     operations: Operations
     rotation: Rotation
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
+    fused: Fused = "auto"
 
 
 def make_context(
@@ -42,16 +44,17 @@ def make_context(
     kv_cache: KVCache | None,
     slots: slice | Int[Tensor, "B Q"] | None,
     rows: slice | Int[Tensor, " B"] | None,
+    fused: Fused = "auto",
 ) -> LayerContext:
     """Prepares a forward of a model of that shape and dtype; the rest is as in `ForwardInputs`."""
-    operations = operations_for(positions.device, dtype)
+    operations = operations_for(positions.device, dtype, fused)
     rotation = _rotation(positions, shape, dtype)
     group = shape.num_heads // shape.num_kv_heads
     bias = None if attend is None else _as_bias(attend, dtype, group)
     target = None
     if kv_cache is not None and slots is not None:
         target = _target(slice(None) if rows is None else rows, slots, kv_cache.keys.shape[1])
-    return LayerContext(operations, rotation, bias, target)
+    return LayerContext(operations, rotation, bias, target, fused)
 
 
 def for_queries(plan: LayerContext, wanted: Int[Tensor, "B W"]) -> LayerContext:
@@ -76,26 +79,9 @@ def on_device(plan: LayerContext, device: torch.device, dtype: torch.dtype) -> L
         )
     bias = None if plan.bias is None else plan.bias.to(device)
     rotation = Rotation(*(part.to(device) for part in plan.rotation))
-    return LayerContext(operations_for(device, dtype), rotation, bias, target)
-
-
-def operations_for(device: torch.device, dtype: torch.dtype) -> Operations:
-    """Returns the fastest version of the operations that serves there, as torch is set now."""
-    if device.type != "cuda" or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
-        return plain
-    return _kernels(device, dtype) or plain
-
-
-@cache
-def _kernels(device: torch.device, dtype: torch.dtype) -> Operations | None:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return None
-    # Only torch for CUDA on Linux brings Triton along.
-    try:
-        from dllm_decode.models.network import operations_triton as fused
-    except ImportError:
-        return None
-    return fused if fused.runs_on(device, dtype) else None
+    return LayerContext(
+        operations_for(device, dtype, plan.fused), rotation, bias, target, plan.fused
+    )
 
 
 @lru_cache(maxsize=32)

@@ -12,6 +12,7 @@ from dllm_decode.models.base import KVCache
 from dllm_decode.models.network.attention import Norm
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext, for_queries, make_context, on_device
+from dllm_decode.models.network.fused import Fused
 from dllm_decode.models.network.layer import Layer
 from dllm_decode.models.network.operations import LayerKV, Stream
 
@@ -32,6 +33,7 @@ class Transformer(nn.Module):
         shape: Its sizes.
         route: Where it is computed; `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
+        fused: Whether fused kernels are used on CUDA, see `operations_for`.
     """
 
     def __init__(self, shape: NetworkConfig) -> None:
@@ -39,6 +41,7 @@ class Transformer(nn.Module):
         self.config = shape
         self.route: Route | None = None
         self.quantized: str | None = None
+        self.fused: Fused = "auto"
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
         self.norm = Norm(
@@ -87,6 +90,7 @@ class Transformer(nn.Module):
             kv_cache=kv_cache,
             slots=slots,
             rows=rows,
+            fused=self.fused,
         )
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
