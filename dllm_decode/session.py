@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.caches import CachePolicy
+from dllm_decode.caches import CachePolicy, Columns
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
@@ -36,6 +36,20 @@ class Lookahead(NamedTuple):
     start: int
     tokens: Int[Tensor, " L"]
     logits: Float[Tensor, "W V"]
+
+
+class Breach(NamedTuple):
+    """A rule of a plug-in's contract, and where it was broken.
+
+    Attributes:
+        found: True where it was.
+        culprit: The plug-in, or the model's name.
+        duty: What the culprit must do.
+    """
+
+    found: Bool[Tensor, "*shape"]
+    culprit: object
+    duty: str
 
 
 class Session:
@@ -78,10 +92,12 @@ class Session:
         self.temperature = temperature
         slots = (len(canvas) * num_branches, canvas.length)
         kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
-        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_pending)
+        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_history)
         self._banned_ids = sorted({model.mask_id, *model.banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
+        self._num_rounds = 0
+        self._breaches: list[Breach] = []
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
         self._frame: ForwardGeometry | None = None
@@ -215,9 +231,28 @@ class Session:
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def sync(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
-        """Reads numbers of each row, for which the host waits, after a step."""
-        return self._ledger.sync(canvas, self._cache, self._step, numbers)
+    def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> None:
+        """Notes where a plug-in broke its contract; the next `sync` raises if it is anywhere."""
+        self._breaches.append(Breach(found, culprit, duty))
+
+    def sync(self, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
+        """Reads numbers of each row after a round: the one time that the host waits for it.
+
+        Raises:
+            RuntimeError: If a plug-in broke its contract in this round.
+        """
+        breaches, self._breaches = self._breaches, []
+        self._num_rounds += 1
+        found = [breach.found.any()[None] for breach in breaches]
+        read = torch.cat([*found, *numbers]).tolist()
+        for breach, is_broken in zip(breaches, read, strict=False):
+            if is_broken:
+                raise RuntimeError(
+                    f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
+                )
+        width = len(numbers[0])
+        starts = range(len(found), len(read), width)
+        return [read[start : start + width] for start in starts]
 
     def count_drafts(
         self,
@@ -254,8 +289,9 @@ class Session:
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
         end = window.stop if model.causal_block_length else canvas.length
         needed = slice(max(0, window.start - shift), window.stop)
-        forward = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
-        chosen = self._cache.recompute(forward)
+        query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
+        chosen = self._cache.recompute(query)
+        self._check_columns(chosen, end)
         if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
             with_kv_cache = self._cache.needs_kv_cache
             self._frame = ForwardGeometry.of(
@@ -279,11 +315,30 @@ class Session:
         else:
             inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
             logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._ledger.record(forward, chosen, branches)
+        self._ledger.record(query, chosen, branches)
+        # The highest logit of a column, since a token may be impossible but not all of them.
+        highest = logits.amax(-1)
+        self.forbid(~highest.isfinite(), model.name, "give logits without NaN or infinity")
         if frame.known is None:
             return logits
+        self._check_known(canvas, frame.known, window)
         tokens = _part(canvas.tokens[:, window], asked)
         return certain_where(logits, ~_part(frame.known, asked), tokens)
+
+    def _check_columns(self, chosen: Columns, end: int) -> None:
+        """Raises RuntimeError if a policy leaves out columns without saying so."""
+        computes_all = isinstance(chosen, slice) and chosen == slice(0, end)
+        if not self._cache.needs_kv_cache and not computes_all:
+            raise RuntimeError(
+                f"needs_kv_cache must be True in {self._cache!r}, since it leaves out columns: "
+                f"it computes {chosen} of {end}."
+            )
+
+    def _check_known(self, canvas: Canvas, known: Bool[Tensor, "B W"], window: slice) -> None:
+        """Checks that a policy computes what predicts the window's masks."""
+        shown = slice(window.start - canvas.start, window.stop - canvas.start)
+        duty = "compute every column that predicts a masked position"
+        self.forbid(~known & canvas.masked[:, shown], self._cache, duty)
 
     def _run_packed(
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
@@ -311,7 +366,7 @@ class Session:
     def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
         """Calls the model, and puts the call on the bill of the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.cost.add_forward(canvas.rows, inputs.tokens.shape[1])
+        self.cost.add_forward(canvas, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
 

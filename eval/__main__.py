@@ -1,5 +1,8 @@
 """The command line: python -m eval run | sweep | report | oracle | trace | cache-error | lm."""
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
 from samplers.base import Decision, Sampler, State
-from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 
@@ -76,30 +77,48 @@ class NoVerifier(Verifier):
         # The sampler's state may be None, so the carry wraps it.
         (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
         decision, state = sampler.step(view, state)
+        check_decision(session, canvas, view, decision, sampler)
         return settle(canvas, view, decision, sampler), (state,)
+
+
+def check_decision(
+    session: Session, canvas: Canvas, view: View, decision: Decision, sampler: Sampler
+) -> None:
+    """Checks that a decision keeps the sampler's contract; a breach is reported by `sync`."""
+    allowed, commit = _allowed(canvas, view, sampler), decision.commit
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    idle = view.eligible.any(-1) & ~(commit & allowed).any(-1)
+    session.forbid(idle, sampler, "commit at least one eligible position of every running row")
+    where = "masked" if sampler.scope != "block" else "eligible"
+    session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
+    session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
+    if decision.remask is not None:
+        open_again = decision.remask & ~_committed(canvas, view)
+        session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")
 
 
 def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> Canvas:
     """Applies a decision within the engine's guards.
 
     Only masked positions are committed, outside the open block only by samplers that see the
-    suffix; [MASK] is never written; a running row that would commit nothing commits its most
-    confident eligible position; fixed tokens are never re-masked. What lies behind a committed EOS
-    is filled if the canvas truncates.
+    suffix; [MASK] is never written; fixed tokens are never re-masked. What lies behind a committed
+    EOS is filled if the canvas truncates. `check_decision` says when a guard had to act.
     """
-    allowed = view.eligible if sampler.scope == "block" else view.masked & canvas.running[:, None]
     tokens = view.proposal if decision.tokens is None else decision.tokens
-    commit = decision.commit & allowed & (tokens != canvas.mask_id)
-    stuck = ~commit.any(-1, keepdim=True)
-    # Asking whether any row is stuck would make the host wait for an accelerator; deciding it for
-    # nothing costs one more look at scores that nearly every sampler has computed.
-    if stuck.device.type != "cpu" or stuck.any():
-        forced = stuck & highest_one(view.confidence, view.eligible)
-        commit, tokens = commit | forced, torch.where(forced, view.proposal, tokens)
+    commit = decision.commit & _allowed(canvas, view, sampler) & (tokens != canvas.mask_id)
     settled = canvas.write(view.start, commit, tokens)
-    if decision.remask is None:
-        return settled.truncate_at_eos()
-    fixed = canvas.fixed[:, view.start : view.start + commit.shape[1]]
-    remask = decision.remask & ~view.masked & ~fixed & canvas.running[:, None]
-    settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
+    if decision.remask is not None:
+        remask = decision.remask & _committed(canvas, view)
+        settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
     return settled.truncate_at_eos()
+
+
+def _allowed(canvas: Canvas, view: View, sampler: Sampler) -> Bool[Tensor, "B W"]:
+    """Marks the positions that a sampler may commit."""
+    return view.eligible if sampler.scope == "block" else view.masked & canvas.running[:, None]
+
+
+def _committed(canvas: Canvas, view: View) -> Bool[Tensor, "B W"]:
+    """Marks the positions whose tokens a sampler committed, in running rows."""
+    fixed = canvas.fixed[:, view.start : view.start + view.masked.shape[1]]
+    return ~view.masked & ~fixed & canvas.running[:, None]

@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.packing import Branches
 from dllm_decode.session import Session
-from dllm_decode.verify.base import Verifier, settle
+from dllm_decode.verify.base import Verifier, check_decision, settle
 from dllm_decode.verify.self_verify.evaluated_states import (
     DraftLevel,
     EvaluatedStates,
@@ -118,6 +118,7 @@ class SelfVerify(Verifier):
         view = view_of(session, sampler, here, block, known, rows)
         decision, after = sampler.step(view, take_state(state, rows))
         session.view = view
+        check_decision(session, here, view, decision, sampler)
         tokens = canvas.tokens.clone()
         tokens[rows] = settle(here, view, decision, sampler).tokens
         canvas = replace(canvas, tokens=tokens)
