@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_decode.models.families.base import LLADA
+from dllm_decode.models.families import LLADA
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
@@ -150,6 +150,9 @@ def _require_expressible(model: MaskedTransformer) -> None:
         "qk_norm": shape.qk_norm,
         "norm_weight_in_float32": shape.norm_weight_in_float32,
         "head_dim": shape.head_dim * shape.num_heads != shape.hidden_size,
+        "rope_scaling": shape.rope_scaling is not None,
+        "rotary_dim": shape.rope.dim != shape.head_dim,
+        "moe": shape.moe is not None,
         "logit_shift": model.logit_shift != 0,
         "causal_block_length": model.causal_block_length != 0,
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from dllm_decode.models.network import kernels
+from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.operations import (
     Heads,
     KVSlots,
@@ -63,6 +64,11 @@ def rotate_and_store(
 ) -> Heads:
     """See `Operations`; what would go outside of the memory goes nowhere, where `plain` raises."""
     B, Q, C, D = heads.shape
+    if rotation.cos.shape[-1] < D:
+        # The kernel turns whole heads.
+        return plain.rotate_and_store(
+            heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+        )
     num_heads = C - 2 * num_kv_heads
     if store is None:
         fresh = heads.new_empty((2, B, num_kv_heads, Q, D))

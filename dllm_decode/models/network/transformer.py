@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.models.base import KVCache
-from dllm_decode.models.network.attention import Norm
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext, for_queries, make_context, on_device
 from dllm_decode.models.network.fused import Fused
 from dllm_decode.models.network.layer import Layer
+from dllm_decode.models.network.norm import Norm
 from dllm_decode.models.network.operations import LayerKV, Stream
 
 
@@ -30,25 +30,25 @@ class Transformer(nn.Module):
     """Embedding, layers, final norm and head of a decoder that may attend in any direction.
 
     Attributes:
-        shape: Its sizes.
+        config: Its sizes and switches.
         route: Where it is computed; `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
         fused: Whether fused kernels are used on CUDA, see `operations_for`.
     """
 
-    def __init__(self, shape: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.config = shape
+        self.config = config
         self.route: Route | None = None
         self.quantized: str | None = None
         self.fused: Fused = "auto"
-        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, n) for n in range(config.num_layers))
         self.norm = Norm(
-            shape.hidden_size, shape.norm_eps, weight_in_float32=shape.norm_weight_in_float32
+            config.hidden_size, config.norm_eps, weight_in_float32=config.norm_weight_in_float32
         )
-        if not shape.tied_head:
-            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if not config.tied_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(
         self,
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B _ H"]:
         """Returns the hidden states after the final norm, of all columns or of the wanted ones.
 
-        Gradients flow, as long as there is no memory.
+        Gradients flow, as long as there is no KV cache.
 
         Args:
             tokens: Ids of the computed columns.
@@ -75,14 +75,14 @@ class Transformer(nn.Module):
             wanted: As in `ForwardInputs`; `None`: every column, in order.
 
         Raises:
-            ValueError: If a memory comes without slots or slots without a memory.
+            ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
         if (kv_cache is None) != (slots is None):
-            raise ValueError("A memory and slots go together: pass both, or neither.")
+            raise ValueError("A KV cache and slots must go together: pass both, or neither.")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden: Tensor = self.embedding(tokens)
-        plan = make_context(
+        context = make_context(
             self.config,
             hidden.dtype,
             positions,
@@ -95,19 +95,19 @@ class Transformer(nn.Module):
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, plan = _at(self.route.layers[i], stream, plan)
-            store = None
+                stream, context = _at(self.route.layers[i], stream, context)
+            layer_kv = None
             if kv_cache is not None:
-                assert plan.target is not None
-                store = LayerKV(*kv_cache.layer(i), plan.target)
+                assert context.target is not None
+                layer_kv = LayerKV(*kv_cache.layer(i), context.target)
             if i == last and wanted is not None:
                 wanted = wanted.to(stream.hidden.device)
-                stream = layer(stream, for_queries(plan, wanted), store, wanted)
+                stream = layer(stream, for_queries(context, wanted), layer_kv, wanted)
             else:
-                stream = layer(stream, plan, store)
+                stream = layer(stream, context, layer_kv)
         if self.route is not None:
-            stream, plan = _at(self.route.norm, stream, plan)
-        normed: Tensor = self.norm(stream, plan.operations).normed
+            stream, context = _at(self.route.norm, stream, context)
+        normed: Tensor = self.norm(stream, context.operations).normed
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -124,11 +124,14 @@ class Transformer(nn.Module):
         """Where tokens are expected."""
         return self.embedding.weight.device if self.route is None else self.route.embedding
 
-    def parts(self) -> dict[str, Tensor]:
+    def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
 
-        Fused projections appear by their parts: `layers.0.query.weight` is some rows of a
-        parameter. A tied head has no entry.
+        Fused parameters appear by their parts: `layers.0.gate.weight` is some rows of one,
+        `layers.1.experts.5.gate.weight` some of a stack. A tied head has no entry.
+
+        Args:
+            split_qkv: Queries, keys and values are parts; else `layers.0.qkv.weight` is one.
         """
         named = {
             "embedding.weight": self.embedding.weight.data,
@@ -138,7 +141,10 @@ class Transformer(nn.Module):
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            named |= {f"layers.{i}.{name}": part for name, part in layer.parts().items()}
+            named |= {
+                f"layers.{i}.{name}": part
+                for name, part in layer.parts(split_qkv=split_qkv).items()
+            }
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
@@ -151,10 +157,10 @@ class Transformer(nn.Module):
         return logits
 
 
-def _at(device: torch.device, stream: Stream, plan: LayerContext) -> tuple[Stream, LayerContext]:
+def _at(device: torch.device, stream: Stream, context: LayerContext) -> tuple[Stream, LayerContext]:
     hidden, update = stream
     if hidden.device == device:
-        return stream, plan
+        return stream, context
     # Added up first: one tensor moves, not two.
     hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), on_device(plan, device, hidden.dtype)
+    return Stream(hidden.to(device)), on_device(context, device, hidden.dtype)
