@@ -111,6 +111,8 @@ class MaskPredictor(Protocol):
         logit_shift: 0 when the logits at a column predict that column, 1 when they predict the
             next.
         causal_block_length: Tokens per block of a block-causal model, 0 for a bidirectional one.
+        max_length: Columns that the model was trained for, prompt and answer together; `None`: it
+            does not say.
         device: Where tensors are expected.
     """
 
@@ -121,6 +123,7 @@ class MaskPredictor(Protocol):
     banned_ids: tuple[int, ...]
     logit_shift: int
     causal_block_length: int
+    max_length: int | None
 
     @property
     def device(self) -> torch.device: ...

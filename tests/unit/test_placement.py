@@ -290,7 +290,7 @@ def test_limits_are_of_weights_in_their_dtype(llada) -> None:
 
 
 def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
-    monkeypatch.setattr(load, "snapshot_download", lambda *args, **kwargs: pytest.fail("asked"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: pytest.fail("asked"))
     for device in ("toaster", {"": "cpu", "layers.3": "toaster"}):
         with pytest.raises(ValueError, match="got 'toaster'"):
             load_model("someone/model", device=device)

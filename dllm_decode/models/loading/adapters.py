@@ -111,10 +111,10 @@ def read_adapter(folder: Path) -> Adapter:
         for name, (down, up) in _pairs(path).items()
     }
     targets = config.get("target_modules")
-    is_partial = config.get("layers_to_transform") is not None or bool(config.get("exclude_modules"))
-    return Adapter(
-        path, factors, tuple(targets) if isinstance(targets, list) else (), is_partial
+    is_partial = config.get("layers_to_transform") is not None or bool(
+        config.get("exclude_modules")
     )
+    return Adapter(path, factors, tuple(targets) if isinstance(targets, list) else (), is_partial)
 
 
 def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
@@ -145,7 +145,7 @@ def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
         raise ValueError(
             f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
         ) from error
-    odd = [name for name, pair in found.items() if len(pair) < 2 or not _fit(**pair)]
+    odd = [name for name, pair in found.items() if len(pair) < 2 or not _fit(pair["A"], pair["B"])]
     if odd or not found:
         raise ValueError(
             f"{str(path)!r} must hold a lora_A of shape [r, in] and a lora_B of shape [out, r] for "
@@ -154,8 +154,8 @@ def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (pair["A"], pair["B"]) for name, pair in found.items()}
 
 
-def _fit(A: Tensor, B: Tensor) -> bool:
-    return A.dim() == B.dim() == 2 and len(A) == B.shape[1]
+def _fit(down: Tensor, up: Tensor) -> bool:
+    return down.dim() == up.dim() == 2 and len(down) == up.shape[1]
 
 
 def _scale(config: Mapping[str, Any], path: Path, name: str, *, rank: int) -> float:

@@ -176,8 +176,8 @@ def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:
     # Experts are stacked, which torchao does not know: they would stay as they are, unnoticed.
     if facts.shape.moe is not None and quantize is not None:
         raise ValueError(
-            f"quantize must be left out for a mixture of experts, got {quantize!r}: stacked experts "
-            "are kept as they are stored only."
+            f"quantize must be left out for a mixture of experts, got {quantize!r}: stacked "
+            "experts are kept as they are stored only."
         )
 
 
@@ -247,9 +247,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
         ) from None
 
 
-def _tokenizer(
-    folder: Path, family: Family
-) -> Optional["transformers.PreTrainedTokenizerBase"]:
+def _tokenizer(folder: Path, family: Family) -> Optional["transformers.PreTrainedTokenizerBase"]:
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
     has_fast = (folder / "tokenizer.json").is_file()
@@ -260,7 +258,7 @@ def _tokenizer(
     kind = PreTrainedTokenizerFast if family.fast_tokenizer else Qwen2Tokenizer
     try:
         read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises bare exceptions for bad files
+    except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
             f"The tokenizer files in {str(folder)!r} cannot be read ({lines[0]}). Download "

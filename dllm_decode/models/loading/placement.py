@@ -105,8 +105,9 @@ def available(device: Device) -> torch.device:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got {device!r} "
-            f"({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that device."
+            f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got "
+            f"{device!r} ({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that "
+            "device."
         ) from None
     if found.type == "meta":
         raise ValueError("A device must hold values, got 'meta', which does not. Choose 'cpu'.")

@@ -91,7 +91,13 @@ class CheckedOperations:
         scalings: tuple[Scaling, Scaling] | None,
     ) -> Heads:
         """See `Operations`."""
-        kind = ("rotate_and_store", *heads.shape[2:], num_kv_heads, scalings is None, *_kinds(store))
+        kind = (
+            "rotate_and_store",
+            *heads.shape[2:],
+            num_kv_heads,
+            scalings is None,
+            *_kinds(store),
+        )
         fused = self._trusted(kind)
         if fused is not None:
             return fused.rotate_and_store(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor, log, pi
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from torch import Tensor
 from dllm_decode.models.network.operations import Rotation
 
 
+@runtime_checkable
 class RopeScaling(Protocol):
     """Stretches the frequencies of a model that was trained on shorter texts.
 

@@ -1,16 +1,17 @@
 """Causal language models that judge drafts: transformers models whose cache rolls back."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from dllm_decode.sizes import round_up
 
-# Of the numbers of columns: few shapes, since libraries keep scratch for each.
+if TYPE_CHECKING:
+    import transformers
+
+# Columns are padded to a multiple of this: libraries keep scratch for each shape.
 _STRIDE = 16
 
 
@@ -80,7 +81,7 @@ class CausalTarget:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, name: str, num_shared_ids: int | None = None
+        self, model: "transformers.PreTrainedModel", *, name: str, num_shared_ids: int | None = None
     ) -> None:
         """Wraps a model in evaluation mode.
 
@@ -93,6 +94,9 @@ class CausalTarget:
         Raises:
             ValueError: If some layer forgets, or no token is known to end an answer.
         """
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
             raise ValueError(
@@ -138,6 +142,8 @@ class CausalTarget:
             first_logits: The first of them; `None`: the one with which the last of the Q columns is
                 the last.
         """
+        from transformers import DynamicCache
+
         if first_logits is None:
             first_logits = torch.full_like(counts, tokens.shape[1] - num_logits)
         # The head computes the same columns of all rows, so rows are moved until all want the same.
@@ -173,7 +179,7 @@ class CausalTarget:
         return Reading(out.logits[:, :num_logits], past, gaps, layers)
 
 
-def _eos_ids(model: PreTrainedModel, name: str) -> tuple[int, ...]:
+def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
     config = model.generation_config
     found = None if config is None else config.eos_token_id
     if found is None:
