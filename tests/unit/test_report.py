@@ -38,7 +38,8 @@ def record(
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
         "sampler": settings.sampler, "cache": "NoCache()", "verifier": "NoVerifier()",
-        "git": "abc", "machine": None, "date": None, "error": None, "primary": "answer", "prompt": "ask </script>",
+        "git": "abc", "machine": None, "date": None, "error": None,
+        "primary": "answer", "prompt": "ask </script>",
         "target": "say", "text": "said", "scores": {"answer": score, "style": None},
         "prompt_length": 2, "length": length, "nfe": nfe, "query_positions": 8 * nfe,
         "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": length, "gains": [1] * nfe,
