@@ -29,8 +29,10 @@ from .verify import (
     PathSearch,
     Sampled,
     SelfVerify,
+    Tree,
     Uniform,
     Verifier,
+    measure_column_cost,
 )
 
 __version__: str
@@ -71,6 +73,7 @@ __all__ = [
     "StopRule",
     "StopStrings",
     "Trace",
+    "Tree",
     "Uniform",
     "Verifier",
     "decode",
@@ -79,5 +82,6 @@ __all__ = [
     "generate",
     "load_model",
     "load_target",
+    "measure_column_cost",
     "stream_to_terminal",
 ]

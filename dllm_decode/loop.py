@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,7 +20,8 @@ from dllm_decode.prompts import Prompt, Prompts, read_prompt, token_lists
 from dllm_decode.session import Session
 from dllm_decode.stopping import NeverStop, StopRule
 from dllm_decode.verify import NoVerifier, Verifier
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler
+from samplers.state import take_state
 
 
 @torch.inference_mode()
@@ -206,7 +208,7 @@ def finish_block(
     num_masks = part.masked[:, block.start : block.end].sum(-1).tolist()
     limits = [verifier.max_steps(sampler, masks) for masks in num_masks]
     steps = torch.zeros_like(part.rows)
-    carry: State = None
+    carry: Any = None
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)

@@ -20,7 +20,8 @@ from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
-from samplers.logits.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.logits.statistics import certain_where, probability
+from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 from samplers.view import View
 
@@ -169,7 +170,7 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
-            lean: Whether logits that the sampler does not read may be left out, see `View.asked`.
+            lean: Whether logits that the sampler does not read may be left out.
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
@@ -212,7 +213,7 @@ class Session:
             eligible[:, block.end - window.start :] = False
         return View(
             tokens=canvas.region[:, columns],
-            logits=logits,
+            computed=Summary(logits, asked),
             masked=masked,
             eligible=eligible,
             start=window.start,
@@ -222,7 +223,6 @@ class Session:
             keys=self._keys[canvas.rows],
             lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
-            asked=asked,
             reads_committed=sampler.reads_committed,
             leave_one_out=leave_one_out,
         )
@@ -237,10 +237,16 @@ class Session:
         *,
         num_logits: int,
         first_logits: Int[Tensor, " B"] | None = None,
+        parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
         reading = target.read(
-            past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+            past,
+            tokens,
+            counts,
+            num_logits=num_logits,
+            first_logits=first_logits,
+            parents=parents,
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
@@ -409,6 +415,5 @@ def _probability(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], masked: Bool[Tensor, "B W"]
 ) -> Float[Tensor, "B W"]:
     """Returns the probability of each token in place, 0 where there is none."""
-    normaliser = log_normaliser(logits, most_likely(logits))
-    logs = gather(logits, tokens.masked_fill(masked, 0)) - normaliser
-    return logs.exp().masked_fill(masked, 0.0)
+    found = probability(logits, tokens.masked_fill(masked, 0))
+    return found.masked_fill(masked, 0.0)
