@@ -29,6 +29,11 @@ class Verifier(ABC):
         return True
 
     @property
+    def commits_proposals(self) -> bool:
+        """Whether every token that is committed is a proposal of a view that a sampler saw."""
+        return False
+
+    @property
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
@@ -69,6 +74,10 @@ class Verifier(ABC):
 @dataclass(frozen=True)
 class NoVerifier(Verifier):
     """Commits what the sampler decides: one forward and one step a round."""
+
+    @property
+    def commits_proposals(self) -> bool:
+        return True
 
     def advance(
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State

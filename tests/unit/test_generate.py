@@ -157,7 +157,7 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 
 
 def test_ids_that_are_no_integers_and_inputs_of_two_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="Token ids must be integers, got 1.5 in row 0"):
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1.5 in row 0"):
         integers([1, 1.5], row=0)
     with pytest.raises(ValueError, match="Token ids must be integers, got '5' in row 2"):
         integers(["5"], row=2)
