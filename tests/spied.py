@@ -36,6 +36,7 @@ class Spied:
         self.banned_ids = self.model.banned_ids
         self.logit_shift = self.model.logit_shift
         self.causal_block_length = self.model.causal_block_length
+        self.max_length = self.model.max_length
         self.device = self.model.device
 
     def predict(self, inputs: ForwardInputs) -> Tensor:

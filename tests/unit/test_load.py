@@ -85,7 +85,7 @@ def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) ->
         asked.update(hub_id=hub_id, revision=revision, patterns=allow_patterns)
         return str(folder)
 
-    monkeypatch.setattr(load, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model, _ = load_model("someone/small-1.5", revision="abc")
     assert model.name == "someone/small-1.5"
     assert (asked["hub_id"], asked["revision"]) == ("someone/small-1.5", "abc")
@@ -96,7 +96,7 @@ def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch)
     def download(*args: object, **kwargs: object) -> str:
         raise ConnectionError("a long story")
 
-    monkeypatch.setattr(load, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(OSError, match="'someone/model' is not a folder here") as caught:
         load_model("someone/model")
     assert "pass the path of its folder" in str(caught.value)
@@ -267,7 +267,7 @@ def test_a_file_that_was_cut_short_is_named(num_bytes, folder) -> None:
 def test_quantised_weights_are_refused(folder) -> None:
     name = "model.transformer.blocks.0.up_proj.weight"
     edit_weights(folder, **{name: torch.zeros((24, 16), dtype=torch.int8)})
-    with pytest.raises(ValueError, match="Weights are stored as F64, F32, BF16, F16, got I8"):
+    with pytest.raises(ValueError, match="Weights must be stored as F64, F32, BF16, F16, got I8"):
         load_model(folder)
 
 
@@ -300,7 +300,7 @@ def test_a_folder_without_configuration_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"], ids=["cut", "a list", "garbage"])
 def test_a_damaged_configuration_is_named(text, folder) -> None:
     (folder / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"config\.json' (is not valid JSON|holds a JSON object)"):
+    with pytest.raises(ValueError, match=r"config\.json' (is not valid|must hold a JSON)"):
         load_model(folder)
 
 
@@ -355,7 +355,7 @@ def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="A device is one that this torch can use"):
+    with pytest.raises(ValueError, match="A device must be one that this torch can use"):
         load_model("mini", device="cuda:99")
     with pytest.raises(ValueError, match="got 'toaster'"):
         load_model("mini", device="toaster")

@@ -89,7 +89,7 @@ class ConfigReader:
             raise self._error(key, "an object", value)
         return ConfigReader(value, file=self.file, prefix=f"{self._prefix}{key}.")
 
-    def _value(self, key: str, default: object) -> Any:
+    def _value(self, key: str, default: Any) -> Any:
         value = self._config.get(key)
         if value is not None:
             return value
@@ -100,5 +100,5 @@ class ConfigReader:
             )
         return default
 
-    def _error(self, key: str, required: str, value: object) -> ValueError:
+    def _error(self, key: str, required: str, value: Any) -> ValueError:
         return ValueError(f"{self.file}: {self._prefix + key!r} must be {required}, got {value!r}.")

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_decode.models.families import LLADA
+from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.network.transformer import Transformer
 
 
 def new_llada(
@@ -139,10 +140,10 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 def _require_expressible(model: MaskedTransformer) -> None:
     transformer = model.transformer
     is_elsewhere = any(part.is_meta for part in model.parameters())
-    if transformer.quantized or transformer.packed or is_elsewhere:
+    if transformer.quantized or is_elsewhere:
         raise ValueError(
-            f"A model is saved from its weights, got {model.name!r}, some of which are quantised, "
-            "packed or kept elsewhere between forwards. Load it on one device, as it was stored."
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
+            "or kept elsewhere between forwards. Load it on one device, as it was stored."
         )
     shape = transformer.config
     obstacles = {

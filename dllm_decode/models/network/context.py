@@ -1,6 +1,5 @@
 """What all layers of one forward share, made once: rotations, mask, where keys and values go."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -8,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.models.base import KVCache
-from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.fused import Fused, operations_for
 from dllm_decode.models.network.operations import KVSlots, Operations, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
@@ -26,6 +25,7 @@ class LayerContext(NamedTuple):
             one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Multiplies the rotated queries; `None`: nothing does.
+        fused: See `operations_for`.
     """
 
     operations: Operations
@@ -33,6 +33,7 @@ class LayerContext(NamedTuple):
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
+    fused: Fused = "auto"
 
 
 def make_context(
@@ -44,9 +45,10 @@ def make_context(
     kv_cache: KVCache | None,
     slots: slice | Int[Tensor, "B Q"] | None,
     rows: slice | Int[Tensor, " B"] | None,
+    fused: Fused = "auto",
 ) -> LayerContext:
     """Prepares a forward of a network in that dtype; the rest is as in `ForwardInputs`."""
-    operations = operations_for(positions.device, dtype)
+    operations = operations_for(positions.device, dtype, fused)
     rotation = config.rope.rotation(positions, dtype)
     group = config.num_heads // config.num_kv_heads
     bias = None if attend is None else _as_bias(attend, dtype, group)
@@ -54,7 +56,7 @@ def make_context(
     if kv_cache is not None and slots is not None:
         target = _target(slice(None) if rows is None else rows, slots, kv_cache.keys.shape[1])
     query_scale = config.rope.query_scale(positions, dtype)
-    return LayerContext(operations, rotation, bias, target, query_scale)
+    return LayerContext(operations, rotation, bias, target, query_scale, fused)
 
 
 def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"]) -> LayerContext:
@@ -81,31 +83,13 @@ def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -
     rotation = Rotation(*(part.to(device) for part in context.rotation))
     scale = context.query_scale
     return LayerContext(
-        operations_for(device, dtype),
+        operations_for(device, dtype, context.fused),
         rotation,
         bias,
         target,
         None if scale is None else scale.to(device),
+        context.fused,
     )
-
-
-def operations_for(device: torch.device, dtype: torch.dtype) -> Operations:
-    """Returns the fastest version of the operations that serves there, as torch is set now."""
-    if device.type != "cuda" or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
-        return plain
-    return _kernels(device, dtype) or plain
-
-
-@cache
-def _kernels(device: torch.device, dtype: torch.dtype) -> Operations | None:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return None
-    # Only torch for CUDA on Linux brings Triton along.
-    try:
-        from dllm_decode.models.network import operations_triton as fused
-    except ImportError:
-        return None
-    return fused if fused.runs_on(device, dtype) else None
 
 
 def _as_bias(
