@@ -1,40 +1,60 @@
 """Many prompts with a bounded number of rows: new ones take the place of finished ones."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
-from dllm_decode.decode import Setting, finish_block
+from dllm_decode.config import ConfidenceFrom, DecodeConfig
+from dllm_decode.loop import Decoder, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer
 from dllm_decode.output import DecodeOutput
-from dllm_decode.prompts import check_number, check_prompt, check_template
+from dllm_decode.prompts import (
+    Prompt,
+    Prompts,
+    check_number,
+    check_template,
+    read_prompt,
+    token_lists,
+)
+from dllm_decode.stopping import NeverStop, StopRule
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler
 
 
 def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     model: MaskPredictor,
-    prompts: Iterable[Sequence[int]],
+    prompts: Iterable[Prompt] | Prompts,
     sampler: Sampler,
     *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
     num_rows: int = 8,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
-    gen_length: int = 256,
-    block_length: int = 32,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_at_eos: bool = True,
-    truncate_at_eos: bool = False,
+    config: DecodeConfig = DecodeConfig(),
     templates: Iterable[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
+    gen_length: int | None = None,
+    block_length: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    cfg_scale: float | None = None,
+    confidence_from: ConfidenceFrom | None = None,
+    banned_ids: tuple[int, ...] | None = None,
+    deferred_ids: tuple[int, ...] | None = None,
+    seed: int | None = None,
+    stop_at_eos: bool | None = None,
+    truncate_at_eos: bool | None = None,
 ) -> Iterator[DecodeOutput]:
     """Decodes any number of prompts, at most `num_rows` of them at a time.
 
@@ -74,22 +94,27 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     """
     if num_rows < 1:
         raise ValueError(f"num_rows is at least 1, got {num_rows}.")
+    if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
+        prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
         check_number(len(templates), len(prompts))
-    setting = Setting(
-        model=model,
-        sampler=sampler,
-        cache=cache,
-        verifier=verifier,
+    options = config.updated(
         gen_length=gen_length,
         block_length=block_length,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        cfg_scale=cfg_scale,
+        confidence_from=confidence_from,
+        banned_ids=banned_ids,
+        deferred_ids=deferred_ids,
         seed=seed,
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
+    decoder = Decoder(model, sampler, cache, verifier, options, stop)
     return _in_order(
-        _finished(setting, _requests(setting, prompts, templates), num_rows, observers)
+        _finished(decoder, _requests(decoder, prompts, templates), num_rows, observers)
     )
 
 
@@ -108,7 +133,7 @@ class _Request(NamedTuple):
 
 
 def _requests(
-    setting: Setting, prompts: Iterable[Sequence[int]], templates: Iterable[Sequence[int]]
+    decoder: Decoder, prompts: Iterable[Prompt], templates: Iterable[Sequence[int]]
 ) -> Iterator[_Request]:
     everything_open = isinstance(templates, Sized) and not len(templates)
     pairs = zip_longest(prompts, () if everything_open else templates)
@@ -116,12 +141,13 @@ def _requests(
         if prompt is None or (template is None and not everything_open):
             fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
             raise ValueError(
-                f"templates holds one answer per prompt, got {number} {fewer} and more {more}."
+                f"templates must hold one answer per prompt, got {number} {fewer} and more {more}."
             )
         template = () if template is None else template
-        check_prompt(prompt, setting.model.mask_id, row=number)
-        check_template(template, setting.gen_length, row=number)
-        yield _Request(number, prompt, template)
+        gen_length = decoder.config.gen_length
+        check_template(template, gen_length, row=number)
+        read = read_prompt(prompt, decoder.model, gen_length, row=number)
+        yield _Request(number, read, template)
 
 
 def _in_order(finished: Iterator[tuple[int, DecodeOutput]]) -> Iterator[DecodeOutput]:
@@ -136,16 +162,16 @@ def _in_order(finished: Iterator[tuple[int, DecodeOutput]]) -> Iterator[DecodeOu
 
 @torch.inference_mode()
 def _finished(
-    setting: Setting, waiting: Iterator[_Request], num_rows: int, observers: Sequence[Observer]
+    decoder: Decoder, waiting: Iterator[_Request], num_rows: int, observers: Sequence[Observer]
 ) -> Iterator[tuple[int, DecodeOutput]]:
     """Yields the index of each prompt and its output as soon as there is one."""
     first = list(islice(waiting, num_rows))
     if not first:
         return
-    batch = _Batch(setting, first)
+    batch = _Batch(decoder, first)
     # A sampler that sees finished blocks, and a verifier that opens the whole answer as one block,
     # would meet rows whose answers begin elsewhere.
-    joins = setting.sampler.scope != "answer" and setting.verifier.asks_sampler
+    joins = decoder.sampler.scope != "answer" and decoder.verifier.asks_sampler
     while batch.num_rows:
         position = batch.finish_block(observers)
         yield from batch.leave()
@@ -168,11 +194,11 @@ class _Seat(NamedTuple):
 class _Batch:
     """Rows that are decoded together, and come and go between blocks."""
 
-    def __init__(self, setting: Setting, first: Sequence[_Request]) -> None:
-        self._setting = setting
-        self._canvas = _blank(setting, first)
-        self._session = setting.session(self._canvas)
-        self._blocks = setting.verifier.blocks(self._canvas, setting.block_length)
+    def __init__(self, decoder: Decoder, first: Sequence[_Request]) -> None:
+        self._decoder = decoder
+        self._canvas = _blank(decoder, first)
+        self._session = decoder.session(self._canvas)
+        self._blocks = decoder.verifier.blocks(self._canvas, decoder.block_length)
         now = time.perf_counter()
         self._seats = {row: _Seat(request.number, now) for row, request in enumerate(first)}
         self._free: list[int] = []
@@ -186,7 +212,7 @@ class _Batch:
         """Decodes the next block and returns the position behind it."""
         block = next(self._blocks)
         self._canvas = finish_block(
-            self._setting, self._session, self._canvas, block, observers=observers
+            self._decoder, self._session, self._canvas, block, observers=observers
         )
         return block.end
 
@@ -209,7 +235,7 @@ class _Batch:
         canvas, device = self._canvas, self._canvas.rows.device
         shifts = dict.fromkeys(self._seats, 0)
         seats = {row: _Seat(new.number, now) for row, new in zip(rows, newcomers, strict=True)}
-        fresh = _blank(self._setting, newcomers)
+        fresh = _blank(self._decoder, newcomers)
         parts = [replace(fresh, rows=torch.tensor(rows, device=device))]
         if shifts:
             staying = torch.isin(canvas.rows, torch.tensor(list(shifts), device=device))
@@ -218,27 +244,27 @@ class _Batch:
         shifts = dict.fromkeys(shifts, joined.start - canvas.start - position)
         self._session.rearrange(joined, shifts, {row: seat.prompt for row, seat in seats.items()})
         self._canvas, self._seats = joined, self._seats | seats
-        self._blocks = self._setting.verifier.blocks(joined, self._setting.block_length)
+        self._blocks = self._decoder.blocks(joined)
 
     def _output(self, row: int, seat: _Seat) -> DecodeOutput:
-        canvas, bill = self._canvas, self._session.cost
+        canvas, cost = self._canvas, self._session.cost
         place = torch.searchsorted(canvas.rows, row)
-        nfe, target_nfe = bill.nfe[[row]].cpu(), bill.target_nfe[[row]].cpu()
+        nfe, target_nfe = cost.nfe[[row]].cpu(), cost.target_nfe[[row]].cpu()
         return DecodeOutput(
             tokens=canvas.take(place[None]).answers().cpu(),
             nfe=nfe,
-            query_positions=bill.query_positions[[row]].cpu(),
+            query_positions=cost.query_positions[[row]].cpu(),
             forwards=int(nfe),
             target_nfe=target_nfe,
             target_forwards=int(target_nfe),
-            drafted=bill.drafted[[row]].cpu(),
-            accepted=bill.accepted[[row]].cpu(),
+            drafted=cost.drafted[[row]].cpu(),
+            accepted=cost.accepted[[row]].cpu(),
             wall_s=time.perf_counter() - seat.started,
             eos_ids=canvas.eos_ids,
         )
 
 
-def _blank(setting: Setting, requests: Sequence[_Request]) -> Canvas:
-    return setting.blank(
+def _blank(decoder: Decoder, requests: Sequence[_Request]) -> Canvas:
+    return decoder.blank(
         [request.prompt for request in requests], [request.template for request in requests]
     )

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.caches import CachePolicy
+from dllm_decode.caches import CachePolicy, Columns
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
@@ -19,7 +19,8 @@ from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
-from samplers.logits.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.logits.statistics import certain_where, probability
+from samplers.logits.summary import Summary
 from samplers.view import View
 
 
@@ -36,6 +37,20 @@ class Lookahead(NamedTuple):
     start: int
     tokens: Int[Tensor, " L"]
     logits: Float[Tensor, "W V"]
+
+
+class Breach(NamedTuple):
+    """A rule of a plug-in's contract, and where it was broken.
+
+    Attributes:
+        found: True where it was.
+        culprit: The plug-in, or the model's name.
+        duty: What the culprit must do.
+    """
+
+    found: Bool[Tensor, "*shape"]
+    culprit: object
+    duty: str
 
 
 class Session:
@@ -78,10 +93,12 @@ class Session:
         self.temperature = temperature
         slots = (len(canvas) * num_branches, canvas.length)
         kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
-        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_pending)
+        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_history)
         self._banned_ids = sorted({model.mask_id, *model.banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
+        self._num_rounds = 0
+        self._breaches: list[Breach] = []
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
         self._frame: ForwardGeometry | None = None
@@ -137,7 +154,7 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
-            lean: Whether logits that the sampler does not read may be left out, see `View.asked`.
+            lean: Whether logits that the sampler does not read may be left out.
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
@@ -180,7 +197,7 @@ class Session:
             eligible[:, block.end - window.start :] = False
         return View(
             tokens=canvas.region[:, columns],
-            logits=logits,
+            computed=Summary(logits, asked),
             masked=masked,
             eligible=eligible,
             start=window.start,
@@ -190,7 +207,6 @@ class Session:
             keys=self._keys[canvas.rows],
             lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
-            asked=asked,
             reads_committed=sampler.reads_committed,
             leave_one_out=leave_one_out,
         )
@@ -205,19 +221,44 @@ class Session:
         *,
         num_logits: int,
         first_logits: Int[Tensor, " B"] | None = None,
+        parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
         reading = target.read(
-            past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+            past,
+            tokens,
+            counts,
+            num_logits=num_logits,
+            first_logits=first_logits,
+            parents=parents,
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def sync(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
-        """Reads numbers of each row, for which the host waits, after a step."""
-        return self._ledger.sync(canvas, self._cache, self._step, numbers)
+    def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> None:
+        """Notes where a plug-in broke its contract; the next `sync` raises if it is anywhere."""
+        self._breaches.append(Breach(found, culprit, duty))
+
+    def sync(self, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
+        """Reads numbers of each row after a round: the one time that the host waits for it.
+
+        Raises:
+            RuntimeError: If a plug-in broke its contract in this round.
+        """
+        breaches, self._breaches = self._breaches, []
+        self._num_rounds += 1
+        found = [breach.found.any()[None] for breach in breaches]
+        read = torch.cat([*found, *numbers]).tolist()
+        for breach, is_broken in zip(breaches, read, strict=False):
+            if is_broken:
+                raise RuntimeError(
+                    f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
+                )
+        width = len(numbers[0])
+        starts = range(len(found), len(read), width)
+        return [read[start : start + width] for start in starts]
 
     def count_drafts(
         self,
@@ -254,8 +295,9 @@ class Session:
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
         end = window.stop if model.causal_block_length else canvas.length
         needed = slice(max(0, window.start - shift), window.stop)
-        forward = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
-        chosen = self._cache.recompute(forward)
+        query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
+        chosen = self._cache.recompute(query)
+        self._check_columns(chosen, end)
         if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
             with_kv_cache = self._cache.needs_kv_cache
             self._frame = ForwardGeometry.of(
@@ -279,11 +321,30 @@ class Session:
         else:
             inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
             logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._ledger.record(forward, chosen, branches)
+        self._ledger.record(query, chosen, branches)
+        # The highest logit of a column, since a token may be impossible but not all of them.
+        highest = logits.amax(-1)
+        self.forbid(~highest.isfinite(), model.name, "give logits without NaN or infinity")
         if frame.known is None:
             return logits
+        self._check_known(canvas, frame.known, window)
         tokens = _part(canvas.tokens[:, window], asked)
         return certain_where(logits, ~_part(frame.known, asked), tokens)
+
+    def _check_columns(self, chosen: Columns, end: int) -> None:
+        """Raises RuntimeError if a policy leaves out columns without saying so."""
+        computes_all = isinstance(chosen, slice) and chosen == slice(0, end)
+        if not self._cache.needs_kv_cache and not computes_all:
+            raise RuntimeError(
+                f"needs_kv_cache must be True in {self._cache!r}, since it leaves out columns: "
+                f"it computes {chosen} of {end}."
+            )
+
+    def _check_known(self, canvas: Canvas, known: Bool[Tensor, "B W"], window: slice) -> None:
+        """Checks that a policy computes what predicts the window's masks."""
+        shown = slice(window.start - canvas.start, window.stop - canvas.start)
+        duty = "compute every column that predicts a masked position"
+        self.forbid(~known & canvas.masked[:, shown], self._cache, duty)
 
     def _run_packed(
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
@@ -311,7 +372,7 @@ class Session:
     def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
         """Calls the model, and puts the call on the bill of the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.cost.add_forward(canvas.rows, inputs.tokens.shape[1])
+        self.cost.add_forward(canvas, inputs.tokens.shape[1])
         return logits.index_fill_(-1, self._banned, -torch.inf)
 
 
@@ -323,6 +384,5 @@ def _probability(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], masked: Bool[Tensor, "B W"]
 ) -> Float[Tensor, "B W"]:
     """Returns the probability of each token in place, 0 where there is none."""
-    normaliser = log_normaliser(logits, most_likely(logits))
-    logs = gather(logits, tokens.masked_fill(masked, 0)) - normaliser
-    return logs.exp().masked_fill(masked, 0.0)
+    found = probability(logits, tokens.masked_fill(masked, 0))
+    return found.masked_fill(masked, 0.0)

@@ -11,7 +11,7 @@ from typing import Any
 from eval.metrics.curves import Row
 from eval.metrics.metrics import Point
 from eval.metrics.summary import summarise
-from eval.oracle.theory import curve
+from eval.oracle.exact import curve
 from eval.reports.page import report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page

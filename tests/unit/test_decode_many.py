@@ -15,6 +15,7 @@ from spied import FAMILIES
 from dllm_decode import (
     ARVerify,
     CachePolicy,
+    DecodeConfig,
     DecodeOutput,
     DelayedCache,
     DualCache,
@@ -26,7 +27,6 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.decode import Setting
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [2, 2, 2, 2], [14, 1, 5], [6, 3]]
@@ -185,7 +185,7 @@ def test_no_prompts_give_no_answers() -> None:
     ("options", "sentence"),
     [
         ({"num_rows": 0}, "num_rows is at least 1, got 0"),
-        ({"block_length": 9}, "block_length is between 1 and gen_length=8"),
+        ({"block_length": 9}, "block_length must be between 1 and gen_length=8"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_decoded(
@@ -214,5 +214,6 @@ def test_the_settings_are_those_of_decode() -> None:
     assert {n: p.annotation for n, p in many.items()} | taken == {
         n: p.annotation for n, p in one.items()
     } | taken
-    settings = {field.name: field.type for field in fields(Setting)}
-    assert settings == {n: p.annotation for n, p in one.items() if n not in (*taken, "observers")}
+    options = {field.name for field in fields(DecodeConfig)}
+    assert options == {n for n, p in one.items() if p.default is None}
+    assert options == {n for n, p in many.items() if p.default is None}

@@ -1,40 +1,54 @@
 """The one loop."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import compatibility
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.output import DecodeOutput
+from dllm_decode.prompts import Prompt, Prompts, read_prompt, token_lists
 from dllm_decode.session import Session
+from dllm_decode.stopping import NeverStop, StopRule
 from dllm_decode.verify import NoVerifier, Verifier
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler
+from samplers.state import take_state
 
 
 @torch.inference_mode()
 def decode(
     model: MaskPredictor,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     sampler: Sampler,
     *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
-    gen_length: int = 256,
-    block_length: int = 32,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_at_eos: bool = True,
-    truncate_at_eos: bool = False,
+    config: DecodeConfig = DecodeConfig(),
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
+    gen_length: int | None = None,
+    block_length: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    cfg_scale: float | None = None,
+    confidence_from: ConfidenceFrom | None = None,
+    banned_ids: tuple[int, ...] | None = None,
+    deferred_ids: tuple[int, ...] | None = None,
+    seed: int | None = None,
+    stop_at_eos: bool | None = None,
+    truncate_at_eos: bool | None = None,
 ) -> DecodeOutput:
     """Fills the answers to a batch of prompts by iterative unmasking.
 
@@ -43,102 +57,125 @@ def decode(
 
     Args:
         model: The mask predictor, see `MaskPredictor`.
-        prompts: Token ids, one sequence per row; lengths may differ.
+        prompts: Token ids, one sequence per row; lengths may differ. Also a tensor with its
+            `attention_mask`, or what a tokenizer of transformers returns.
         sampler: Which positions to commit, and with which token.
+        attention_mask: Of prompts in a tensor: 0 where padding stands.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
-        gen_length: Answer length in tokens, including padding after EOS.
-        block_length: Tokens per block. Equal to `gen_length`: no block order at all. A block-causal
-            model wants its own block length or a multiple.
-        temperature: Gumbel-max temperature of the proposals; 0 is greedy.
-        seed: Seed of the noise; a row's noise depends on nothing else of the batch but its place.
-        stop_at_eos: Stop a row once EOS is committed with no mask before it.
-        truncate_at_eos: Fill what lies behind an EOS as soon as it is committed, also while masks
-            before it are left. Saves the forwards of all that, and stakes the answer's length on
-            the first EOS that the sampler commits (Learn2PD's end-of-text prediction).
+        config: The options; those that follow `observers` are its fields, and override it.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
+        stop: Which rows stop early, beside those whose answer ends with an EOS.
+        gen_length: As in `DecodeConfig`; so are the arguments that follow. `None`: as in `config`.
+        block_length: See `DecodeConfig`.
+        temperature: See `DecodeConfig`.
+        top_p: See `DecodeConfig`.
+        top_k: See `DecodeConfig`.
+        cfg_scale: See `DecodeConfig`.
+        confidence_from: See `DecodeConfig`.
+        banned_ids: See `DecodeConfig`.
+        deferred_ids: See `DecodeConfig`.
+        seed: See `DecodeConfig`.
+        stop_at_eos: See `DecodeConfig`.
+        truncate_at_eos: See `DecodeConfig`.
 
     Raises:
         ValueError: If sampler, cache, verifier, model and lengths do not fit together.
         RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
             stated bound.
     """
-    setting = Setting(
-        model=model,
-        sampler=sampler,
-        cache=cache,
-        verifier=verifier,
+    options = config.updated(
         gen_length=gen_length,
         block_length=block_length,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        cfg_scale=cfg_scale,
+        confidence_from=confidence_from,
+        banned_ids=banned_ids,
+        deferred_ids=deferred_ids,
         seed=seed,
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
+    decoder = Decoder(model, sampler, cache, verifier, options, stop)
     started = time.perf_counter()
-    canvas = setting.blank(prompts, templates)
-    session = setting.session(canvas)
-    for block in verifier.blocks(canvas, block_length):
-        canvas = finish_block(setting, session, canvas, block, observers=observers)
-    bill = session.cost
+    canvas = decoder.blank(token_lists(prompts, attention_mask), templates)
+    session = decoder.session(canvas)
+    for block in decoder.blocks(canvas):
+        canvas = finish_block(decoder, session, canvas, block, observers=observers)
+    cost = session.cost
     return DecodeOutput(
         tokens=canvas.answers().cpu(),
-        nfe=bill.nfe.cpu(),
-        query_positions=bill.query_positions.cpu(),
-        forwards=bill.forwards,
-        target_nfe=bill.target_nfe.cpu(),
-        target_forwards=bill.target_forwards,
-        drafted=bill.drafted.cpu(),
-        accepted=bill.accepted.cpu(),
+        nfe=cost.nfe.cpu(),
+        query_positions=cost.query_positions.cpu(),
+        forwards=cost.forwards,
+        target_nfe=cost.target_nfe.cpu(),
+        target_forwards=cost.target_forwards,
+        drafted=cost.drafted.cpu(),
+        accepted=cost.accepted.cpu(),
         wall_s=time.perf_counter() - started,
         eos_ids=canvas.eos_ids,
     )
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How answers are decoded; the attributes are those of `decode`.
+class Decoder:
+    """A model, the plug-ins and the config of one decode, checked against each other.
 
     Raises:
-        ValueError: If sampler, cache, verifier, model and lengths do not fit together.
+        ValueError: If they do not fit together.
     """
 
     model: MaskPredictor
     sampler: Sampler
     cache: CachePolicy
     verifier: Verifier
-    gen_length: int
-    block_length: int
-    temperature: float
-    seed: int
-    stop_at_eos: bool
-    truncate_at_eos: bool
+    config: DecodeConfig
+    stop: StopRule = NeverStop()
 
     def __post_init__(self) -> None:
-        _check(self.model, self.block_length, self.gen_length, self.temperature)
+        model, config = self.model, self.config
+        compatibility.require_plugins(model, self.sampler, self.cache, self.verifier)
         self.sampler.check(
-            model=self.model.name, gen_length=self.gen_length, block_length=self.block_length
+            model=model.name, gen_length=config.gen_length, block_length=self.block_length
         )
-        compatibility.check(self.model, self.sampler, self.cache, verifier=self.verifier)
-        self.verifier.check(self.model)
+        compatibility.check(model, self.sampler, self.cache, verifier=self.verifier)
+        self.verifier.check(model)
+        _check_implemented(config)
 
-    def blank(
-        self, prompts: Sequence[Sequence[int]], templates: Sequence[Sequence[int]] = ()
-    ) -> Canvas:
+    @property
+    def block_length(self) -> int:
+        """Tokens per block."""
+        model = self.model
+        return self.config.resolved_block_length(model.causal_block_length, model=model.name)
+
+    def blocks(self, canvas: Canvas) -> Iterator[Block]:
+        """Returns the blocks in the order in which they are decoded."""
+        return self.verifier.blocks(canvas, self.block_length)
+
+    def blank(self, prompts: Sequence[Prompt], templates: Sequence[Sequence[int]] = ()) -> Canvas:
         """Lays out prompts and masked answers."""
+        gen_length = self.config.gen_length
         canvas = Canvas.blank(
-            prompts,
-            self.gen_length,
+            [read_prompt(p, self.model, gen_length, row=row) for row, p in enumerate(prompts)],
+            self.config.gen_length,
             mask_id=self.model.mask_id,
             eos_ids=self.verifier.eos_ids(self.model),
             templates=templates,
             align=self.model.causal_block_length or 1,
-            truncates=self.truncate_at_eos,
+            truncates=self.config.truncate_at_eos,
             device=self.model.device,
         )
-        return canvas.stop_at_eos() if self.stop_at_eos else canvas
+        return canvas.stop_at_eos() if self.config.stop_at_eos else canvas
+
+    def stopped(self, canvas: Canvas, block: Block) -> Canvas:
+        """Stops rows whose answer has ended, after a round."""
+        canvas = canvas.stop_at_eos() if self.config.stop_at_eos else canvas
+        found = self.stop.stopped(canvas, block)
+        return canvas if found is None else canvas.stop_rows(found)
 
     def session(self, canvas: Canvas) -> Session:
         """Allocates what a canvas needs."""
@@ -146,14 +183,14 @@ class Setting:
             self.model,
             canvas,
             self.cache,
-            temperature=self.temperature,
-            seed=self.seed,
+            temperature=self.config.temperature,
+            seed=self.config.seed,
             num_branches=self.verifier.num_branches,
         )
 
 
 def finish_block(
-    setting: Setting,
+    decoder: Decoder,
     session: Session,
     canvas: Canvas,
     block: Block,
@@ -161,19 +198,19 @@ def finish_block(
     observers: Sequence[Observer] = (),
 ) -> Canvas:
     """Decodes one block; rows that have finished it are no longer computed."""
-    sampler, verifier = setting.sampler, setting.verifier
+    sampler, verifier = decoder.sampler, decoder.verifier
     session.open()
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
     limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
     steps = torch.zeros_like(part.rows)
-    carry: State = None
+    carry: Any = None
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
         moved = (part.tokens != before.tokens).any(-1)
-        part = part.stop_at_eos() if setting.stop_at_eos else part
+        part = decoder.stopped(part, block)
         steps += moved
-        left, taken, now = session.sync(part, part.num_open(block), steps, moved)
+        left, taken, now = session.sync(part.num_open(block), steps, moved.long())
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         if not all(left):
@@ -229,18 +266,12 @@ def _tell(
         observer(event)
 
 
-def _check(model: MaskPredictor, block_length: int, gen_length: int, temperature: float) -> None:
-    if gen_length < 1:
-        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
-    inner = model.causal_block_length
-    if not 1 <= block_length <= max(gen_length, inner):
-        raise ValueError(
-            f"block_length is between 1 and gen_length={gen_length} tokens, got {block_length}."
-        )
-    if inner and block_length % inner:
-        raise ValueError(
-            f"{model.name} attends in blocks of {inner} tokens, so block_length is a multiple "
-            f"of {inner}, got {block_length}."
-        )
-    if not temperature >= 0.0:
-        raise ValueError(f"temperature is at least 0, got {temperature}.")
+def _check_implemented(config: DecodeConfig) -> None:
+    """Refuses options that no decode honours yet."""
+    default = DecodeConfig()
+    for name in ("top_p", "top_k", "cfg_scale", "confidence_from", "banned_ids", "deferred_ids"):
+        value, only = getattr(config, name), getattr(default, name)
+        if value != only:
+            raise ValueError(
+                f"{name} must be {only!r}, since no other is implemented, got {value!r}."
+            )

@@ -1,0 +1,168 @@
+"""The one box of options: how answers are decoded, whatever decodes them."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
+"""Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
+
+DEFAULT_BLOCK_LENGTH = 32
+MAX_GEN_LENGTH = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """Options of a decode that are no plug-ins; the same for `decode`, evaluation and benchmarks.
+
+    Attributes:
+        gen_length: Answer length in tokens, including what fills up the answer behind its EOS.
+        block_length: Tokens per block. `None`: the model's own, else 32, never more than
+            `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
+            a multiple of its own block length.
+        temperature: Gumbel-max temperature of the proposals; 0 is greedy.
+        top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
+        top_k: Proposals come from this many most likely tokens; 0: all.
+        cfg_scale: Strength of classifier-free guidance, which sees each prompt once as it is and
+            once as [MASK]; 0: none. Every forward then has two canvases a row.
+        confidence_from: "raw": a confidence is a probability at temperature 1 over all tokens, as
+            LLaDA has it. "tempered": at `temperature`, after `top_p` and `top_k`, as Dream has it.
+        banned_ids: Token ids that are never proposed, beside the model's own.
+        deferred_ids: Token ids whose proposals have confidence 0, so that other positions come
+            first.
+        seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
+            its prompt and its own tokens alone.
+        stop_at_eos: Stop a row once an EOS is committed with no mask before it.
+        truncate_at_eos: Fill what lies behind an EOS as soon as it is committed, even while masks
+            before it are left. Saves forwards, and stakes the answer's length on the first EOS
+            that the sampler commits (Learn2PD's end-of-text prediction).
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    gen_length: int = 256
+    block_length: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    cfg_scale: float = 0.0
+    confidence_from: ConfidenceFrom = "raw"
+    banned_ids: tuple[int, ...] = ()
+    deferred_ids: tuple[int, ...] = ()
+    seed: int = 0
+    stop_at_eos: bool = True
+    truncate_at_eos: bool = False
+
+    def __post_init__(self) -> None:
+        require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
+        if self.block_length is not None:
+            require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
+        require_number("temperature", self.temperature)
+        require_number("top_p", self.top_p)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
+        require_integer("top_k", self.top_k, least=0)
+        require_number("cfg_scale", self.cfg_scale)
+        if self.confidence_from not in get_args(ConfidenceFrom):
+            raise ValueError(
+                f'confidence_from must be "raw" or "tempered", got {self.confidence_from!r}.'
+            )
+        require_ids("banned_ids", self.banned_ids)
+        require_ids("deferred_ids", self.deferred_ids)
+        require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
+        require_bool("stop_at_eos", self.stop_at_eos)
+        require_bool("truncate_at_eos", self.truncate_at_eos)
+
+    def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
+        """Returns the block length of a decode.
+
+        Args:
+            causal_block_length: As `MaskPredictor.causal_block_length`: 0 for a model that attends
+                in both directions everywhere.
+            model: The model's name, for messages.
+
+        Raises:
+            ValueError: If the block length fits neither the answer nor the model.
+        """
+        if self.block_length is None:
+            return causal_block_length or min(DEFAULT_BLOCK_LENGTH, self.gen_length)
+        if self.block_length > max(self.gen_length, causal_block_length):
+            raise ValueError(
+                f"block_length must be between 1 and gen_length={self.gen_length} tokens, "
+                f"got {self.block_length}."
+            )
+        if causal_block_length and self.block_length % causal_block_length:
+            raise ValueError(
+                f"block_length must be a multiple of {causal_block_length}, since {model} attends "
+                f"in blocks of {causal_block_length} tokens, got {self.block_length}."
+            )
+        return self.block_length
+
+    def updated(
+        self,
+        *,
+        gen_length: int | None = None,
+        block_length: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        cfg_scale: float | None = None,
+        confidence_from: ConfidenceFrom | None = None,
+        banned_ids: tuple[int, ...] | None = None,
+        deferred_ids: tuple[int, ...] | None = None,
+        seed: int | None = None,
+        stop_at_eos: bool | None = None,
+        truncate_at_eos: bool | None = None,
+    ) -> "DecodeConfig":
+        """Returns the config with some fields replaced; `None` keeps a field as it is."""
+        given = {
+            "gen_length": gen_length,
+            "block_length": block_length,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "cfg_scale": cfg_scale,
+            "confidence_from": confidence_from,
+            "banned_ids": banned_ids,
+            "deferred_ids": deferred_ids,
+            "seed": seed,
+            "stop_at_eos": stop_at_eos,
+            "truncate_at_eos": truncate_at_eos,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        return replace(self, **changes)  # type: ignore[arg-type] # each has the type of its field
+
+
+def require_integer(
+    name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
+) -> None:
+    """Raises ValueError unless a value is an integer within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be {what}, got {value!r}.")
+    if most is None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, got {value}.")
+
+
+def require_number(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}.")
+    if value < 0.0:
+        raise ValueError(f"{name} must be at least 0, got {value}.")
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raises ValueError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def require_ids(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a tuple of token ids."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple of token ids, got {value!r}.")
+    for token in value:
+        require_integer(name, token, least=0, what="a tuple of token ids")

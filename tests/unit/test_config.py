@@ -1,0 +1,89 @@
+"""The one box of options."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dllm_decode import DecodeConfig, decode, decode_many
+from dllm_decode.config import require_bool, require_ids, require_integer, require_number
+from samplers import FixedSchedule
+from tests.toys import HashModel
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"gen_length": 0}, "gen_length must be between 1 and 1048576, got 0"),
+        ({"gen_length": 10**9}, "gen_length must be between 1 and 1048576, got 1000000000"),
+        ({"block_length": 0}, "block_length must be between 1 and 1048576, got 0"),
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": math.nan}, "temperature must be a finite number, got nan"),
+        ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"top_k": -1}, "top_k must be at least 0, got -1"),
+        ({"cfg_scale": -0.5}, "cfg_scale must be at least 0, got -0.5"),
+        ({"seed": 2**63}, "seed must be between"),
+    ],
+)
+def test_every_field_is_checked_at_construction(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        DecodeConfig(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=sentence):
+        decode(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=sentence):
+        decode_many(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "sentence"),
+    [
+        (lambda value: require_integer("gen_length", value, least=1), 8.0, "an integer, got 8.0"),
+        (lambda value: require_integer("gen_length", value, least=1), True, "an integer, got True"),
+        (lambda value: require_number("temperature", value), "hot", "a finite number, got 'hot'"),
+        (lambda value: require_number("temperature", value), True, "a finite number, got True"),
+        (lambda value: require_ids("banned_ids", value), [1], "a tuple of token ids, got"),
+        (lambda value: require_ids("banned_ids", value), (1.5,), "a tuple of token ids, got 1.5"),
+        (lambda value: require_bool("stop_at_eos", value), 1, "True or False, got 1"),
+    ],
+)
+def test_wrong_types_are_refused(
+    check: Callable[[object], None], value: object, sentence: str
+) -> None:
+    """The tests' own type checker would be first if these went through `DecodeConfig`."""
+    with pytest.raises(ValueError, match=f"must be {sentence}"):
+        check(value)
+
+
+def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer() -> None:
+    config = DecodeConfig()
+    assert config.resolved_block_length(0, model="m") == 32
+    assert config.resolved_block_length(4, model="m") == 4
+    assert DecodeConfig(gen_length=16).resolved_block_length(0, model="m") == 16
+    assert DecodeConfig(gen_length=2).resolved_block_length(4, model="m") == 4
+    with pytest.raises(ValueError, match="between 1 and gen_length=8 tokens, got 9"):
+        DecodeConfig(gen_length=8, block_length=9).resolved_block_length(0, model="m")
+    with pytest.raises(ValueError, match="block_length must be a multiple of 4"):
+        DecodeConfig(block_length=6).resolved_block_length(4, model="m")
+
+
+def test_keywords_override_the_config() -> None:
+    config = DecodeConfig(gen_length=8, temperature=2.0, seed=1, stop_at_eos=False)
+    plain = decode(HashModel(), [[1]], FixedSchedule(8), config=config)
+    same = decode(
+        HashModel(), [[1]], FixedSchedule(8),
+        config=DecodeConfig(gen_length=8, temperature=2.0), seed=1, stop_at_eos=False,
+    )  # fmt: skip
+    other = decode(HashModel(), [[1]], FixedSchedule(8), config=config, seed=2)
+    (one_of_many,) = decode_many(HashModel(), [[1]], FixedSchedule(8), config=config)
+    assert plain.tokens.shape == (1, 8)
+    assert torch.equal(plain.tokens, same.tokens)
+    assert torch.equal(plain.tokens, one_of_many.tokens)
+    assert not torch.equal(plain.tokens, other.tokens)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="genlength"):
+        decode(HashModel(), [[1]], FixedSchedule(8), genlength=8)  # type: ignore[call-overload]
