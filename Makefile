@@ -4,12 +4,17 @@ VENV ?= .venv
 
 ifeq ($(VENV),none)
   PY := $(PYTHON)
+  BASE :=
   READY :=
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
   PY := $(VENV)/bin/python
+  BASE := $(VENV)/.base
   READY := $(VENV)/.installed
 endif
+
+# Read when torch is loaded: threads that wait actively are ten times slower on a busy machine.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help demo test test-all test-gpu bench fix lint types check clean
 .DELETE_ON_ERROR:
@@ -17,7 +22,7 @@ endif
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
-demo: $(READY)  ## set up, then run the main example
+demo: $(BASE)  ## set up, then run the main example
 	$(PY) examples/llada_gsm8k.py
 
 test: $(READY)  ## set up, then run the tests (CPU, no network)
@@ -29,7 +34,7 @@ test-all: $(READY)  ## the slow tests too
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -m gpu -rs
 
-bench: $(READY)  ## speed and memory beside a plain reference loop
+bench: $(BASE)  ## speed and memory beside a plain reference loop
 	$(PY) -m benchmarks
 
 fix: $(READY)  ## mend what the linter can, and format
@@ -49,9 +54,13 @@ clean:  ## remove the virtual environment and the tools' caches
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  f"Python 3.11 or later is required, got {v[0]}.{v[1]}. Name another one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.base
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,eval-text,lm-eval,test]"
 	@touch $@

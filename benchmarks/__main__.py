@@ -5,6 +5,9 @@ the plain loop with `decode`, its caches and its verifiers; "growth" times a ste
 and batch size. Every contender has a process of its own.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import datetime
 import json
 import platform

@@ -1,72 +1,11 @@
-"""Decodes masked-diffusion language models: one loop, pluggable samplers, caches and verifiers."""
+"""Decodes masked-diffusion language models: one loop, pluggable samplers, caches and verifiers.
 
-from dllm_decode.batching import decode_many
-from dllm_decode.caches import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    FreeCache,
-    NoCache,
-    PrefixCache,
-)
-from dllm_decode.canvas import Block, Canvas
-from dllm_decode.config import DecodeConfig
-from dllm_decode.decode import decode
-from dllm_decode.models import CausalTarget, load_model
-from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
-from dllm_decode.models.targets.load import load_target
-from dllm_decode.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
-from dllm_decode.output import DecodeOutput
-from dllm_decode.verify import (
-    ARVerify,
-    Draft,
-    Drafting,
-    DraftLength,
-    Guided,
-    NGram,
-    NoVerifier,
-    PathSearch,
-    Sampled,
-    SelfVerify,
-    Uniform,
-    Verifier,
-)
+The public names are listed in `__init__.pyi`; each is imported when it is first used, so that
+`import dllm_decode` loads neither torch nor transformers.
+"""
 
-__all__ = [
-    "ARVerify",
-    "Block",
-    "CachePolicy",
-    "Canvas",
-    "CausalTarget",
-    "DecodeConfig",
-    "DecodeOutput",
-    "DelayedCache",
-    "Draft",
-    "DraftLength",
-    "Drafting",
-    "DualCache",
-    "ForwardInputs",
-    "FreeCache",
-    "Gain",
-    "Gains",
-    "Guided",
-    "KVCache",
-    "MaskPredictor",
-    "NGram",
-    "NoCache",
-    "NoVerifier",
-    "Observer",
-    "PathSearch",
-    "PrefixCache",
-    "Revision",
-    "Sampled",
-    "SelfVerify",
-    "StepEvent",
-    "Trace",
-    "Uniform",
-    "Verifier",
-    "decode",
-    "decode_many",
-    "load_model",
-    "load_target",
-]
+import lazy_loader
+
+__version__ = "0.2.0"
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

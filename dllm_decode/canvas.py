@@ -1,8 +1,30 @@
-"""The canvas: tokens of a batch of rows, prompts to the left, answers to the right."""
+"""The canvas: tokens of a batch of rows, prompts to the left, answers to the right.
+
+Two rows, prompts of 5 and 3 tokens, gen_length 8, block_length 4; the second block is open:
+
+    column     0   1   2   3   4 | 5   6   7   8 | 9  10  11  12
+    row 0     [     prompt      ]|[   answer     |               ]
+    row 1     pad pad [ prompt  ]|[   answer     |               ]
+    position                       0   1   2   3   4   5   6   7
+                                 |<---------- region ---------->|
+                                 |<-- block 0 -->|<-- block 1 ->|
+                                                 |<-- window -->|
+
+    canvas     all of it: B rows of L columns.
+    column     an absolute place in the canvas, the same for all rows.
+    position   a place in the answer region, counted from its first column.
+    region     the columns of the answers; all rows' regions begin at the same column.
+    block      positions that are decoded together; one block is open at a time.
+    window     positions that a sampler sees: the open block, from there to the end of the region,
+               or all of the region (`Sampler.scope`).
+    slot       the place of a column in the key-value cache: slot n holds the key and value that the
+               last forward which computed column n wrote there.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import count
 from operator import or_
 
 import torch
@@ -12,6 +34,8 @@ from torch.nn.functional import pad
 
 from dllm_decode.prompts import check_prompt, check_templates
 from dllm_decode.sizes import round_up
+
+_LAYOUTS = count()
 
 
 @dataclass(frozen=True)
@@ -52,7 +76,11 @@ class Canvas:
         padded: Whether any row of the original batch has columns that are not its own.
         span: Columns that hold all of any row; fewer than there are where rows of different depths
             have joined.
+        layout: Number of this arrangement of rows. Canvases of the same number have the same rows,
+            pads, leads and ends; only their tokens differ, and which rows run.
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
+        is_aligned: Whether each row's positions end where its answer does. On a block-causal model
+            `ends` may be later: its last block is filled up.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -67,7 +95,9 @@ class Canvas:
     eos_ids: tuple[int, ...]
     padded: bool
     span: int
+    layout: int
     truncates: bool = False
+    is_aligned: bool = True
 
     @staticmethod
     def blank(
@@ -128,7 +158,9 @@ class Canvas:
             eos_ids=eos_ids,
             padded=max(pads) > 0,
             span=length,
+            layout=next(_LAYOUTS),
             truncates=truncates,
+            is_aligned=align == 1,
         )
 
     def __len__(self) -> int:
@@ -183,9 +215,17 @@ class Canvas:
         # One comparison a token: a tensor of them would have to be sent to the device every step.
         return reduce(or_, (tokens == token for token in self.eos_ids))
 
+    @cached_property
+    def unfinished(self) -> Bool[Tensor, "B R"]:
+        """Masked positions of the answer itself, without what fills up its last block."""
+        if self.is_aligned:
+            return self.masked
+        positions = torch.arange(self.region_length, device=self.tokens.device)
+        return self.masked & (positions < self.lead[:, None] + self.gen_length)
+
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the masks that running rows have left in a block."""
-        return self.masked[:, block.start : block.end].sum(-1) * self.running
+        """Counts the positions that running rows must still commit in a block."""
+        return self.unfinished[:, block.start : block.end].sum(-1) * self.running
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""
@@ -198,6 +238,7 @@ class Canvas:
             ends=self.ends[rows],
             running=self.running[rows],
             rows=self.rows[rows],
+            layout=next(_LAYOUTS),
         )
 
     def put(self, part: "Canvas") -> "Canvas":
@@ -225,8 +266,12 @@ class Canvas:
         # Only the host's own memory can be asked for free.
         if stopped.device.type == "cpu" and not stopped.any():
             return self
-        filled = self._fill(self.masked & stopped[:, None])
-        return replace(filled, running=self.running & ~stopped)
+        return self.stop_rows(stopped)
+
+    def stop_rows(self, where: Bool[Tensor, " B"]) -> "Canvas":
+        """Stops some rows and fills what is left of their answers."""
+        filled = self._fill(self.masked & where[:, None])
+        return replace(filled, running=self.running & ~where)
 
     def truncate_at_eos(self) -> "Canvas":
         """Fills what lies behind the first EOS of each running row, if the canvas truncates.
@@ -265,6 +310,12 @@ class Canvas:
         columns = self.start + torch.arange(self.gen_length, device=self.tokens.device)
         return self.tokens.gather(1, columns + self.lead[:, None])
 
+    def without_given(self) -> "Canvas":
+        """Returns the canvas with [MASK] for prompts and given tokens, as guidance sees it."""
+        given = torch.ones_like(self.tokens, dtype=torch.bool)
+        given[:, self.start :] = self.fixed
+        return self._with_tokens(self.tokens.masked_fill(given, self.mask_id))
+
     def behind(self, position: int) -> "Canvas":
         """Returns the canvas with a region that begins at a position, all before it decided."""
         return replace(
@@ -272,6 +323,7 @@ class Canvas:
             fixed=self.fixed[:, position:],
             lead=self.lead - position,
             ends=self.ends - position,
+            layout=next(_LAYOUTS),
         )
 
     @staticmethod
@@ -293,6 +345,7 @@ class Canvas:
             ends=ends,
             running=torch.cat([part.running for part in parts]),
             rows=torch.cat([part.rows for part in parts]),
+            layout=next(_LAYOUTS),
             padded=bool(((lefts > 0) | (ends < width)).any()),
             span=int((start - lefts + ends).max()),
         )

@@ -116,6 +116,21 @@ REFUSALS = (
 )
 
 
+def require_plugins(model: object, sampler: object, cache: object, verifier: object) -> None:
+    """Raises ValueError unless each plug-in is an instance of what its place wants."""
+    wanted: tuple[tuple[str, object, type, str], ...] = (
+        ("model", model, MaskPredictor, "the model that load_model returns"),
+        ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
+        ("cache", cache, CachePolicy, "a cache policy such as DualCache()"),
+        ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
+    )
+    for name, given, kind, example in wanted:
+        if isinstance(given, type):
+            raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
+        if not isinstance(given, kind):
+            raise ValueError(f"{name} must be {example}, got {given!r}.")
+
+
 def check(
     model: MaskPredictor, sampler: Sampler, cache: CachePolicy, *, verifier: Verifier
 ) -> None:

@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.canvas import Canvas
+
 
 class Cost:
     """Counts what the models did for each row; only the session writes to it.
 
-    Forwards of the same rows are counted by the host and settled when somebody looks, so that a
-    step costs an accelerator nothing.
+    Forwards of one layout of rows are counted by the host and settled when somebody looks, so that
+    a step costs an accelerator nothing.
 
     Attributes:
         forwards: Calls of the mask predictor.
@@ -31,7 +33,7 @@ class Cost:
         self.target_nfe = torch.zeros_like(self._nfe)
         self.drafted = torch.zeros_like(self._nfe)
         self.accepted = torch.zeros_like(self._nfe)
-        self._open = _Open(torch.arange(0, device=device))
+        self._open = _Open(torch.arange(0, device=device), layout=-1)
 
     @property
     def nfe(self) -> Int[Tensor, " R"]:
@@ -43,22 +45,22 @@ class Cost:
         self._settle()
         return self._query_positions
 
-    def add_forward(self, rows: Int[Tensor, " B"], num_columns: int) -> None:
-        """Puts a call of the mask predictor on the bill.
+    def add_forward(self, canvas: Canvas, num_columns: int) -> None:
+        """Counts a call of the mask predictor.
 
         Args:
-            rows: Who took part; a row of which several states did is named as often.
+            canvas: Who took part; a row of which several states did is there as often.
             num_columns: Columns that were computed for each.
         """
         self.forwards += 1
-        if rows is not self._open.rows:
+        if canvas.layout != self._open.layout:
             self._settle()
-            self._open = _Open(rows)
+            self._open = _Open(canvas.rows, canvas.layout)
         self._open.num_forwards += 1
         self._open.num_columns += num_columns
 
     def add_target_forward(self, rows: Int[Tensor, " B"]) -> None:
-        """Puts a call of the causal target on the bill."""
+        """Counts a call of the causal target."""
         self.target_forwards += 1
         self.target_nfe[rows] += 1
 
@@ -75,13 +77,14 @@ class Cost:
         # Assigned once however often a row is named, and added as often.
         self._nfe[rows] += self._open.num_forwards
         self._query_positions.index_add_(0, rows, torch.full_like(rows, self._open.num_columns))
-        self._open = _Open(rows)
+        self._open = _Open(rows, self._open.layout)
 
 
 @dataclass
 class _Open:
-    """Forwards of the same rows that are not yet on the bill."""
+    """Forwards of one layout of rows that are not yet counted."""
 
     rows: Int[Tensor, " B"]
+    layout: int
     num_forwards: int = 0
     num_columns: int = 0

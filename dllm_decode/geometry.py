@@ -1,4 +1,4 @@
-"""What of a canvas is looked at: a sampler's window, and the columns of a forward."""
+"""Where things stand: a sampler's window, the columns of a forward, and who sees whom."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.sizes import round_up
 from samplers.base import Sampler
 
-# Of the numbers of columns whose logits are read.
+# Logit columns are padded to a multiple of 8, so that few shapes occur.
 _STRIDE = 8
 
 
@@ -83,7 +83,7 @@ class ForwardGeometry:
             chosen: Columns to compute.
             window: Columns to predict.
             end: First column that nothing in the window can see.
-            with_kv_cache: Whether keys are those of the memory, or of the chosen columns alone.
+            with_kv_cache: Whether keys are those of the cache, or of the chosen columns alone.
         """
         shift = model.logit_shift
         every = torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
@@ -123,16 +123,13 @@ class ForwardGeometry:
         return canvas.tokens.gather(1, self.slots)
 
     def fits(self, canvas: Canvas, chosen: Columns, window: slice, end: int) -> bool:
-        """Says whether it is that of a forward; columns that differ by row are worked out anew."""
+        """Says whether it serves a forward too; columns that differ by row are worked out anew."""
         mine = self.canvas
         return (
             isinstance(chosen, slice)
             and isinstance(self.chosen, slice)
             and (chosen, window, end) == (self.chosen, self.window, self.end)
-            # Writing leaves these alone, whatever else changes them makes others.
-            and canvas.rows is mine.rows
-            and canvas.pads is mine.pads
-            and canvas.ends is mine.ends
+            and canvas.layout == mine.layout
         )
 
 
@@ -153,13 +150,40 @@ def _attend(
     is_last_block: bool,
     causal_block_length: int,
 ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
-    """Hides padding and, from a block-causal model, later blocks."""
-    pads = canvas.pads[:, None]
-    present = None
-    if canvas.padded:
-        present = ((keys >= pads) & (keys < canvas.start + canvas.ends[:, None]))[:, None]
-    if is_last_block:
+    """Returns the mask of a forward; `None`: everything sees everything."""
+    if is_last_block and not canvas.padded:
+        return None
+    return attention_mask(
+        columns,
+        keys,
+        firsts=canvas.pads,
+        ends=canvas.start + canvas.ends,
+        block_length=0 if is_last_block else causal_block_length,
+    )
+
+
+def attention_mask(
+    columns: Int[Tensor, "B Q"],
+    keys: Int[Tensor, "B K"],
+    *,
+    firsts: Int[Tensor, " B"],
+    ends: Int[Tensor, " B"],
+    block_length: int,
+) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"]:
+    """Says which columns see which: the one place where this rule stands.
+
+    A row's own columns are seen, padding is not. In a block-causal model a column sees its own
+    block and those before it; blocks count from the row's first column.
+
+    Args:
+        columns: Columns that look.
+        keys: Columns that are looked at.
+        firsts: First column of each row's own.
+        ends: Column behind the last of each row's own.
+        block_length: Tokens per block of a block-causal model; 0: every column sees all.
+    """
+    present = ((keys >= firsts[:, None]) & (keys < ends[:, None]))[:, None]
+    if not block_length:
         return present
-    own = ((columns - pads) // causal_block_length)[..., None]
-    earlier = ((keys - pads) // causal_block_length)[:, None] <= own
-    return earlier if present is None else earlier & present
+    own = ((columns - firsts[:, None]) // block_length)[..., None]
+    return (((keys - firsts[:, None]) // block_length)[:, None] <= own) & present

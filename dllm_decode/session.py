@@ -1,15 +1,16 @@
-"""The only object that calls the model, so that the bill cannot be cheated."""
+"""The only object that calls the model, so that its cost cannot be counted wrongly."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.caches import CachePolicy
+from dllm_decode.caches import CachePolicy, Columns
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
@@ -19,8 +20,12 @@ from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
-from samplers.logits.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.logits.statistics import certain_where, probability
+from samplers.logits.summary import Summary
+from samplers.logits.truncation import Truncation
 from samplers.view import View
+
+_NUMBERS = count()
 
 
 class Lookahead(NamedTuple):
@@ -38,6 +43,20 @@ class Lookahead(NamedTuple):
     logits: Float[Tensor, "W V"]
 
 
+class Breach(NamedTuple):
+    """A rule of a plug-in's contract, and where it was broken.
+
+    Attributes:
+        found: True where it was.
+        culprit: The plug-in, or the model's name.
+        duty: What the culprit must do.
+    """
+
+    found: Bool[Tensor, "*shape"]
+    culprit: object
+    duty: str
+
+
 class Session:
     """Runs the model for one decode and counts what that costs.
 
@@ -48,6 +67,7 @@ class Session:
         temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
         cost: What was done for each row so far.
+        number: Tells the decodes of a process apart, for observers.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
     """
@@ -61,8 +81,11 @@ class Session:
         temperature: float,
         seed: int,
         num_branches: int = 1,
+        truncation: Truncation | None = None,
+        cfg_scale: float = 0.0,
+        banned_ids: tuple[int, ...] = (),
     ) -> None:
-        """Allocates the memory.
+        """Allocates the key-value cache.
 
         Args:
             model: The mask predictor.
@@ -71,17 +94,27 @@ class Session:
             temperature: Of the views.
             seed: Of the views' noise.
             num_branches: States of one row that may be rows of a forward. Beside a row's own slots,
-                each further one has slots of its own in the memory, as many as the row.
+                each further one has slots of its own in the cache, as many as the row.
+            truncation: What is done to logits before samplers see them, `temperature` included;
+                `None`: nothing, and `temperature` acts on draws alone.
+            cfg_scale: Strength of classifier-free guidance; 0: none.
+            banned_ids: Tokens that are never proposed, beside the model's own.
         """
         self._model = model
         self._cache = cache
-        self.temperature = temperature
+        self._truncation = truncation
+        self._cfg_scale = cfg_scale
+        # What is truncated is divided by the temperature already.
+        self.temperature = temperature if truncation is None else float(temperature > 0.0)
         slots = (len(canvas) * num_branches, canvas.length)
         kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
-        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_pending)
-        self._banned_ids = sorted({model.mask_id, *model.banned_ids})
+        self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_history)
+        self._banned_ids = sorted({model.mask_id, *model.banned_ids, *banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
+        self._num_rounds = 0
+        self.number = next(_NUMBERS)
+        self._breaches: list[Breach] = []
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
         self._frame: ForwardGeometry | None = None
@@ -112,7 +145,7 @@ class Session:
             canvas: Its rows are numbered like those of the first one.
             shifts: By how many columns the rows that stay have moved.
             requests: For the other rows, which are new, whose noise each has: that of the row of
-                this number. Their bill starts at 0.
+                this number. Their cost starts at 0.
         """
         self._ledger.rearrange(canvas, shifts)
         self.lookahead.clear()
@@ -137,7 +170,7 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
-            lean: Whether logits that the sampler does not read may be left out, see `View.asked`.
+            lean: Whether logits that the sampler does not read may be left out.
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
@@ -180,7 +213,7 @@ class Session:
             eligible[:, block.end - window.start :] = False
         return View(
             tokens=canvas.region[:, columns],
-            logits=logits,
+            computed=Summary(logits, asked),
             masked=masked,
             eligible=eligible,
             start=window.start,
@@ -190,7 +223,6 @@ class Session:
             keys=self._keys[canvas.rows],
             lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
-            asked=asked,
             reads_committed=sampler.reads_committed,
             leave_one_out=leave_one_out,
         )
@@ -205,19 +237,44 @@ class Session:
         *,
         num_logits: int,
         first_logits: Int[Tensor, " B"] | None = None,
+        parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
         """Lets a causal target read on; see `CausalTarget.read`. Banned tokens are at -inf."""
         reading = target.read(
-            past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+            past,
+            tokens,
+            counts,
+            num_logits=num_logits,
+            first_logits=first_logits,
+            parents=parents,
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def sync(self, canvas: Canvas, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
-        """Reads numbers of each row, for which the host waits, after a step."""
-        return self._ledger.sync(canvas, self._cache, self._step, numbers)
+    def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> None:
+        """Notes where a plug-in broke its contract; the next `sync` raises if it is anywhere."""
+        self._breaches.append(Breach(found, culprit, duty))
+
+    def sync(self, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
+        """Reads numbers of each row after a round: the one time that the host waits for it.
+
+        Raises:
+            RuntimeError: If a plug-in broke its contract in this round.
+        """
+        breaches, self._breaches = self._breaches, []
+        self._num_rounds += 1
+        found = [breach.found.any()[None] for breach in breaches]
+        read = torch.cat([*found, *numbers]).tolist()
+        for breach, is_broken in zip(breaches, read, strict=False):
+            if is_broken:
+                raise RuntimeError(
+                    f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
+                )
+        width = len(numbers[0])
+        starts = range(len(found), len(read), width)
+        return [read[start : start + width] for start in starts]
 
     def count_drafts(
         self,
@@ -254,15 +311,41 @@ class Session:
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
         end = window.stop if model.causal_block_length else canvas.length
         needed = slice(max(0, window.start - shift), window.stop)
-        forward = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
-        chosen = self._cache.recompute(forward)
+        query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
+        chosen = self._cache.recompute(query)
+        self._check_columns(chosen, end)
         if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
             with_kv_cache = self._cache.needs_kv_cache
             self._frame = ForwardGeometry.of(
                 model, canvas, chosen, window, end, with_kv_cache=with_kv_cache
             )
         frame = self._frame
-        kv_cache = self._ledger.kv_cache(end)
+        logits = self._logits(canvas, frame, asked, leave_one_out, branches)
+        if self._cfg_scale:
+            blind = self._logits(canvas.without_given(), frame, asked, leave_one_out, branches)
+            logits = blind + (1.0 + self._cfg_scale) * (logits - blind)
+        # The highest logit of a column, since a token may be impossible but not all of them.
+        highest = logits.amax(-1)
+        self.forbid(~highest.isfinite(), model.name, "give logits without NaN or infinity")
+        logits = logits.index_fill_(-1, self._banned, -torch.inf)
+        self._ledger.record(query, chosen, branches)
+        logits = logits if self._truncation is None else self._truncation(logits)
+        if frame.known is None:
+            return logits
+        self._check_known(canvas, frame.known, window)
+        tokens = _part(canvas.tokens[:, window], asked)
+        return certain_where(logits, ~_part(frame.known, asked), tokens)
+
+    def _logits(
+        self,
+        canvas: Canvas,
+        frame: ForwardGeometry,
+        asked: Int[Tensor, "B N"] | None,
+        leave_one_out: bool,
+        branches: Branches | None,
+    ) -> Float[Tensor, "B _ V"]:
+        """Runs one forward; returns the logits of the columns that predict what is asked."""
+        kv_cache = self._ledger.kv_cache(frame.end)
         inputs = ForwardInputs(
             tokens=frame.tokens(canvas),
             positions=frame.positions,
@@ -275,15 +358,24 @@ class Session:
             inputs = with_leave_one_out(inputs, canvas.mask_id)
         if branches is None or branches.layout == "rows":
             inputs = replace(inputs, rows=self._ledger.rows(canvas, branches))
-            logits = self._run(canvas, inputs)
-        else:
-            inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
-            logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._ledger.record(forward, chosen, branches)
-        if frame.known is None:
-            return logits
-        tokens = _part(canvas.tokens[:, window], asked)
-        return certain_where(logits, ~_part(frame.known, asked), tokens)
+            return self._run(canvas, inputs)
+        inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
+        return self._run_packed(canvas, inputs, branches, num_keys=frame.end)
+
+    def _check_columns(self, chosen: Columns, end: int) -> None:
+        """Raises RuntimeError if a policy leaves out columns without saying so."""
+        computes_all = isinstance(chosen, slice) and chosen == slice(0, end)
+        if not self._cache.needs_kv_cache and not computes_all:
+            raise RuntimeError(
+                f"needs_kv_cache must be True in {self._cache!r}, since it leaves out columns: "
+                f"it computes {chosen} of {end}."
+            )
+
+    def _check_known(self, canvas: Canvas, known: Bool[Tensor, "B W"], window: slice) -> None:
+        """Checks that a policy computes what predicts the window's masks."""
+        shown = slice(window.start - canvas.start, window.stop - canvas.start)
+        duty = "compute every column that predicts a masked position"
+        self.forbid(~known & canvas.masked[:, shown], self._cache, duty)
 
     def _run_packed(
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
@@ -309,10 +401,10 @@ class Session:
         return unpack(self._run(present, packed), rows, branches.places, depth)
 
     def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
-        """Calls the model, and puts the call on the bill of the canvas' rows."""
+        """Calls the model, and counts the call for the canvas' rows."""
         logits = self._model.predict(inputs)
-        self.cost.add_forward(canvas.rows, inputs.tokens.shape[1])
-        return logits.index_fill_(-1, self._banned, -torch.inf)
+        self.cost.add_forward(canvas, inputs.tokens.shape[1])
+        return logits
 
 
 def _part(values: Shaped[Tensor, "B W"], asked: Int[Tensor, "B N"] | None) -> Shaped[Tensor, "B _"]:
@@ -323,6 +415,5 @@ def _probability(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], masked: Bool[Tensor, "B W"]
 ) -> Float[Tensor, "B W"]:
     """Returns the probability of each token in place, 0 where there is none."""
-    normaliser = log_normaliser(logits, most_likely(logits))
-    logs = gather(logits, tokens.masked_fill(masked, 0)) - normaliser
-    return logs.exp().masked_fill(masked, 0.0)
+    found = probability(logits, tokens.masked_fill(masked, 0))
+    return found.masked_fill(masked, 0.0)

@@ -6,6 +6,9 @@ Without arguments: held-out word problems on the embedded model `mini`. The real
         --sampler "ConfidenceThreshold(0.9)" --device cuda --gen-length 256 --limit 100
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 import sys
 import time

@@ -1,5 +1,8 @@
 """A sampler of your own: commits what is far ahead of its runner-up."""
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 from dataclasses import dataclass
 

@@ -9,6 +9,9 @@ Two references and the modes that reproduce them:
 Without arguments it runs on the embedded models `mini` and `mini-ar`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 import sys
 import time

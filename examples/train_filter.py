@@ -7,6 +7,9 @@ held-out prompts beside the plain confidence threshold, and written with the mod
 length; use it as `Learn2PD("learn2pd.safetensors")`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 import sys
 from collections.abc import Sequence

@@ -2,8 +2,9 @@
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, NoCache
 from dllm_decode.caches.delayed import DelayedCache
-from dllm_decode.caches.fast_dllm import DualCache, PrefixCache
+from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
+from dllm_decode.caches.prefix import PrefixCache
 
 __all__ = [
     "CachePolicy",

@@ -23,11 +23,11 @@ class CacheQuery:
         end: First column that the needed ones cannot see: the canvas length, or the end of the
             window when the model is block-causal.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        step: Forwards since the block was opened.
-        previous: Per row the first column that its last forward needed; `None` before its first.
-        pending: Columns whose slot was computed while [MASK] stood there, or never. `None` unless
-            the policy reads it.
-        most_columns: The greatest of `CachePolicy.num_columns`, if the host has learnt it already.
+        step: Forwards of the batch since the open block was opened, this one not included: 0 at
+            the block's first forward, the same for all rows.
+        previous: Per row the first column that the row's own last forward needed, be it for this
+            block or an earlier one; `None` before the row's first forward.
+        known_clean: As `clean_forwards`; `None` if the policy says that it does not read it.
     """
 
     canvas: Canvas
@@ -36,16 +36,39 @@ class CacheQuery:
     shift: int
     step: int
     previous: tuple[int | None, ...]
-    pending: Bool[Tensor, "B L"] | None
-    most_columns: int | None = None
+    known_clean: Int[Tensor, "B L"] | None = None
+
+    @property
+    def clean_forwards(self) -> Int[Tensor, "B L"]:
+        """How many of the row's forwards computed each column since [MASK] last stood there.
+
+        0: the column's slot holds what [MASK] gave, or nothing.
+
+        Raises:
+            RuntimeError: If the policy says that it does not read this.
+        """
+        if self.known_clean is None:
+            raise RuntimeError(
+                "reads_history must be True in a cache policy that reads clean_forwards or pending."
+            )
+        return self.known_clean
+
+    @property
+    def pending(self) -> Bool[Tensor, "B L"]:
+        """Columns whose slot was computed while [MASK] stood there, or never."""
+        return self.clean_forwards == 0
 
 
 class CachePolicy(ABC):
     """Says which columns are computed at one forward.
 
-    What a forward computes overwrites its slots of the one key-value memory; every other slot
+    What a forward computes overwrites its slots of the one key-value cache; every other slot
     keeps what an earlier forward left there. So a policy need not say what is stored: what must
     not last is computed again next time.
+
+    The properties promise something to samplers and verifiers. Unless overridden they promise
+    nothing, so a policy that forgets one is refused more often, and is never wrong. A promise that
+    a forward breaks is an error that names the policy.
 
     Concrete policies are frozen dataclasses without state whose repr is their configuration.
     """
@@ -57,40 +80,32 @@ class CachePolicy(ABC):
 
     @property
     def computes_suffix(self) -> bool:
-        """Whether every forward computes all masked columns behind the open block too."""
-        return True
+        """Promises that every forward computes all masked columns behind the open block too."""
+        return False
 
     @property
     def recomputes_committed(self) -> bool:
-        """Whether every forward computes all committed columns of the window."""
-        return True
+        """Promises that every forward computes all committed columns of the window."""
+        return False
 
     @property
     def is_path_dependent(self) -> bool:
-        """Whether the memory depends on the forwards that led to a state, not on that alone."""
-        return False
+        """Whether the cache may depend on the forwards that led to a state, not on that alone."""
+        return True
 
     @property
-    def reads_pending(self) -> bool:
-        """Whether it asks which columns are pending."""
-        return False
+    def reads_history(self) -> bool:
+        """Whether it reads `CacheQuery.clean_forwards` or `pending`."""
+        return True
 
     @abstractmethod
-    def recompute(self, forward: CacheQuery) -> Columns:
+    def recompute(self, query: CacheQuery) -> Columns:
         """Returns the absolute columns to compute.
 
         Every column that predicts a masked one of the window is among them. A row with fewer
         columns than another repeats some of its own. What predicts a committed column may be left
         out: the sampler then sees certainty about the token in place.
         """
-
-    def num_columns(self, forward: CacheQuery) -> Int[Tensor, " B"] | None:
-        """Counts each row's columns of `recompute`, if only the device knows; else `None`.
-
-        Asked behind a step about the forward that is likely next, so that the host learns it when
-        it has to wait for the device anyway.
-        """
-        return None
 
 
 @dataclass(frozen=True)
@@ -101,13 +116,34 @@ class NoCache(CachePolicy):
     def needs_kv_cache(self) -> bool:
         return False
 
-    def recompute(self, forward: CacheQuery) -> Columns:
-        return slice(0, forward.end)
+    @property
+    def computes_suffix(self) -> bool:
+        return True
+
+    @property
+    def recomputes_committed(self) -> bool:
+        return True
+
+    @property
+    def is_path_dependent(self) -> bool:
+        return False
+
+    @property
+    def reads_history(self) -> bool:
+        return False
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return slice(0, query.end)
 
 
-def require_period(refresh_every: int, least: int) -> None:
-    """Raises ValueError if a number of forwards between refreshes is too small."""
-    if refresh_every < least:
-        raise ValueError(
-            f"refresh_every is at least {least} forward{'s' * (least != 1)}, got {refresh_every}."
-        )
+def require_count(name: str, value: object, *, least: int, unit: str = "forwards") -> None:
+    """Raises ValueError unless a value is an integer of at least so many units."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be an integer number of {unit}, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least} {unit}, got {value}.")
+
+
+def refreshes(step: int, every: int) -> bool:
+    """Says whether a block's forward computes everything: the first, and each `every`-th."""
+    return step % every == 0 if every else step == 0

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_period
+from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_count
 from dllm_decode.sizes import round_up
 
-# Of the numbers of columns: few shapes, since libraries keep scratch, and graphs are captured, for
-# each.
+# Numbers of columns are rounded up to a multiple of this, so that few shapes occur: libraries keep
+# scratch, and graphs are captured, for each.
 _STRIDE = 16
 
 
@@ -39,47 +39,34 @@ class DelayedCache(CachePolicy):
     warm_up: int = 2
 
     def __post_init__(self) -> None:
-        require_period(self.refresh_every, 1)
-        if self.warm_up < 1:
-            raise ValueError(f"warm_up is at least 1 forward, got {self.warm_up}.")
+        require_count("refresh_every", self.refresh_every, least=1)
+        require_count("warm_up", self.warm_up, least=1)
 
     @property
-    def recomputes_committed(self) -> bool:
-        return False
-
-    @property
-    def is_path_dependent(self) -> bool:
+    def computes_suffix(self) -> bool:
         return True
 
-    @property
-    def reads_pending(self) -> bool:
-        return True
-
-    def recompute(self, forward: CacheQuery) -> Columns:
-        if self._computes_all(forward.step):
-            return slice(0, forward.end)
-        fresh = _fresh(forward)
-        most = forward.most_columns
-        return _columns(fresh, int(fresh.sum(-1).max()) if most is None else most)
-
-    def num_columns(self, forward: CacheQuery) -> Int[Tensor, " B"] | None:
-        return None if self._computes_all(forward.step) else _fresh(forward).sum(-1)
+    def recompute(self, query: CacheQuery) -> Columns:
+        if self._computes_all(query.step):
+            return slice(0, query.end)
+        fresh = _fresh(query)
+        # Only the device knows how many there are, so the host waits for it once more a step.
+        return _columns(fresh, int(fresh.sum(-1).max()))
 
     def _computes_all(self, step: int) -> bool:
         return step < self.warm_up or step % self.refresh_every == 0
 
 
-def _fresh(forward: CacheQuery) -> Bool[Tensor, "B E"]:
+def _fresh(query: CacheQuery) -> Bool[Tensor, "B E"]:
     """Marks what is masked, or was when it was computed last."""
-    canvas = forward.canvas
-    assert forward.pending is not None
+    canvas = query.canvas
     # A token that was re-masked is masked now, whatever it was.
-    fresh = forward.pending | (canvas.tokens == canvas.mask_id)
-    if forward.shift:
+    fresh = query.pending | (canvas.tokens == canvas.mask_id)
+    if query.shift:
         fresh[:, :-1] |= fresh[:, 1:].clone()
         # The last column predicts nothing; it waits for the one before, as the authors' does.
         fresh[:, -1] |= fresh[:, -2]
-    return fresh[:, : forward.end]
+    return fresh[:, : query.end]
 
 
 def _columns(where: Bool[Tensor, "B E"], most: int) -> Int[Tensor, "B Q"]:

@@ -32,24 +32,36 @@ class FreeCache(CachePolicy):
 
     def __post_init__(self) -> None:
         if self.freeze not in ("clean", "official"):
-            raise ValueError(f'freeze is "clean" or "official", got {self.freeze!r}.')
+            raise ValueError(f'freeze must be "clean" or "official", got {self.freeze!r}.')
+
+    @property
+    def computes_suffix(self) -> bool:
+        return True
+
+    @property
+    def recomputes_committed(self) -> bool:
+        return True
+
+    @property
+    def reads_history(self) -> bool:
+        return False
 
     @property
     def is_path_dependent(self) -> bool:
         return self.freeze == "official"
 
-    def recompute(self, forward: CacheQuery) -> Columns:
-        starts = [self._start(previous, forward) for previous in forward.previous]
+    def recompute(self, query: CacheQuery) -> Columns:
+        starts = [self._start(previous, query) for previous in query.previous]
         first = min(starts)
         if first == max(starts):
-            return slice(first, forward.end)
+            return slice(first, query.end)
         # A row that skipped a block, since its template left nothing open there, lags behind.
-        device = forward.canvas.tokens.device
-        columns = torch.arange(first, forward.end, device=device)
+        device = query.canvas.tokens.device
+        columns = torch.arange(first, query.end, device=device)
         return torch.maximum(columns, torch.tensor(starts, device=device)[:, None])
 
-    def _start(self, previous: int | None, forward: CacheQuery) -> int:
-        start: int = forward.needed.start
+    def _start(self, previous: int | None, query: CacheQuery) -> int:
+        start: int = query.needed.start
         if previous is None:
             return 0
         return min(previous, start) if self.freeze == "clean" else start

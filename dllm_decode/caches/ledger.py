@@ -1,20 +1,19 @@
-"""The memory of one decode, and what is in it."""
+"""The key-value cache of one decode, and what its slots were computed from."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns
+from dllm_decode.caches.base import CacheQuery, Columns
 from dllm_decode.canvas import Canvas
 from dllm_decode.models.base import KVCache
 from dllm_decode.packing import Branches
 
 
 class CacheLedger:
-    """Keeps the memory of one decode and the ledger of what its slots were computed from.
+    """Keeps the key-value cache of one decode, and notes what its slots were computed from.
 
     Allocated once; rows that are finished keep their slots as they are.
     """
@@ -25,56 +24,22 @@ class CacheLedger:
         Args:
             kv_cache: Of the decode; `None` without a cache.
             canvas: The whole batch.
-            with_ledger: Whether anybody will ask what is pending.
+            with_ledger: Whether the policy reads `CacheQuery.clean_forwards`.
         """
-        self._memory = kv_cache
-        self._pending: Bool[Tensor, "B L"] | None = None
+        self._kv_cache = kv_cache
+        self._clean: Int[Tensor, "B L"] | None = None
         if with_ledger:
-            self._pending = torch.ones_like(canvas.tokens, dtype=torch.bool)
+            self._clean = torch.zeros_like(canvas.tokens)
         self._length = canvas.length
         self._previous: list[int | None] = [None] * len(canvas)
-        self._rows = canvas.rows
+        self._layout = canvas.layout
         self._row_ids = canvas.rows.tolist()
-        self._latest: CacheQuery | None = None
-        self._expected: CacheQuery | None = None
 
     def query(
         self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
     ) -> CacheQuery:
         """Describes the next forward to a policy."""
-        forward = self._describe(canvas, needed, end=end, shift=shift, step=step)
-        expected = self._expected
-        if (
-            expected is None
-            or expected.canvas.tokens is not canvas.tokens
-            or (expected.end, expected.step) != (end, step)
-        ):
-            return forward
-        return replace(forward, most_columns=expected.most_columns)
-
-    def sync(
-        self, canvas: Canvas, policy: CachePolicy, step: int, numbers: Sequence[Tensor]
-    ) -> list[list[int]]:
-        """Reads numbers of each row, and with them what the policy will ask at the next forward.
-
-        The next forward is taken to be like the one before; if it is not, the host waits once more.
-        """
-        latest, likely, counts = self._latest, None, None
-        if latest is not None:
-            likely = self._describe(
-                canvas, latest.needed, end=latest.end, shift=latest.shift, step=step
-            )
-            counts = policy.num_columns(likely)
-        asked = numbers if counts is None else (*numbers, counts)
-        read: list[list[int]] = torch.stack(tuple(asked)).tolist()
-        if likely is not None and counts is not None:
-            likely = replace(likely, most_columns=max(read.pop()))
-        self._expected = likely
-        return read
-
-    def _describe(
-        self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
-    ) -> CacheQuery:
+        clean = None if self._clean is None else self._clean[canvas.rows]
         return CacheQuery(
             canvas=canvas,
             needed=needed,
@@ -82,19 +47,19 @@ class CacheLedger:
             shift=shift,
             step=step,
             previous=tuple(self._previous[row] for row in self._ids(canvas)),
-            pending=None if self._pending is None else self._pending[canvas.rows],
+            known_clean=clean,
         )
 
     def kv_cache(self, num_slots: int) -> KVCache | None:
         """Returns the first slots; those behind the canvas' own are added when first asked for."""
-        if self._memory is None:
+        if self._kv_cache is None:
             return None
-        if num_slots > self._memory.keys.shape[3]:
-            self._memory = self._memory.widened(num_slots)
-        return self._memory.first(num_slots)
+        if num_slots > self._kv_cache.keys.shape[3]:
+            self._kv_cache = self._kv_cache.widened(num_slots)
+        return self._kv_cache.first(num_slots)
 
     def rows(self, canvas: Canvas, branches: Branches | None) -> slice | Int[Tensor, " B"] | None:
-        """Says which rows of the memory a canvas has, as `ForwardInputs.rows`.
+        """Says which rows of the key-value cache a canvas has, as `ForwardInputs.rows`.
 
         Branch n of a row has the slots of the row's n-th copy, which are brought up to date here:
         a forward may overwrite them without a trace in the row's own.
@@ -106,7 +71,7 @@ class CacheLedger:
             self._copy(canvas.rows[places > 0], copies[places > 0])
             return copies
         ids = self._ids(canvas)
-        every = self._memory is None or self._memory.keys.shape[1] == num_rows
+        every = self._kv_cache is None or self._kv_cache.keys.shape[1] == num_rows
         if every and ids == list(range(num_rows)):
             return None
         together = ids == list(range(ids[0], ids[0] + len(ids)))
@@ -114,24 +79,25 @@ class CacheLedger:
 
     def record(
         self,
-        forward: CacheQuery,
+        query: CacheQuery,
         columns: Columns,
         branches: Branches | None,
     ) -> None:
         """Notes that a forward computed these columns; what branches compute does not last."""
-        self._latest = forward
-        canvas = forward.canvas
+        canvas = query.canvas
         rows, tokens = canvas.rows, canvas.tokens
         if branches is not None:
             own = branches.places == 0
             rows, tokens = rows[own], tokens[own]
             columns = columns if isinstance(columns, slice) else columns[own]
-        if self._pending is not None:
+        if self._clean is not None:
             if isinstance(columns, slice):
-                columns = _listed(columns, forward.end, rows)
-            self._pending[rows[:, None], columns] = tokens.gather(1, columns) == canvas.mask_id
+                columns = _listed(columns, query.end, rows)
+            index = (rows[:, None], columns)
+            is_masked = tokens.gather(1, columns) == canvas.mask_id
+            self._clean[index] = (self._clean[index] + 1).masked_fill(is_masked, 0)
         for row in self._ids(canvas):
-            self._previous[row] = forward.needed.start
+            self._previous[row] = query.needed.start
 
     def rearrange(self, canvas: Canvas, shifts: Mapping[int, int]) -> None:
         """Follows rows to other columns of a canvas of another length.
@@ -140,18 +106,18 @@ class CacheLedger:
             canvas: The new canvas.
             shifts: By how many columns each row moved; of rows that are not named nothing is known.
         """
-        pending = self._pending
-        if pending is not None:
-            self._pending = pending.new_ones(len(pending), canvas.length)
+        clean = self._clean
+        if clean is not None:
+            self._clean = clean.new_zeros(len(clean), canvas.length)
         self.kv_cache(canvas.length)
-        buffers = () if self._memory is None else self._memory.buffers
+        buffers = () if self._kv_cache is None else self._kv_cache.buffers
         previous, self._previous = self._previous, [None] * len(self._previous)
         for row, shift in shifts.items():
             here = slice(max(0, -shift), min(self._length, canvas.length - shift))
             there = slice(here.start + shift, here.stop + shift)
-            if pending is not None:
-                assert self._pending is not None
-                self._pending[row, there] = pending[row, here]
+            if clean is not None:
+                assert self._clean is not None
+                self._clean[row, there] = clean[row, here]
             first = previous[row]
             self._previous[row] = None if first is None else first + shift
             for buffer in buffers if shift else ():
@@ -159,13 +125,13 @@ class CacheLedger:
         self._length = canvas.length
 
     def _copy(self, rows: Int[Tensor, " N"], copies: Int[Tensor, " N"]) -> None:
-        for buffer in () if self._memory is None else self._memory.buffers:
+        for buffer in () if self._kv_cache is None else self._kv_cache.buffers:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
 
     def _ids(self, canvas: Canvas) -> list[int]:
-        # One transfer to the host when rows leave, not one a forward: writing keeps the tensor.
-        if canvas.rows is not self._rows:
-            self._rows, self._row_ids = canvas.rows, canvas.rows.tolist()
+        # One transfer to the host when rows come or leave, not one a forward.
+        if canvas.layout != self._layout:
+            self._layout, self._row_ids = canvas.layout, canvas.rows.tolist()
         return self._row_ids
 
 

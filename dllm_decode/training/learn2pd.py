@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dllm_decode.caches import NoCache
 from dllm_decode.canvas import Canvas
-from dllm_decode.decode import decode
+from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
 from samplers import FixedSchedule, View

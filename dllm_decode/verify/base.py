@@ -3,19 +3,35 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
-from samplers.base import Decision, Sampler, State
-from samplers.logits.statistics import highest_one
+from samplers.base import Decision, Sampler, first_state, next_step
 from samplers.view import View
 
+if TYPE_CHECKING:
+    # A default for a type variable is Python 3.13's. Type checkers know it without the package.
+    from typing_extensions import TypeVar
 
-class Verifier(ABC):
-    """Advances the canvas by one round: the sampler proposes, the verifier disposes."""
+    Carry = TypeVar("Carry", bound=tuple[Any, ...], default=Any)
+else:
+    from typing import TypeVar
+
+    Carry = TypeVar("Carry")
+
+
+class Verifier(ABC, Generic[Carry]):
+    """Advances the canvas by one round: the sampler proposes, the verifier disposes.
+
+    What it remembers from round to round of a block is its `Carry`: a NamedTuple of tensors, nested
+    as needed, batch axis first. Rows that have finished the block leave it.
+    """
 
     @property
     def looks_ahead(self) -> bool:
@@ -28,11 +44,16 @@ class Verifier(ABC):
         return True
 
     @property
+    def commits_proposals(self) -> bool:
+        """Whether every token that is committed is a proposal of a view that a sampler saw."""
+        return False
+
+    @property
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
 
-    def check(self, model: MaskPredictor) -> None:  # noqa: B027 - most verifiers serve any model
+    def check(self, model: MaskPredictor) -> None:
         """Raises ValueError if it cannot verify for this model; nothing unless overridden."""
 
     def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
@@ -49,8 +70,13 @@ class Verifier(ABC):
 
     @abstractmethod
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: Carry | None,
+    ) -> tuple[Canvas, Carry]:
         """Runs one round on the rows of `canvas`, all of which have masks left in the block.
 
         At least one row takes a step, and none takes two: observers see every step of a row. The
@@ -65,41 +91,77 @@ class Verifier(ABC):
         """
 
 
+class SamplerState(NamedTuple):
+    """The state of the sampler, which may be None.
+
+    Attributes:
+        state: What the sampler returned last.
+    """
+
+    state: Any
+
+
 @dataclass(frozen=True)
-class NoVerifier(Verifier):
+class NoVerifier(Verifier[SamplerState]):
     """Commits what the sampler decides: one forward and one step a round."""
 
+    @property
+    def commits_proposals(self) -> bool:
+        return True
+
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: SamplerState | None,
+    ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler, lean=True)
-        # The sampler's state may be None, so the carry wraps it.
-        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
-        decision, state = sampler.step(view, state)
-        return settle(canvas, view, decision, sampler), (state,)
+        state = first_state(sampler, view) if carry is None else carry.state
+        decision, state = next_step(sampler, view, state)
+        check_decision(session, canvas, view, decision, sampler)
+        return settle(canvas, view, decision, sampler), SamplerState(state)
+
+
+def check_decision(
+    session: Session, canvas: Canvas, view: View, decision: Decision, sampler: Sampler
+) -> None:
+    """Checks that a decision keeps the sampler's contract; a breach is reported by `sync`."""
+    allowed, commit = _allowed(canvas, view, sampler), decision.commit
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    idle = view.eligible.any(-1) & ~(commit & allowed).any(-1)
+    session.forbid(idle, sampler, "commit at least one eligible position of every running row")
+    where = "masked" if sampler.scope != "block" else "eligible"
+    session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
+    session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
+    if decision.remask is not None:
+        open_again = decision.remask & ~_committed(canvas, view)
+        session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")
 
 
 def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> Canvas:
     """Applies a decision within the engine's guards.
 
     Only masked positions are committed, outside the open block only by samplers that see the
-    suffix; [MASK] is never written; a running row that would commit nothing commits its most
-    confident eligible position; fixed tokens are never re-masked. What lies behind a committed EOS
-    is filled if the canvas truncates.
+    suffix; [MASK] is never written; fixed tokens are never re-masked. What lies behind a committed
+    EOS is filled if the canvas truncates. `check_decision` says when a guard had to act.
     """
-    allowed = view.eligible if sampler.scope == "block" else view.masked & canvas.running[:, None]
     tokens = view.proposal if decision.tokens is None else decision.tokens
-    commit = decision.commit & allowed & (tokens != canvas.mask_id)
-    stuck = ~commit.any(-1, keepdim=True)
-    # Asking whether any row is stuck would make the host wait for an accelerator; deciding it for
-    # nothing costs one more look at scores that nearly every sampler has computed.
-    if stuck.device.type != "cpu" or stuck.any():
-        forced = stuck & highest_one(view.confidence, view.eligible)
-        commit, tokens = commit | forced, torch.where(forced, view.proposal, tokens)
+    commit = decision.commit & _allowed(canvas, view, sampler) & (tokens != canvas.mask_id)
     settled = canvas.write(view.start, commit, tokens)
-    if decision.remask is None:
-        return settled.truncate_at_eos()
-    fixed = canvas.fixed[:, view.start : view.start + commit.shape[1]]
-    remask = decision.remask & ~view.masked & ~fixed & canvas.running[:, None]
-    settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
+    if decision.remask is not None:
+        remask = decision.remask & _committed(canvas, view)
+        settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
     return settled.truncate_at_eos()
+
+
+def _allowed(canvas: Canvas, view: View, sampler: Sampler) -> Bool[Tensor, "B W"]:
+    """Marks the positions that a sampler may commit."""
+    return view.eligible if sampler.scope == "block" else view.masked & canvas.running[:, None]
+
+
+def _committed(canvas: Canvas, view: View) -> Bool[Tensor, "B W"]:
+    """Marks the positions whose tokens a sampler committed, in running rows."""
+    fixed = canvas.fixed[:, view.start : view.start + view.masked.shape[1]]
+    return ~view.masked & ~fixed & canvas.running[:, None]

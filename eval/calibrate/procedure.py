@@ -76,9 +76,7 @@ class Verdict:
     num_needed: int | None = None
 
 
-def judge(
-    pairs: Iterator[Pairs], guarantee: Guarantee
-) -> Verdict:
+def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Verdict:
     """Tests one setting, prompt by prompt; stops as soon as the betting test certifies.
 
     Args:

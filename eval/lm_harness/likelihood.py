@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
+from dllm_decode.geometry import attention_mask
 from eval.lm_harness.estimators import Estimate, Estimator, LeftToRight, Pattern
 from eval.runs.records import digest
 from samplers.logits.statistics import gather, log_normaliser, most_likely
@@ -172,11 +173,15 @@ def _attend(
     positions: Int[Tensor, "B Q"], lengths: Int[Tensor, " B"], block_length: int
 ) -> Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"] | None:
     """Hides what fills up short rows and, from a block-causal model, later blocks."""
-    present = (positions < lengths[:, None])[:, None]
-    if block_length:
-        blocks = positions // block_length
-        return present & (blocks[:, None] <= blocks[..., None])
-    return None if bool(present.all()) else present
+    if not block_length and bool((lengths == positions.shape[1]).all()):
+        return None
+    return attention_mask(
+        positions,
+        positions,
+        firsts=torch.zeros_like(lengths),
+        ends=lengths,
+        block_length=block_length,
+    )
 
 
 def _total(parts: Sequence[Scored]) -> Scored:

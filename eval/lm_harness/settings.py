@@ -151,7 +151,9 @@ class Options:
         if self.nll not in NLL:
             raise ValueError(f"nll must be one of {', '.join(NLL)}, got {self.nll!r}.")
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}.")
+            raise ValueError(
+                f"dtype must be one of {', '.join(filter(None, DTYPES))}, got {self.dtype!r}."
+            )
         # Wrong values are refused before the model is loaded.
         self.config()
 

@@ -30,9 +30,9 @@ from dllm_decode import (
     decode,
     load_model,
 )
-from dllm_decode.decode import Decoder
+from dllm_decode.loop import Decoder
 from dllm_decode.session import Session
-from dllm_decode.verify.base import settle
+from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
@@ -40,7 +40,8 @@ from eval.runs.names import Selection, parse_cache, parse_sampler, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
-from samplers import Sampler, State
+from samplers import Sampler
+from samplers.base import first_state, next_step
 
 CACHES: tuple[CachePolicy, ...] = (
     NoCache(),
@@ -112,7 +113,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Compared(Verifier):
+class Compared(Verifier[SamplerState]):
     """Takes the sampler's word on the cached view, and notes what the exact one would have said.
 
     Attributes:
@@ -124,22 +125,29 @@ class Compared(Verifier):
     tally: Tally
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: SamplerState | None,
+    ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler)
         exact = self.exact.forward(canvas, block, sampler)
-        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
+        state = first_state(sampler, view) if carry is None else carry.state
         other, _ = sampler.step(exact, state)
-        decision, state = sampler.step(view, state)
+        decision, state = next_step(sampler, view, state)
         after = settle(canvas, view, decision, sampler)
         changed = (settle(canvas, exact, other, sampler).tokens != after.tokens).any(-1)
-        divergence = _divergence(exact.logits, view.logits).masked_fill(~view.eligible, 0.0)
+        divergence = _divergence(exact.computed.logits, view.computed.logits).masked_fill(
+            ~view.eligible, 0.0
+        )
         rows = canvas.rows.cpu()
         self.tally.divergence[rows] += divergence.sum(-1).cpu()
         self.tally.positions[rows] += view.eligible.sum(-1).cpu()
         self.tally.changed[rows] += changed.cpu()
         self.tally.steps[rows] += 1
-        return after, (state,)
+        return after, SamplerState(state)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
-from dllm_decode.decode import Decoder
+from dllm_decode.loop import Decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import require_template
 from eval.runs.records import Settings

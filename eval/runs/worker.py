@@ -10,6 +10,7 @@ from eval.runs import prompts
 from eval.runs.progress import Reporter
 from eval.runs.provenance import now, package_commit
 from eval.runs.records import Record, Settings, append
+from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
 
@@ -134,10 +135,10 @@ class Worker:
     def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
         chat = self._settings.prompts == "chat"
         encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
-        trace, gains = Trace(), Gains()
+        trace, runners_up, gains = Trace(), RunnersUp(), Gains()
         observers: list[Observer] = [self._reporter, gains]
         if self._run.trace:
-            observers.append(trace)
+            observers += [trace, runners_up]
         output = self._call(encoded, seed, observers)
         texts = [
             self._run.tokenizer.decode(answer, skip_special_tokens=True)
@@ -156,13 +157,18 @@ class Worker:
                 "batch_target_forwards": output.target_forwards,
                 "batch_s": output.wall_s,
                 "tokens": output.tokens[row].tolist(),
-                "trace": self._traced(trace, row, encoded[row]) if self._run.trace else None,
+                "trace": self._traced(trace, runners_up, row, encoded[row])
+                if self._run.trace
+                else None,
             }
             for row, example in enumerate(examples)
         ]
         for record in records if self._run.trace else []:
             replaced = {revision[1] for revision in record["trace"]["revisions"]}
-            record["pieces"] = self._pieces({*record["tokens"], *replaced})
+            likely = {
+                token for told in record["trace"]["runners_up"] if told for token, _ in told[1]
+            }
+            record["pieces"] = self._pieces({*record["tokens"], *replaced, *likely})
         return records
 
     def _call(
@@ -206,10 +212,12 @@ class Worker:
             "target": example.target,
         }
 
-    def _traced(self, trace: Trace, row: int, prompt: list[int]) -> Record:
+    def _traced(self, trace: Trace, runners_up: RunnersUp, row: int, prompt: list[int]) -> Record:
         """Returns step and confidence of each position; -1 and None where no round committed it."""
+        steps = trace.steps[row].tolist()
         return {
-            "steps": trace.steps[row].tolist(),
+            "steps": steps,
+            "runners_up": runners_up.of(row, steps),
             "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
             "revisions": [
                 [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]

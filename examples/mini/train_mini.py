@@ -15,6 +15,9 @@ and larger worlds and models. The folder `runs/mini` then loads with
 goes on with `--resume`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 from collections.abc import Callable
 from pathlib import Path

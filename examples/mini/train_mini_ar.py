@@ -7,6 +7,9 @@ The folder `runs/mini-ar` then loads with transformers' `AutoModelForCausalLM`. 
 goes on with `--resume`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,10 @@
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+from spied import tiny
 
 from dllm_decode import (
     CachePolicy,
@@ -11,10 +14,13 @@ from dllm_decode import (
     FreeCache,
     NoCache,
     PrefixCache,
+    SelfVerify,
+    decode,
 )
 from dllm_decode.caches import CacheQuery, Columns
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.models.base import KVCache
+from samplers import FixedSchedule, Prophet, Wino
 from samplers.expression import parse_expression
 
 MASK = 99
@@ -44,7 +50,7 @@ def forward(
         shift=shift,
         step=step,
         previous=previous,
-        pending=torch.zeros(2, 20, dtype=torch.bool) if pending is None else pending,
+        known_clean=torch.ones(2, 20, dtype=torch.long) if pending is None else (~pending).long(),
     )
 
 
@@ -119,11 +125,11 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: PrefixCache(-1), "refresh_every is at least 0 forwards, got -1"),
-        (lambda: DualCache(-2), "refresh_every is at least 0 forwards, got -2"),
-        (lambda: DualCache(before=-1), "at least 0 columns, got -1 and 0"),
-        (lambda: DelayedCache(0), "refresh_every is at least 1 forward, got 0"),
-        (lambda: DelayedCache(warm_up=0), "warm_up is at least 1 forward, got 0"),
+        (lambda: PrefixCache(-1), "refresh_every must be at least 0 forwards, got -1"),
+        (lambda: DualCache(-2), "refresh_every must be at least 0 forwards, got -2"),
+        (lambda: DualCache(before=-1), "before must be at least 0 columns, got -1"),
+        (lambda: DelayedCache(0), "refresh_every must be at least 1 forwards, got 0"),
+        (lambda: DelayedCache(warm_up=0), "warm_up must be at least 1 forwards, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sentence: str) -> None:
@@ -154,3 +160,81 @@ def test_the_store_finds_rows_as_cheaply_as_it_can() -> None:
     assert store.rows(canvas.take(torch.tensor([1, 2])), None) == slice(1, 3)
     apart = canvas.take(torch.tensor([0, 2]))
     assert store.rows(apart, None) is apart.rows
+
+
+@dataclass(frozen=True)
+class Forgetful(CachePolicy):
+    """Computes what an inner policy does, and promises nothing."""
+
+    inner: CachePolicy
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return self.inner.recompute(query)
+
+
+@dataclass(frozen=True)
+class Skipping(CachePolicy):
+    """Computes a single column after the first forward of a block."""
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        first = query.needed.start
+        return slice(0, query.end) if query.step == 0 else slice(first, first + 1)
+
+
+@dataclass(frozen=True)
+class Boasting(CachePolicy):
+    """Says that it needs no cache, and leaves out columns."""
+
+    @property
+    def needs_kv_cache(self) -> bool:
+        return False
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return query.needed
+
+
+@dataclass(frozen=True)
+class Peeking(CachePolicy):
+    """Reads what is pending without saying so."""
+
+    @property
+    def reads_history(self) -> bool:
+        return False
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return slice(int(query.pending.long().argmax()), query.end)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
+        (Boasting(), r"needs_kv_cache must be True in Boasting\(\)"),
+        (Peeking(), "reads_history must be True"),
+    ],
+)
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_a_policy_that_breaks_its_contract_is_named(
+    cache: CachePolicy, sentence: str, family: str
+) -> None:
+    with pytest.raises(RuntimeError, match=sentence):
+        decode(
+            tiny(family), [[5, 6, 7], [8]], FixedSchedule(4), gen_length=8, block_length=4,
+            stop_at_eos=False, cache=cache,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", [DualCache(), DelayedCache(), FreeCache("official")], ids=repr)
+def test_a_copy_that_forgets_its_properties_is_refused_as_the_original_is(
+    inner: CachePolicy,
+) -> None:
+    model, copy = tiny("llada"), Forgetful(inner)
+    options: Any = {"gen_length": 8, "block_length": 4, "stop_at_eos": False}
+    plain = decode(model, [[5, 6, 7], [8]], FixedSchedule(4), cache=inner, **options)
+    copied = decode(model, [[5, 6, 7], [8]], FixedSchedule(4), cache=copy, **options)
+    assert torch.equal(plain.tokens, copied.tokens)
+    for sampler in (Prophet(FixedSchedule(4)), Prophet(FixedSchedule(4), gap="all"), Wino()):
+        with pytest.raises(ValueError, match=r"got Forgetful\("):
+            decode(model, [[5, 6]], sampler, cache=copy, **options)
+    with pytest.raises(ValueError, match=r"got Forgetful\("):
+        decode(model, [[5, 6]], FixedSchedule(4), cache=copy, verifier=SelfVerify(), **options)

@@ -101,9 +101,7 @@ def test_the_sequence_ends_at_the_first_setting_without_a_certificate() -> None:
     assert (verdicts[1].num_lost, verdicts[1].drop) == (30, pytest.approx(0.1))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_drop": 0.0}, {"max_drop": 1.5}, {"confidence": 1.0}]
-)
+@pytest.mark.parametrize("wrong", [{"max_drop": 0.0}, {"max_drop": 1.5}, {"confidence": 1.0}])
 def test_impossible_guarantees_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Guarantee(**wrong)  # type: ignore[arg-type]  # on purpose

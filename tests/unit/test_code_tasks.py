@@ -88,7 +88,7 @@ def test_examples_are_the_first_or_drawn(mbpp: str) -> None:
     drawn = task.examples(num_examples=2, seed=4)
     assert drawn == task.examples(num_examples=2, seed=4)
     assert all(example in every for example in drawn)
-    with pytest.raises(ValueError, match="limit must be at most 3, .* got 4"):
+    with pytest.raises(ValueError, match=r"limit must be at most 3, .* got 4"):
         task.examples(num_examples=4)
 
 

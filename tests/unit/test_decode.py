@@ -1,12 +1,25 @@
+import math
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pytest
 import reference
 import torch
 from toys import HashModel
 
-from dllm_decode import StepEvent, Trace, decode
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
+from dllm_decode import (
+    ForwardInputs,
+    NoCache,
+    NoVerifier,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    Verifier,
+    compatibility,
+    decode,
+    decode_many,
+)
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
@@ -130,35 +143,93 @@ class Overreaching(Sampler):
 
 
 @dataclass(frozen=True)
-class Undoing(Sampler):
-    """Re-masks whatever it committed."""
+class Greedy(Sampler):
+    """Commits everything, and re-masks what it is told to."""
+
+    remask: Literal["all", "prompted"]
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
-        return Decision(commit=torch.zeros_like(view.eligible), remask=~view.masked), state
+        masked_again = torch.ones_like(view.masked) if self.remask == "all" else ~view.masked
+        return Decision(commit=view.eligible, remask=masked_again), state
 
 
-def test_the_engine_forces_progress_where_a_sampler_makes_none() -> None:
+@dataclass(frozen=True)
+class Circling(Sampler):
+    """Commits the first mask of a row and takes back what it committed before."""
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        first = view.eligible & (view.eligible.cumsum(-1) == 1)
+        return Decision(commit=first, remask=~view.masked), state
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sentence"),
+    [
+        (Idle(), r"Idle\(\) must commit at least one eligible position .* in step 1"),
+        (Overreaching(7), r"Overreaching\(token=7\) must commit eligible positions only"),
+        (Overreaching(23), r"Overreaching\(token=23\) must commit .* in step 1"),
+        (Greedy("all"), r"Greedy\(remask='all'\) must re-mask positions only that"),
+        (Greedy("prompted"), r"Greedy\(remask='prompted'\) must re-mask positions only that"),
+    ],
+)
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)
+def test_a_sampler_that_breaks_its_contract_is_named(
+    sampler: Sampler, sentence: str, verifier: Verifier
+) -> None:
     model = HashModel()
-    idle = decode(model, PROMPTS, Idle(), gen_length=8, block_length=4, stop_at_eos=False)
-    single = decode(
-        model, PROMPTS, FixedSchedule(4), gen_length=8, block_length=4, stop_at_eos=False
-    )
-    assert torch.equal(idle.tokens, single.tokens)
+    with pytest.raises(RuntimeError, match=sentence):
+        decode(
+            model, [[1], [2, 3]], sampler, templates=[[model.mask_id, 3]] * 2, gen_length=4,
+            block_length=4, stop_at_eos=False, verifier=verifier,
+        )  # fmt: skip
 
 
-def test_a_sampler_can_neither_overwrite_nor_write_the_mask() -> None:
-    model = HashModel()
-    options = {"gen_length": 4, "block_length": 4, "stop_at_eos": False}
-    out = decode(model, [[1]], Overreaching(7), templates=[[model.mask_id, 3]], **options)  # type: ignore[arg-type]
-    assert out.tokens.tolist() == [[7, 3, 7, 7]]
-    masks = decode(model, [[1]], Overreaching(model.mask_id), **options)  # type: ignore[arg-type]
-    single = decode(model, [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
-    assert torch.equal(masks.tokens, single.tokens)
+def test_the_step_is_the_one_in_which_the_contract_broke() -> None:
+    @dataclass(frozen=True)
+    class Tiring(Sampler):
+        """Commits one position a step in rows that have more than two masks left."""
+
+        def step(self, view: View, state: State) -> tuple[Decision, State]:
+            first = view.eligible & (view.eligible.cumsum(-1) == 1)
+            return Decision(commit=first & (view.masked.sum(-1, keepdim=True) > 2)), state
+
+    with pytest.raises(RuntimeError, match=r"Tiring\(\) must commit .* in step 3"):
+        decode(HashModel(), [[1]], Tiring(), gen_length=4, stop_at_eos=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("sampler", [FixedSchedule(4), ConfidenceThreshold(0.9), Wino()], ids=repr)
+def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
+    sampler: Sampler, value: float
+) -> None:
+    class Broken(HashModel):
+        def predict(self, inputs: ForwardInputs) -> torch.Tensor:
+            logits = super().predict(inputs)
+            calls.append(inputs)
+            if len(calls) == 2:
+                logits[-1, 0, 5] = value
+            return logits
+
+    calls: list[ForwardInputs] = []
+
+    with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN or inf.* 2"):
+        decode(Broken(peak=1.0), [[1], [2, 3]], sampler, gen_length=8, stop_at_eos=False)
+
+
+def test_plug_ins_of_the_wrong_kind_are_refused_in_one_sentence() -> None:
+    right = (HashModel(), FixedSchedule(4), NoCache(), NoVerifier())
+    compatibility.require_plugins(*right)
+    wrong: tuple[object, ...]
+    for place, name in enumerate(("model", "sampler", "cache", "verifier")):
+        for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 4]):
+            wrong = (*right[:place], value, *right[place + 1 :])
+            with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*\.$"):
+                compatibility.require_plugins(*wrong)
 
 
 def test_a_sampler_that_never_ends_is_stopped_by_its_own_bound() -> None:
     with pytest.raises(RuntimeError, match="promises to finish a block within 4 steps"):
-        decode(HashModel(), [[1]], Undoing(), gen_length=4, block_length=4, stop_at_eos=False)
+        decode(HashModel(), [[1]], Circling(), gen_length=4, block_length=4, stop_at_eos=False)
 
 
 def test_temperature_zero_ignores_the_seed_and_a_high_one_does_not() -> None:
@@ -210,3 +281,19 @@ def test_a_block_causal_model_refuses_blocks_that_cut_its_own() -> None:
         decode(
             HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6
         )
+
+
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)
+def test_a_block_causal_model_decodes_nothing_behind_the_answer(verifier: Verifier) -> None:
+    """Prompt and answer end inside a block of the model's, which is filled up with masks."""
+    model, prompt, given = HashModel(causal_block_length=4), [1, 2, 3], [4, 5, 6, 7, 8, 9]
+    options: dict[str, Any] = {"gen_length": 6, "block_length": 4, "stop_at_eos": False}
+    options["verifier"] = verifier
+    whole = decode(model, [prompt], FixedSchedule(4), templates=[given], **options)
+    assert whole.forwards == 0
+    assert whole.tokens.tolist() == [given]
+    last = [*given[:5], model.mask_id]
+    out = decode(model, [prompt], ConfidenceThreshold(0.0), templates=[last], **options)
+    assert out.forwards == 1
+    (many,) = decode_many(model, [prompt], FixedSchedule(4), templates=[given], **options)
+    assert many.forwards == 0

@@ -185,7 +185,7 @@ def test_no_prompts_give_no_answers() -> None:
     ("options", "sentence"),
     [
         ({"num_rows": 0}, "num_rows is at least 1, got 0"),
-        ({"block_length": 9}, "block_length is between 1 and gen_length=8"),
+        ({"block_length": 9}, "block_length must be between 1 and gen_length=8"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_decoded(

@@ -115,7 +115,7 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
         ("samplers/__init__.py", "from .wino import Wino"),
         ("samplers/a.py", "import math\nimport torch.nn as nn\nfrom jaxtyping import Int"),
         ("samplers/logits/kernel.py", "import triton\nimport triton.language as tl"),
-        ("dllm_decode/a.py", "from samplers.base import View\nfrom samplers.logits import statistics"),
+        ("dllm_decode/a.py", "from samplers.base import View\nimport samplers.logits.statistics"),
         ("dllm_decode/verify/a.py", "from ..canvas import Canvas\nfrom .base import Verifier"),
         ("dllm_decode/models/a.py", "from transformers import AutoTokenizer"),
         ("dllm_decode/training/a.py", "import transformers\nfrom samplers import Learn2PD"),

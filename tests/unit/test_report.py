@@ -38,7 +38,8 @@ def record(
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
         "sampler": settings.sampler, "cache": "NoCache()", "verifier": "NoVerifier()",
-        "git": "abc", "machine": None, "date": None, "error": None, "primary": "answer", "prompt": "ask </script>",
+        "git": "abc", "machine": None, "date": None, "error": None,
+        "primary": "answer", "prompt": "ask </script>",
         "target": "say", "text": "said", "scores": {"answer": score, "style": None},
         "prompt_length": 2, "length": length, "nfe": nfe, "query_positions": 8 * nfe,
         "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": length, "gains": [1] * nfe,
@@ -110,7 +111,7 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
     assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
     for file in folder.path.glob("*.html"):
         page = file.read_text()
-        assert "http" not in page
+        assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
         assert "ConfidenceThreshold(0.9)" in page
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
     write_report(folder, num_replays=1)
@@ -130,7 +131,7 @@ def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
     own[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
     page = replay_page([(SETTINGS, own[0])])
     assert "<script>alert" not in page
-    assert "ask &lt;/script&gt;" in page
+    assert "ask \\u003c/script>" in page
     assert page.count("</script>") == 2
     with pytest.raises(ValueError, match="traces"):
         replay_page([(SETTINGS, own[0] | {"trace": None})])

@@ -162,7 +162,7 @@ def test_every_setting_is_checked_before_the_first_forward(tmp_path: Path) -> No
     good, bad = eval_runs.runs(samplers=(FixedSchedule(2), Wino()))
     runs = [good, replace(bad, cache=DelayedCache()), replace(good, cache=FreeCache())]
     with pytest.raises(
-        ValueError, match="1 of 3 settings cannot be run.*--skip-impossible"
+        ValueError, match=r"1 of 3 settings cannot be run.*--skip-impossible"
     ) as said:
         execute(runs, tmp_path)
     assert "Wino(" in str(said.value)

@@ -34,7 +34,8 @@ def record(settings: Settings, example: str, score: float | None, **own: Any) ->
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
         "sampler": settings.sampler, "cache": settings.cache, "verifier": settings.verifier,
-        "git": None, "machine": None, "date": None, "error": None, "primary": "answer", "prompt": "", "target": "", "text": "",
+        "git": None, "machine": None, "date": None, "error": None,
+        "primary": "answer", "prompt": "", "target": "", "text": "",
         "scores": {"answer": score}, "prompt_length": 2, "length": 4, "nfe": 2,
         "query_positions": 20, "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": 6,
         "gains": [3, 3], "batch_length": 1, "batch_forwards": 2, "batch_target_forwards": 0,

@@ -136,7 +136,7 @@ def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path: Path) ->
 
 
 def test_too_many_examples_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="limit must be at most 6, .* got 7"):
+    with pytest.raises(ValueError, match=r"limit must be at most 6, .* got 7"):
         Gsm8k(str(folder)).examples(num_examples=7)
     with pytest.raises(ValueError, match="number of training rows, 12, got 12"):
         Gsm8k(str(folder), num_fewshot=12).examples()

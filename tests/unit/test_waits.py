@@ -7,7 +7,7 @@ import pytest
 import torch
 from pretended import Accelerator
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, MODELS
+from spied import FAMILIES, LAW_OPTIONS, MODELS
 
 from dllm_decode import (
     DelayedCache,
@@ -25,11 +25,13 @@ from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule, Learn2PD, Prophet
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-ONCE = {"tolist in ledger.CacheLedger.sync": 1}
+ONCE = {"tolist in session.Session.sync": 1}
 CACHES = (
     NoCache(), PrefixCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1),
-    FreeCache(), FreeCache("official"), DelayedCache(), DelayedCache(3, 1),
+    FreeCache(), FreeCache("official"),
 )  # fmt: skip
+# Only the device knows how many columns such a policy computes.
+TWICE = ONCE | {"__int__ in delayed.DelayedCache.recompute": 1}
 
 
 class Watched:
@@ -68,7 +70,10 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched() -> dict[str, Watched]:
-    return {family: Watched(MODELS / family, dtype=torch.float64) for family in FAMILIES}
+    return {
+        family: Watched(MODELS / family, dtype=torch.float64, **LAW_OPTIONS[family])
+        for family in FAMILIES
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -79,6 +84,17 @@ def test_the_host_waits_once_a_step_with_every_cache(
         waits = watched[family].waits(FixedSchedule(6), cache=cache, gen_length=8)
         assert len(waits) >= 5
         assert all(step == ONCE for step in waits), cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_host_waits_twice_where_columns_differ_by_row(
+    family: str, watched: dict[str, Watched]
+) -> None:
+    waits = watched[family].waits(FixedSchedule(6), cache=DelayedCache(3, 1), gen_length=8)
+    assert len(waits) >= 5
+    # Every third forward computes everything.
+    assert all(step in (ONCE, TWICE) for step in waits)
+    assert waits.count(Counter(TWICE)) >= 2
 
 
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)

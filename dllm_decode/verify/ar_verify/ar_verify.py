@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,22 +18,35 @@ from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.target_round import (
+    ask_drafter,
+    ask_target,
     check_target,
     first_masks,
-    judge,
-    look,
     whole_answer,
     write,
 )
 from dllm_decode.verify.base import Verifier, settle
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler, first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
+from samplers.state import take_state
 
 _STRIDE = 16
 
 
+class TargetState(NamedTuple):
+    """What the target has read, and how long the next drafts are.
+
+    Attributes:
+        past: The target's keys and values.
+        lengths: Of the next drafts.
+    """
+
+    past: Past
+    lengths: Lengths
+
+
 @dataclass(frozen=True)
-class ARVerify(Verifier):
+class ARVerify(Verifier[TargetState]):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
     In each round the mask predictor looks at the canvas, a draft is made of what it sees, and the
@@ -87,20 +101,24 @@ class ARVerify(Verifier):
         return num_masks
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: TargetState | None,
+    ) -> tuple[Canvas, TargetState]:
         if carry is None:
             past, lengths = self.target.start(len(canvas)), self.draft_length.first(canvas.rows)
         else:
-            assert isinstance(carry, tuple)
-            past, lengths = Past(*carry[0]), Lengths(*carry[1])
+            past, lengths = carry
         first = first_masks(canvas)
         left = canvas.masked.sum(-1)
         wanted = torch.minimum(lengths.length, left)
         logits = self._look(session, sampler, canvas, wanted)
         draft = self.drafting.draft(session, canvas, logits, wanted)
-        judgement = judge(session, self.target, canvas, draft, past)
-        tokens, accepted = accept(session, canvas, draft, judgement.logits)
+        judged = ask_target(session, self.target, canvas, draft, past)
+        tokens, accepted, places = accept(session, canvas, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
         num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
@@ -108,7 +126,7 @@ class ARVerify(Verifier):
         drafted = _num_drafted(canvas, logits, wanted)
         after = self.draft_length.after(lengths, drafted, accepted)
         canvas = write(canvas, first, Draft(tokens, num))
-        return canvas, (tuple(judgement.past(num)), tuple(after))
+        return canvas, TargetState(judged.past(num, places), after)
 
     def _look(
         self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
@@ -122,7 +140,11 @@ class ARVerify(Verifier):
         width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
-        logits = look(session, self.target, canvas, window, sampler).within("block").logits
+        logits = (
+            ask_drafter(session, self.target, canvas, window, sampler)
+            .within("block")
+            .computed.logits
+        )
         if self.drafting.num_forwards > 1:
             logits = self._look_again(session, sampler, canvas, window, wanted)
         logits = logits[..., : self.target.num_shared_ids]
@@ -144,18 +166,18 @@ class ARVerify(Verifier):
         shown = session.view
         assert shown is not None
         view, rows = shown, torch.arange(len(canvas), device=wanted.device)
-        logits = view.within("block").logits.clone()
+        logits = view.within("block").computed.logits.clone()
         # To the sampler only what is drafted is open, and only that may it take back.
         ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
         part = drafts = replace(canvas, ends=ends, fixed=fixed)
-        state: State = None
+        state: Any = None
         for step in range(1, self.drafting.num_forwards):
             view = session.view_of(
-                part, window, sampler, logits=view.logits, leave_one_out=view.leave_one_out
+                part, window, sampler, logits=view.computed.logits, leave_one_out=view.leave_one_out
             )
             view = replace(view, temperature=0.0)
-            state = sampler.init(view) if step == 1 else state
-            decision, state = sampler.step(view, state)
+            state = first_state(sampler, view) if step == 1 else state
+            decision, state = next_step(sampler, view, state)
             part = settle(part, view, decision, sampler)
             drafts = drafts.put(part)
             unfinished = part.num_open(window).nonzero().squeeze(-1)
@@ -165,9 +187,16 @@ class ARVerify(Verifier):
             state = take_state(state, unfinished)
             # The mask predictor sees all masks that are left, as ever.
             everything = replace(part, ends=canvas.ends[rows])
-            view = look(session, self.target, everything, window, sampler)
-            logits[rows] = view.within("block").logits
+            view = ask_drafter(session, self.target, everything, window, sampler)
+            seen = view.within("block").computed.logits
+            if self.drafting.keeps_alternatives:
+                # A position that is decided by now keeps the logits that decided it.
+                is_open = part.masked[:, window.start : window.end, None]
+                seen = torch.where(is_open, seen, logits[rows])
+            logits[rows] = seen
         session.view = shown
+        if self.drafting.keeps_alternatives:
+            return logits
         tokens = drafts.tokens[:, canvas.columns(window)]
         return certain_where(logits, tokens != canvas.mask_id, tokens)
 

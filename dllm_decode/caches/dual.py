@@ -1,0 +1,56 @@
+"""Prefix and suffix caching (Fast-dLLM's DualCache, dInfer's vicinity refresh)."""
+
+from dataclasses import dataclass
+
+from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, refreshes, require_count
+
+
+@dataclass(frozen=True)
+class DualCache(CachePolicy):
+    """Freezes all columns outside the open block while it is open, the masked suffix too.
+
+    The first forward of a block computes everything, the others the block alone.
+
+    Source: Wu et al. 2025, "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV
+    Cache and Parallel Decoding", https://arxiv.org/abs/2505.22618, DualCache. `refresh_every`,
+    `before` and `after`: inclusionAI 2025, "dInfer: An Efficient Inference Framework for Diffusion
+    Language Models", https://arxiv.org/abs/2510.08666, vicinity refresh.
+    Differs: As `PrefixCache` on models whose logits predict the next column.
+
+    Attributes:
+        refresh_every: Forwards of a block from one computation of everything to the next; 0: only
+            the first.
+        before: Columns before the block that are computed with it.
+        after: Columns behind the block that are computed with it.
+    """
+
+    refresh_every: int = 0
+    before: int = 0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        require_count("refresh_every", self.refresh_every, least=0)
+        require_count("before", self.before, least=0, unit="columns")
+        require_count("after", self.after, least=0, unit="columns")
+
+    @property
+    def computes_suffix(self) -> bool:
+        return False
+
+    @property
+    def recomputes_committed(self) -> bool:
+        return True
+
+    @property
+    def reads_history(self) -> bool:
+        return False
+
+    @property
+    def is_path_dependent(self) -> bool:
+        return self.refresh_every > 0
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        if refreshes(query.step, self.refresh_every):
+            return slice(0, query.end)
+        start = max(0, query.needed.start - self.before)
+        return slice(start, min(query.end, query.needed.stop + self.after))

@@ -1,0 +1,94 @@
+"""README and docs say what is so: their programs run, their commands parse, their links lead."""
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from eval.__main__ import make_parser
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# extending.md is a set of files, which its own test writes and runs.
+PROGRAMS = [path for path in DOCUMENTS if path.name != "extending.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Snippet(NamedTuple):
+    document: Path
+    language: str
+    text: str
+    output: str | None
+
+
+def snippets(document: Path) -> Iterator[Snippet]:
+    """Fenced blocks; one without a language that follows at once is what the one before prints."""
+    blocks = list(FENCE.finditer(document.read_text(encoding="utf-8")))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        output = None
+        if following is not None and not following[1]:
+            between = block.string[block.end() : following.start()]
+            output = following[2] if not between.strip() else None
+        yield Snippet(document, block[1], block[2], output)
+
+
+def commands(document: Path) -> Iterator[str]:
+    """Lines of shell blocks, continued ones joined."""
+    for snippet in snippets(document):
+        if snippet.language == "bash":
+            joined = snippet.text.replace("\\\n", " ")
+            yield from (line.split("  #")[0].strip() for line in joined.splitlines())
+
+
+@pytest.mark.parametrize("document", PROGRAMS, ids=lambda path: path.name)
+def test_the_programs_of_a_document_run_and_print_what_it_says(
+    document: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "document"}
+    for snippet in snippets(document):
+        if snippet.language != "python":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(snippet.text, str(document), "exec"), names)
+        if snippet.output is not None:
+            assert printed.getvalue().split() == snippet.output.split()
+
+
+def test_the_readme_shows_a_program_with_its_output() -> None:
+    shown = [snippet for snippet in snippets(ROOT / "README.md") if snippet.language == "python"]
+    assert len(shown) >= 3
+    assert any(snippet.output for snippet in shown)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_of_a_document_are_understood(document: Path) -> None:
+    for command in commands(document):
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "eval"]:
+            make_parser().parse_args(words[3:])
+        elif words[:2] == ["dllm-decode", "eval"]:
+            make_parser().parse_args(words[2:])
+        elif words[:1] == ["python"] and words[1].endswith(".py"):
+            assert (ROOT / words[1]).is_file(), command
+        elif words[:1] == ["make"]:
+            targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert re.search(rf"^{words[1]}:", targets, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (document.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
