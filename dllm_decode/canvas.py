@@ -254,8 +254,12 @@ class Canvas:
         # Only the host's own memory can be asked for free.
         if stopped.device.type == "cpu" and not stopped.any():
             return self
-        filled = self._fill(self.masked & stopped[:, None])
-        return replace(filled, running=self.running & ~stopped)
+        return self.stop_rows(stopped)
+
+    def stop_rows(self, where: Bool[Tensor, " B"]) -> "Canvas":
+        """Stops some rows and fills what is left of their answers."""
+        filled = self._fill(self.masked & where[:, None])
+        return replace(filled, running=self.running & ~where)
 
     def truncate_at_eos(self) -> "Canvas":
         """Fills what lies behind the first EOS of each running row, if the canvas truncates.

@@ -92,7 +92,7 @@ class Trace:
         masked, masks_left = event.before.masked[:, window], event.after.masked[:, window]
         committed = ~masks_left & (before != after) & ~_filled(event)[:, window]
         removed = ~masked & (before != after)
-        probability = event.view.probability(after.clamp(max=event.view.logits.shape[-1] - 1))
+        probability = event.view.probability(after.clamp(max=event.view.vocab_size - 1))
         # Once for all rows: the host waits for each of these.
         committed, removed, before = committed.cpu(), removed.cpu(), before.cpu()
         probability = probability.float().cpu()

@@ -19,7 +19,8 @@ from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
-from samplers.logits.statistics import certain_where, gather, log_normaliser, most_likely
+from samplers.logits.statistics import certain_where, probability
+from samplers.logits.summary import Summary
 from samplers.view import View
 
 
@@ -153,7 +154,7 @@ class Session:
             canvas: The rows to look at.
             block: The open block.
             sampler: Says how much of the canvas it must see.
-            lean: Whether logits that the sampler does not read may be left out, see `View.asked`.
+            lean: Whether logits that the sampler does not read may be left out.
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
@@ -196,7 +197,7 @@ class Session:
             eligible[:, block.end - window.start :] = False
         return View(
             tokens=canvas.region[:, columns],
-            logits=logits,
+            computed=Summary(logits, asked),
             masked=masked,
             eligible=eligible,
             start=window.start,
@@ -206,7 +207,6 @@ class Session:
             keys=self._keys[canvas.rows],
             lead=canvas.lead,
             block=slice(block.start - window.start, block.end - window.start),
-            asked=asked,
             reads_committed=sampler.reads_committed,
             leave_one_out=leave_one_out,
         )
@@ -384,6 +384,5 @@ def _probability(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], masked: Bool[Tensor, "B W"]
 ) -> Float[Tensor, "B W"]:
     """Returns the probability of each token in place, 0 where there is none."""
-    normaliser = log_normaliser(logits, most_likely(logits))
-    logs = gather(logits, tokens.masked_fill(masked, 0)) - normaliser
-    return logs.exp().masked_fill(masked, 0.0)
+    found = probability(logits, tokens.masked_fill(masked, 0))
+    return found.masked_fill(masked, 0.0)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_probability
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
@@ -21,7 +22,7 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, 
 
 
 @dataclass(frozen=True)
-class Learn2PD(Sampler):
+class Learn2PD(Sampler[None]):
     """Commits the positions whose proposal a small network takes for final.
 
     The network reads the probability of the most likely token at every position of the block, also
@@ -55,8 +56,9 @@ class Learn2PD(Sampler):
     threshold: float = 0.96
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
+        if not isinstance(self.filter, str):
+            raise ValueError(f"filter must be a name or a path, got {self.filter!r}.")
+        require_probability("threshold", self.threshold)
 
     @cached_property
     def loaded(self) -> "Filter":
@@ -81,7 +83,7 @@ class Learn2PD(Sampler):
                 "Train a filter for this one."
             )
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         trained = self.loaded
         confidences = view.probability(view.most_likely).double()
         missing = trained.block_length - confidences.shape[1]
@@ -117,8 +119,7 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
     Raises:
         ValueError: If the activation is not one of these.
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+    require_choice("activation", activation, tuple(ACTIVATIONS))
     sizes = (block_length, *hidden_sizes, block_length)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):

@@ -16,7 +16,6 @@ NUM_BUCKETS = 20
 VAL_BUCKET = 0
 TEST_BUCKET = 1
 DEFAULT_NUM_EXAMPLES = 200
-DEFAULT_BLOCK_LENGTH = 32
 MAX_MISSES = 1_000
 
 
@@ -70,9 +69,9 @@ class Task(ABC):
         """Default answer length in tokens, room for EOS included."""
 
     @property
-    def block_length(self) -> int:
-        """Default number of tokens per block; at most the answer's length is used."""
-        return DEFAULT_BLOCK_LENGTH
+    def block_length(self) -> int | None:
+        """Published number of tokens per block, at most the answer's length; None: the model's."""
+        return None
 
     @property
     def prompts(self) -> str:
@@ -126,9 +125,21 @@ class Task(ABC):
             ValueError: If the split does not exist or `num_examples` is not positive.
         """
         if split not in self.splits:
-            raise ValueError(f"split is one of {', '.join(self.splits)}, got {split!r}.")
+            raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}.")
         if num_examples is not None and num_examples < 1:
-            raise ValueError(f"num_examples is at least 1, got {num_examples}.")
+            raise ValueError(f"limit must be at least 1, got {num_examples}.")
+
+    def require_enough(self, split: str, num_available: int, wanted: int | None) -> None:
+        """Checks that a split has as many examples as were asked for.
+
+        Raises:
+            ValueError: If it has fewer.
+        """
+        if wanted is not None and wanted > num_available:
+            raise ValueError(
+                f"limit must be at most {num_available}, the number of examples in the split "
+                f"{split!r} of {self.name}, got {wanted}."
+            )
 
 
 class GeneratedTask(Task):

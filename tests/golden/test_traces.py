@@ -17,13 +17,12 @@ Recordings that were left out whole, since we do not offer what they record:
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 
@@ -414,17 +413,6 @@ class Recorder:
                     probability[index, positions - window.start].tolist(),
                 )
             )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unchecked_shapes() -> Iterator[None]:
-    """Switches the checks of tensor shapes off: they take two thirds of the time of these decodes.
-
-    Every other test runs the same code with them.
-    """
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @cache

@@ -15,7 +15,15 @@ from lm_tasks import write_tasks
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import ForwardInputs, MaskPredictor, NoCache, NoVerifier, decode, load_model
+from dllm_decode import (
+    DecodeConfig,
+    ForwardInputs,
+    MaskPredictor,
+    NoCache,
+    NoVerifier,
+    decode,
+    load_model,
+)
 from eval.__main__ import main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
@@ -111,8 +119,14 @@ def make_lm(
 ) -> DecodeLM:
     settings = LmSettings(
         model="toy", revision=None, dtype="float64", sampler=FixedSchedule(2), cache=NoCache(),
-        verifier=NoVerifier(), estimator=LeftToRight(), gen_length=gen_length, block_length=4,
-        temperature=temperature, batch_size=batch_size, seed=seed,
+        verifier=NoVerifier(), estimator=LeftToRight(),
+        decoding=DecodeConfig(block_length=4, seed=seed).updated(
+            gen_length=None if gen_length == "task" else gen_length, temperature=temperature
+        ),
+        from_task=("gen_length",) * (gen_length == "task") + ("temperature",) * (
+            temperature is None
+        ),
+        batch_size=batch_size,
     )  # fmt: skip
     return DecodeLM(Opened(model or HashModel(), Numbers(), settings), Ranks())
 
@@ -420,14 +434,14 @@ def test_the_command_keeps_the_answers_of_settings_apart(
     ("arguments", "message"),
     [
         ({"samplr": "Factor()"}, "The model's arguments are batch_size, .*got 'samplr'"),
-        ({"batch_size": "auto"}, "batch_size is a whole number, got 'auto'"),
-        ({"batch_size": 0}, "batch_size is at least 1, got 0"),
-        ({"gen_length": "long"}, "gen_length is a whole number, got 'long'"),
-        ({"gen_length": 0}, "gen_length is 'task' or at least 1 token, got 0"),
-        ({"temperature": "hot"}, "temperature is a number, got 'hot'"),
-        ({"nll": "exact"}, "nll is one of mc, l2r, got 'exact'"),
-        ({"mc_num": 0}, "num_samples is at least 1, got 0"),
-        ({"dtype": "int8"}, "dtype is one of float32, bfloat16, float16, got 'int8'"),
+        ({"batch_size": "auto"}, "batch_size must be a whole number, got 'auto'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"gen_length": "long"}, "gen_length must be a whole number, got 'long'"),
+        ({"gen_length": 0}, "gen_length must be between 1 and .* got 0"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"nll": "exact"}, "nll must be one of mc, l2r, got 'exact'"),
+        ({"mc_num": 0}, "num_samples must be at least 1, got 0"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
         ({"cache": "Nothing()"}, "'Nothing' is not known here"),
         ({"verifier": "Nothing()"}, "'Nothing' is not known here"),

@@ -318,9 +318,12 @@ def test_depth_one_is_plain_decoding() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"draft_steps": 0}, "draft_steps is at least 1 state, got 0"),
-        ({"reach": "end"}, 'reach is "block" or "next", got \'end\''),
-        ({"evaluate": "forest"}, 'evaluate is "batch", "tree" or "sequential", got \'forest\''),
+        ({"draft_steps": 0}, "draft_steps must be a whole number, at least 1, got 0"),
+        ({"reach": "end"}, 'reach must be one of "block", "next", got \'end\''),
+        (
+            {"evaluate": "forest"},
+            'evaluate must be one of "batch", "tree", "sequential", got \'forest\'',
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(

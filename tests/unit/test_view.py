@@ -11,6 +11,7 @@ from dllm_decode import CachePolicy, DelayedCache, DualCache, NoCache, decode
 from dllm_decode.observers import StepEvent
 from samplers import ConfidenceThreshold, FixedSchedule, Klass, View
 from samplers.logits.noise import row_keys
+from samplers.logits.summary import Summary
 
 MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
 # The first row's masks are in another order, and so are committed columns that fill up the rows.
@@ -23,7 +24,7 @@ def views(temperature: float = 0.0) -> tuple[View, View]:
     logits = 3 * torch.randn(3, 5, 9, generator=generator)
     dense = View(
         tokens=torch.where(MASKED, 8, torch.randint(0, 8, (3, 5), generator=generator)),
-        logits=logits,
+        computed=Summary(logits),
         masked=MASKED,
         eligible=MASKED,
         start=0,
@@ -32,7 +33,7 @@ def views(temperature: float = 0.0) -> tuple[View, View]:
         keys=row_keys(3, torch.arange(3)),
     )
     asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
-    return dense, replace(dense, logits=asked, asked=ASKED, reads_committed=False)
+    return dense, replace(dense, computed=Summary(asked, ASKED), reads_committed=False)
 
 
 def raised(view: View) -> View:
@@ -49,7 +50,7 @@ def statistics(view: View) -> dict[str, Tensor]:
     found["probability"] = view.probability(torch.full_like(view.tokens, 4))
     found["second"] = view.top_k(3).logits[..., 1]
     found["third token"] = view.top_k(3).tokens[..., 2]
-    found["logit"] = view.all_logits[..., 5]
+    found["logit"] = view.logits[..., 5]
     return found
 
 
@@ -76,7 +77,7 @@ def test_a_committed_token_is_certain_unless_the_sampler_reads_it(
     tokens = view.tokens[there]
     assert torch.equal(view.most_likely[there], tokens)
     assert torch.equal(view.top_k(2).tokens[..., 0][there], tokens)
-    assert torch.equal(view.all_logits.softmax(-1).argmax(-1)[there], tokens)
+    assert torch.equal(view.logits.softmax(-1).argmax(-1)[there], tokens)
     assert (view.confidence[there] == 1.0).all()
     assert (view.margin[there] == 1.0).all()
     assert (view.entropy[there] == 0.0).all()
@@ -128,8 +129,8 @@ def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
         tiny("llada"), [[3, 4, 5], [6, 7, 8, 9]], ConfidenceThreshold(0.9), gen_length=16,
         block_length=16, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
     )  # fmt: skip
-    lean = [view for view in seen if view.asked is not None]
+    lean = [view for view in seen if view.computed.columns is not None]
     assert lean
     for view in lean:
-        there = torch.zeros_like(view.masked).scatter(1, view.asked, True)
+        there = torch.zeros_like(view.masked).scatter(1, view.computed.columns, True)
         assert not (view.masked & ~there).any()

@@ -1,18 +1,19 @@
 """Causal language models that verify drafts: transformers models whose cache rolls back."""
 
 import inspect
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from dllm_decode.ancestors import ancestors
 from dllm_decode.sizes import round_up
 
-# Of the numbers of columns: few shapes, since libraries keep scratch for each.
+if TYPE_CHECKING:
+    import transformers
+
+# Columns are padded to a multiple of this: libraries keep scratch for each shape.
 _STRIDE = 16
 
 # Most that logits may differ between a path read in a tree and alone, as a share of their range:
@@ -94,7 +95,7 @@ class CausalTarget:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, name: str, num_shared_ids: int | None = None
+        self, model: "transformers.PreTrainedModel", *, name: str, num_shared_ids: int | None = None
     ) -> None:
         """Wraps a model in evaluation mode.
 
@@ -107,6 +108,9 @@ class CausalTarget:
         Raises:
             ValueError: If some layer forgets, or no token is known to end an answer.
         """
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
             raise ValueError(
@@ -167,6 +171,8 @@ class CausalTarget:
             ValueError: If there are parents, but the model cannot be told positions, or its logits
                 behind a path in a small tree are not those behind the path alone.
         """
+        from transformers import DynamicCache
+
         if parents is not None:
             self._check_trees()
         if first_logits is None:
@@ -270,7 +276,7 @@ def _tree_positions(
     return positions
 
 
-def _eos_ids(model: PreTrainedModel, name: str) -> tuple[int, ...]:
+def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
     config = model.generation_config
     found = None if config is None else config.eos_token_id
     if found is None:

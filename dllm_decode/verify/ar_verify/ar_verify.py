@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,14 +26,27 @@ from dllm_decode.verify.ar_verify.target_round import (
     write,
 )
 from dllm_decode.verify.base import Verifier, settle
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler, first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
+from samplers.state import take_state
 
 _STRIDE = 16
 
 
+class TargetState(NamedTuple):
+    """What the target has read, and how long the next drafts are.
+
+    Attributes:
+        past: The target's keys and values.
+        lengths: Of the next drafts.
+    """
+
+    past: Past
+    lengths: Lengths
+
+
 @dataclass(frozen=True)
-class ARVerify(Verifier):
+class ARVerify(Verifier[TargetState]):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
     One round has three parts. The mask predictor looks at the canvas. `drafting` makes a draft of
@@ -92,13 +106,17 @@ class ARVerify(Verifier):
         return num_masks
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: TargetState | None,
+    ) -> tuple[Canvas, TargetState]:
         if carry is None:
             past, lengths = self.target.start(len(canvas)), self.draft_length.first(canvas.rows)
         else:
-            assert isinstance(carry, tuple)
-            past, lengths = Past(*carry[0]), Lengths(*carry[1])
+            past, lengths = carry
         first = first_masks(canvas)
         left = canvas.masked.sum(-1)
         wanted = torch.minimum(lengths.length, left)
@@ -113,7 +131,7 @@ class ARVerify(Verifier):
         drafted = _num_drafted(canvas, logits, wanted)
         after = self.draft_length.after(lengths, drafted, accepted)
         canvas = write(canvas, first, Draft(tokens, num))
-        return canvas, (tuple(judged.past(num, places)), tuple(after))
+        return canvas, TargetState(judged.past(num, places), after)
 
     def _look(
         self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
@@ -127,7 +145,11 @@ class ARVerify(Verifier):
         width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
-        logits = ask_drafter(session, self.target, canvas, window, sampler).within("block").logits
+        logits = (
+            ask_drafter(session, self.target, canvas, window, sampler)
+            .within("block")
+            .computed.logits
+        )
         if self.drafting.num_forwards > 1:
             logits = self._look_again(session, sampler, canvas, window, wanted)
         logits = logits[..., : self.target.num_shared_ids]
@@ -149,18 +171,18 @@ class ARVerify(Verifier):
         shown = session.view
         assert shown is not None
         view, rows = shown, torch.arange(len(canvas), device=wanted.device)
-        logits = view.within("block").logits.clone()
+        logits = view.within("block").computed.logits.clone()
         # The sampler may commit and take back drafted positions only.
         ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
         part = drafts = replace(canvas, ends=ends, fixed=fixed)
-        state: State = None
+        state: Any = None
         for step in range(1, self.drafting.num_forwards):
             view = session.view_of(
-                part, window, sampler, logits=view.logits, leave_one_out=view.leave_one_out
+                part, window, sampler, logits=view.computed.logits, leave_one_out=view.leave_one_out
             )
             view = replace(view, temperature=0.0)
-            state = sampler.init(view) if step == 1 else state
-            decision, state = sampler.step(view, state)
+            state = first_state(sampler, view) if step == 1 else state
+            decision, state = next_step(sampler, view, state)
             part = settle(part, view, decision, sampler)
             drafts = drafts.put(part)
             unfinished = part.num_open(window).nonzero().squeeze(-1)
@@ -171,7 +193,7 @@ class ARVerify(Verifier):
             # The mask predictor sees all masks that are left, also behind the draft.
             everything = replace(part, ends=canvas.ends[rows])
             view = ask_drafter(session, self.target, everything, window, sampler)
-            seen = view.within("block").logits
+            seen = view.within("block").computed.logits
             if self.drafting.keeps_alternatives:
                 # A position that is decided by now keeps the logits that decided it.
                 is_open = part.masked[:, window.start : window.end, None]

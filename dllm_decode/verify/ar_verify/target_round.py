@@ -117,7 +117,7 @@ def ask_drafter(
 ) -> View:
     """Runs one forward of the mask predictor; what the target cannot say is impossible."""
     view = session.forward(canvas, window, sampler)
-    view.logits[..., target.num_shared_ids :] = -torch.inf
+    view.computed.logits[..., target.num_shared_ids :] = -torch.inf
     return view
 
 
