@@ -30,7 +30,6 @@ _HELP = {
     "dtype": "of parameters and activations",
     "device": "where it runs; an accelerator if there is one",
     "num_threads": "of torch, on the CPU",
-    "packed": "matrices in the layout of the CPU's products",
 }
 
 
@@ -78,10 +77,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="short answers, few points")
-    parser.add_argument("--packed", action="store_true", help=_HELP["packed"])
     for field in fields(Setting):
-        if field.name == "packed":
-            continue
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=type(field.default),

@@ -6,7 +6,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
-from dllm_decode.models.loading.pack import check_packing, pack_matrices
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class Setting:
         dtype: Of parameters and activations.
         device: Where it runs.
         num_threads: Of torch, on the CPU.
-        packed: Whether matrices are, see `load_model`.
     """
 
     geometry: str = "8x512"
@@ -63,7 +61,6 @@ class Setting:
     dtype: str = "bfloat16"
     device: str = "cpu"
     num_threads: int = 2
-    packed: bool = False
 
     @property
     def sizes(self) -> Geometry:
@@ -96,9 +93,6 @@ class Setting:
             for layer in model.transformer.layers:
                 layer.attention.output.weight.mul_(8.0)
                 layer.mlp.down.weight.mul_(8.0)
-        if self.packed:
-            check_packing(model.device, model.dtype)
-            pack_matrices(model.transformer)
         return model.eval().requires_grad_(False)
 
     def target(self) -> CausalTarget:

@@ -26,6 +26,7 @@ class ExactLists:
     banned_ids: tuple[int, ...] = ()
     logit_shift: int = 0
     causal_block_length: int = 0
+    max_length: int | None = None
     vocab_size: int = len(TOKENIZER)
     name: str = "exact lists"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -5,23 +5,22 @@ In a process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else 
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families_under_test import FAMILIES, load_tiny
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, load_model
+from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer
 from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network import operations_triton as fused
+from dllm_decode.models.network.fused import CheckedOperations
 from dllm_decode.models.network.operations import Heads, KVSlots, LayerKV, Rotation, Scaling, Stream
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
-MODELS = Path(__file__).parent / "golden" / "data" / "models"
-FAMILIES = ("llada", "dream", "sdar")
 HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 ON_CUDA = pytest.mark.skipif(INTERPRETED, reason="what a GPU does")
@@ -344,10 +343,10 @@ def compare(
 def test_whole_forwards_are_those_of_torch(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = load_model(MODELS / family, device=str(DEVICE), dtype=dtype)
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype)
     model.graphs = False
     chosen: list[Any] = [plain]
-    monkeypatch.setattr(plan, "operations_for", lambda device, dtype: chosen[-1])
+    monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: chosen[-1])
     compare(model, model.predict, chosen.append)
     assert fused in chosen
 
@@ -358,10 +357,10 @@ def test_whole_forwards_are_those_of_torch(
 def test_captured_forwards_are_those_of_torch(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = load_model(MODELS / family, device=str(DEVICE), dtype=dtype)
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype)
     model.graphs = False
     chosen: list[Any] = [plain]
-    monkeypatch.setattr(plan, "operations_for", lambda device, dtype: chosen[-1])
+    monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: chosen[-1])
 
     def captured(inputs: ForwardInputs) -> Tensor:
         before = (
@@ -385,7 +384,23 @@ def test_captured_forwards_are_those_of_torch(
 def test_forwards_on_cuda_use_the_kernels() -> None:
     for dtype in HALF_AND_SINGLE:
         with torch.inference_mode():
-            assert plan.operations_for(DEVICE, dtype) is fused
+            assert isinstance(plan.operations_for(DEVICE, dtype), CheckedOperations)
+            assert plan.operations_for(DEVICE, dtype, False) is plain
         assert plan.operations_for(DEVICE, dtype) is plain
     with torch.inference_mode():
         assert plan.operations_for(DEVICE, torch.float64) is plain
+
+
+@ON_CUDA
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_agree_with_torch_when_they_are_first_used(
+    family: str, dtype: torch.dtype
+) -> None:
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype, fused=True)
+    for inputs, _ in forwards(model):
+        model.predict(inputs)
+    with torch.inference_mode():
+        operations = plan.operations_for(DEVICE, dtype, True)
+    assert len(operations._agreed) >= 4
+    assert not operations.failed

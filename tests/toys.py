@@ -23,6 +23,7 @@ class HashModel:
     banned_ids: tuple[int, ...] = ()
     logit_shift: int = 0
     causal_block_length: int = 0
+    max_length: int | None = None
     peak: float = 6.0
     name: str = "hash model"
 

@@ -3,8 +3,9 @@
 from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
 from dllm_decode.models.loading.export import new_llada, save_model
 from dllm_decode.models.loading.load import load_model
+from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.load import load_target
 

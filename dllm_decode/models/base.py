@@ -8,39 +8,41 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.sizes import round_up
-
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, one slot a canvas column.
+    """Keys and values of every layer, one slot for each canvas column.
 
     Keys are stored after rotation: columns never move, so a stored key stays right. A slot holds
     what the last forward that computed its column wrote there; forwards write in place.
 
     Attributes:
-        keys: Zeros until written, axis 0 is the layer.
+        keys: Zeros until written; axis 0 is the layer.
         values: As `keys`.
-        further: Of the layers that follow, where they are on another device.
-        whole: What these are slots of, from its second on; nobody sees its first, so that columns
-            which fill up a forward can be stored there. `None`: there is no such slot.
+        further: Keys and values of the layers that follow, where they are on another device.
+        reserve: A longer cache whose first slots these are; `None`: this is all there is.
     """
 
     keys: Float[Tensor, "N R H K D"]
     values: Float[Tensor, "N R H K D"]
     further: "KVCache | None" = None
-    whole: "KVCache | None" = None
+    reserve: "KVCache | None" = None
 
     @property
     def buffers(self) -> tuple[Float[Tensor, "_ R H K D"], ...]:
-        """All keys and values, of all layers; axis 1 is the row, axis 3 the slot."""
+        """All keys and values of all layers; axis 1 is the row, axis 3 the slot."""
         rest = () if self.further is None else self.further.buffers
         return (self.keys, self.values, *rest)
 
     @property
+    def num_slots(self) -> int:
+        """Slots of each row, K."""
+        return self.keys.shape[3]
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes held by all buffers."""
-        held = self if self.whole is None else self.whole
+        """Bytes of all buffers, the reserve included."""
+        held = self if self.reserve is None else self.reserve
         return sum(buffer.nbytes for buffer in held.buffers)
 
     def layer(self, index: int) -> tuple[Float[Tensor, "R H K D"], Float[Tensor, "R H K D"]]:
@@ -52,51 +54,39 @@ class KVCache:
 
     def first(self, num_slots: int) -> "KVCache":
         """Returns the first slots; writing to them writes here."""
-        if num_slots == self.keys.shape[3]:
+        if num_slots == self.num_slots:
             return self
         further = None if self.further is None else self.further.first(num_slots)
         keys, values = (part[..., :num_slots, :] for part in (self.keys, self.values))
-        return KVCache(keys, values, further, self.whole)
-
-    def behind_first(self, num_slots: int) -> "KVCache":
-        """Returns the slots behind the first as a memory whose `whole` this is."""
-        keys, values = (part[..., 1 : num_slots + 1, :] for part in (self.keys, self.values))
-        return KVCache(keys, values, whole=self)
+        return KVCache(keys, values, further, self if self.reserve is None else self.reserve)
 
     def widened(self, num_slots: int) -> "KVCache":
-        """Returns a copy with more slots, zeros behind those there are; no copy if it has room."""
-        if self.whole is not None:
-            has_room = self.whole.keys.shape[3] > num_slots
-            whole = self.whole if has_room else self.whole.widened(with_spare(num_slots))
-            return whole.behind_first(num_slots)
-        more = (0, 0, 0, num_slots - self.keys.shape[3])
+        """Returns a cache with more slots: slots of the reserve if it has them, else a copy.
+
+        Slots of a reserve keep what they hold; those that a copy adds are zeros.
+        """
+        if self.reserve is not None and num_slots <= self.reserve.num_slots:
+            return self.reserve.first(num_slots)
+        more = (0, 0, 0, num_slots - self.num_slots)
         further = None if self.further is None else self.further.widened(num_slots)
         return KVCache(pad(self.keys, more), pad(self.values, more), further)
-
-
-def with_spare(num_slots: int) -> int:
-    """Returns how many slots a memory is part of that has a spare one: a multiple of 64."""
-    return round_up(num_slots + 1, 64)
 
 
 @dataclass(frozen=True)
 class ForwardInputs:
     """One forward over Q columns of B rows.
 
-    Nobody changes its tensors in place, even after the forward: the same tensor again stands for
-    the same contents, and a copy made of it then may serve again. The memory is the exception.
-
     Attributes:
         tokens: Ids of the computed columns.
-        positions: Rotary positions of the computed columns, in tokens; of pads any from 0 on.
+        positions: Rotary positions of the computed columns, in tokens; pads may have any from 0 on.
         wanted: Indices into the Q computed columns whose logits are returned.
-        attend: True where a query may see a key. K is Q without a memory, else the memory's slots.
+        attend: True where a query may see a key. K is Q without a cache, else the cache's slots.
             One query row stands for all. `None`: everything sees everything.
-        kv_cache: Store that is read and overwritten; `None` computes all keys afresh.
-        slots: Where the fresh keys and values go in the memory; required with a memory. A slice,
-            the same slots in every row, is cheapest.
-        rows: Which memory rows the B rows of this call are, no row twice; `None`: all of them, in
-            order. A slice spares a copy of what is read.
+        kv_cache: Keys and values that are read and overwritten; `None` computes all keys afresh.
+        slots: Where the fresh keys and values go in the cache; required with a cache. A slice, the
+            same slots in every row, is cheapest.
+        rows: Which rows of the cache the B rows of this call are, no row twice; `None`: all of
+            them, in order. A slice spares a copy of what is read.
     """
 
     tokens: Int[Tensor, "B Q"]
@@ -121,6 +111,8 @@ class MaskPredictor(Protocol):
         logit_shift: 0 when the logits at a column predict that column, 1 when they predict the
             next.
         causal_block_length: Tokens per block of a block-causal model, 0 for a bidirectional one.
+        max_length: Columns that the model was trained for, prompt and answer together; `None`: it
+            does not say.
         device: Where tensors are expected.
     """
 
@@ -131,6 +123,7 @@ class MaskPredictor(Protocol):
     banned_ids: tuple[int, ...]
     logit_shift: int
     causal_block_length: int
+    max_length: int | None
 
     @property
     def device(self) -> torch.device: ...
@@ -140,5 +133,5 @@ class MaskPredictor(Protocol):
         ...
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Allocates a zeroed store; ValueError for a model that has no keys and values."""
+        """Allocates a zeroed cache; ValueError for a model that has no keys and values."""
         ...

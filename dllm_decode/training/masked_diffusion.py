@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.models.network.transformer import MaskedTransformer
+from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.masking import MaskSampler
 from dllm_decode.training.objective import Objective

@@ -13,11 +13,11 @@ from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft
 from dllm_decode.verify.ar_verify.target_round import (
-    Judgement,
+    TargetRound,
+    ask_drafter,
+    ask_target,
     check_target,
     first_masks,
-    judge,
-    look,
     whole_answer,
     write,
 )
@@ -103,20 +103,22 @@ class Guided(Verifier[Past]):
         counts = canvas.masked.sum(-1).clamp(max=self.num_proposals)
         window = Block(int(first.min()), int((first + counts).max()))
         session.open()
-        proposal = look(session, self.target, canvas, window, sampler).within("block").proposal
+        proposal = (
+            ask_drafter(session, self.target, canvas, window, sampler).within("block").proposal
+        )
         offsets = torch.arange(int(counts.max()), device=first.device)
         places = (first[:, None] - window.start + offsets).clamp(max=proposal.shape[1] - 1)
         draft = Draft(proposal.gather(1, places), counts)
         # The last proposal is judged without being read.
-        judgement = judge(session, self.target, canvas, draft._replace(counts=counts - 1), past)
-        passed = self._passes(draft, judgement) & (offsets < counts[:, None])
+        judged = ask_target(session, self.target, canvas, draft._replace(counts=counts - 1), past)
+        passed = self._passes(draft, judged) & (offsets < counts[:, None])
         accepted = torch.minimum(leading(passed), leading(~canvas.is_eos(draft.tokens)) + 1)
         session.count_drafts(canvas, drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)
-        return write(canvas, first, Draft(draft.tokens, num)), judgement.past(num)
+        return write(canvas, first, Draft(draft.tokens, num)), judged.past(num)
 
-    def _passes(self, draft: Draft, judgement: Judgement) -> Bool[Tensor, "B K"]:
-        logits, best = judgement.logits, most_likely(judgement.logits)
+    def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
+        logits, best = judged.logits, most_likely(judged.logits)
         own, largest = gather(logits, draft.tokens), gather(logits, best)
         passes = (own - largest).exp() >= self.ratio
         if self.top_k == 1:

@@ -40,6 +40,7 @@ class OracleModel:
     name: str = "oracle"
     banned_ids: tuple[int, ...] = ()
     causal_block_length: int = 0
+    max_length: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_impossible: int = 0
 

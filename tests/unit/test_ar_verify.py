@@ -20,6 +20,7 @@ from dllm_decode import (
     PathSearch,
     Sampled,
     StepEvent,
+    Tree,
     decode,
 )
 from dllm_decode.models.base import ForwardInputs
@@ -207,7 +208,7 @@ def ended(law: Law, eos: int) -> Law:
 @pytest.mark.parametrize(
     ("drafting", "is_biased", "stop_at_eos"),
     [(ARGMAX, False, True), (PathSearch(1, weight=1.0, num_forwards=2), False, True),
-     (Sampled(), False, True), (Sampled(), False, False),
+     (Sampled(), False, True), (Sampled(), False, False), (Tree(5), False, True),
      (Biased("law"), True, True), (Biased("value"), True, True)],
     ids=repr,
 )  # fmt: skip

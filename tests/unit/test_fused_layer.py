@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from triton_runs import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_c
 
 from dllm_decode.models.base import KVCache
 from dllm_decode.models.network import context as plan
+from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
@@ -110,7 +110,7 @@ def of_a_layer(family: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version:
         kv_cache = KVCache(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
         columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
         attend = torch.ones(2, 3, 10, dtype=torch.bool)
-        monkeypatch.setattr(plan, "operations_for", lambda device, dtype: version)
+        monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: version)
         # In inference mode compound operations would hide their parts.
         with torch.no_grad(), Count() as count:
             model(columns, columns, attend=attend, kv_cache=kv_cache, slots=columns)
@@ -169,11 +169,11 @@ def test_a_mask_lies_as_attention_on_cuda_reads_it(num_queries: int) -> None:
 
 @pytest.fixture
 def _untried(monkeypatch: pytest.MonkeyPatch) -> Any:
-    plan._kernels.cache_clear()
+    choice._checked.cache_clear()
     monkeypatch.delitem(sys.modules, "dllm_decode.models.network.operations_triton", raising=False)
     monkeypatch.delattr("dllm_decode.models.network.operations_triton", raising=False)
     yield
-    plan._kernels.cache_clear()
+    choice._checked.cache_clear()
 
 
 @pytest.mark.usefixtures("_untried")
@@ -188,16 +188,16 @@ def test_without_cuda_the_kernels_are_not_imported() -> None:
 def test_without_triton_cuda_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     with torch.inference_mode():
-        assert plan.operations_for(torch.device("cuda"), torch.bfloat16) is plain
+        operations = plan.operations_for(torch.device("cuda"), torch.bfloat16)
+    with pytest.warns(UserWarning, match="Triton cannot be imported"):
+        operations.swiglu(torch.ones(1, 2, 4))
 
 
 def test_gradients_and_mixed_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = ModuleType("kernels")
-    vars(kernels).update(vars(plain))
-    monkeypatch.setattr(plan, "_kernels", lambda device, dtype: kernels)
+    choice._checked.cache_clear()
     cuda = torch.device("cuda")
     assert plan.operations_for(cuda, torch.bfloat16) is plain
     with torch.no_grad():
-        assert plan.operations_for(cuda, torch.bfloat16) is kernels
+        assert plan.operations_for(cuda, torch.bfloat16).failed is False
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
         assert plan.operations_for(cuda, torch.float32) is plain

@@ -16,7 +16,7 @@ from dllm_decode.models import (
     new_llada,
     save_model,
 )
-from dllm_decode.models.loading import load, placement
+from dllm_decode.models.loading import placement
 from dllm_decode.models.loading.placement import DeviceMap, place
 from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
@@ -290,7 +290,10 @@ def test_limits_are_of_weights_in_their_dtype(llada) -> None:
 
 
 def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
-    monkeypatch.setattr(load, "snapshot_download", lambda *args, **kwargs: pytest.fail("asked"))
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail("asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     for device in ("toaster", {"": "cpu", "layers.3": "toaster"}):
         with pytest.raises(ValueError, match="got 'toaster'"):
             load_model("someone/model", device=device)

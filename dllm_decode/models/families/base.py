@@ -1,12 +1,14 @@
-"""What the official checkpoints say, and what it means: one table a family."""
+"""What a family is: how its authors write config.json, and how they name tensors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from torch import Tensor
+
+from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.network.config import NetworkConfig
-
-Config = Mapping[str, Any]
+from dllm_decode.models.network.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,7 @@ class CheckpointFacts:
     causal_block_length: int
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A configuration key whose other values would silently give wrong logits.
 
     Attributes:
@@ -49,242 +50,131 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors to the official ones; `{n}` is the layer.
-        read_shape: From a checked configuration.
+        names: Our names of tensors to the official ones; `{n}` is the layer, `{e}` the expert.
+        read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
-        mask_id: Where the configuration has none.
-        eos_id: Where the configuration has none.
+        mask_id: Where the configuration has none; `None`: only the caller knows it.
+        eos_id: Where the configuration has none; `None`: it must have one.
+        eos_keys: Keys of config.json that may hold it.
         end_of_turn_ids: Further ids that end an answer, where the vocabulary is that large.
         logit_shift: 1 where the logits at a column predict the next.
-        block_length: Where the configuration has none; 0: not block-causal.
+        block_length: Tokens per block where the configuration has none; 0: attention is
+            bidirectional unless the caller says otherwise.
+        block_keys: Keys of config.json that may hold the block length.
+        may_be_block_causal: A caller may give a block length; else attention is bidirectional.
         fast_tokenizer: Tokenizer files are a tokenizer.json, read by PreTrainedTokenizerFast; else
             those of Qwen2Tokenizer.
+        split_qkv: Queries, keys and values are three tensors of a checkpoint, else one.
+        is_named_by_caller: Its config.json is that of an ordinary autoregressive model, so that it
+            is never recognised, only asked for.
     """
 
     name: str
     architecture: str
     names: Mapping[str, str]
-    read_shape: Callable[[Config], NetworkConfig]
+    read_shape: Callable[[ConfigReader], NetworkConfig]
     refusals: tuple[Refusal, ...]
-    mask_id: int
-    eos_id: int
+    mask_id: int | None
+    eos_id: int | None
+    eos_keys: tuple[str, ...] = ("eos_token_id",)
     end_of_turn_ids: tuple[int, ...] = ()
     logit_shift: int = 0
     block_length: int = 0
+    block_keys: tuple[str, ...] = ()
+    may_be_block_causal: bool = False
     fast_tokenizer: bool = False
+    split_qkv: bool = True
+    is_named_by_caller: bool = False
 
     def official_name(self, part: str) -> str:
         """Translates a name of `Transformer.parts`."""
         words = part.split(".")
-        if words[0] != "layers":
-            return self.names[part]
-        return self.names[".".join(("layers", "{n}", *words[2:]))].replace("{n}", words[1])
+        numbers = {}
+        for i, word in enumerate(words):
+            if word.isdigit():
+                letter = "n" if i == 1 else "e"
+                numbers[letter] = word
+                words[i] = f"{{{letter}}}"
+        return self.names[".".join(words)].format(**numbers)
 
-    def read(self, config: Config) -> CheckpointFacts:
+    def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
+        """Returns the views of a network that the tensors of a checkpoint go to, by their names."""
+        parts = transformer.parts(split_qkv=self.split_qkv)
+        return {self.official_name(name): part for name, part in parts.items()}
+
+    def read(
+        self, config: Config, *, mask_id: int | None = None, block_length: int | None = None
+    ) -> CheckpointFacts:
         """Reads a config.json.
 
+        Args:
+            config: The whole file.
+            mask_id: Overrides what it says, or the family's default.
+            block_length: Overrides what it says, or the family's default.
+
         Raises:
-            ValueError: If a key is missing, or names something that is not implemented.
+            ValueError: If a key is missing, has a value that it cannot have, or names something
+                that is not implemented.
         """
         for refusal in self.refusals:
             value = config.get(refusal.key, refusal.allowed[0])
-            if value not in refusal.allowed:
+            if not any(value is allowed or value == allowed for allowed in refusal.allowed):
                 raise ValueError(
                     f"{self.name} checkpoints need {refusal.key!r} {refusal.required}, got "
                     f"{value!r}. This variant is not implemented; choose another checkpoint."
                 )
-        try:
-            shape = self.read_shape(config)
-        except KeyError as error:
-            raise ValueError(
-                f"config.json of a {self.name} checkpoint needs the key {error}, which is missing. "
-                "Take config.json from the official repository."
-            ) from error
+        reader = ConfigReader(config)
+        shape = self._shape(reader)
         return CheckpointFacts(
             shape,
-            self._mask_id(config, shape.vocab_size),
-            self._eos_ids(config, shape.vocab_size),
-            (config.get("block_size") or self.block_length) if self.block_length else 0,
+            self._mask_id(reader, mask_id, shape.vocab_size),
+            self._eos_ids(reader, shape.vocab_size),
+            self._block_length(reader, block_length),
         )
 
-    def _mask_id(self, config: Config, vocab_size: int) -> int:
-        mask_id = config.get("mask_token_id")
+    def _shape(self, config: ConfigReader) -> NetworkConfig:
+        try:
+            return self.read_shape(config)
+        except ValueError as error:
+            # Values that are possible one by one may not fit together.
+            if config.file in str(error):
+                raise
+            raise ValueError(f"{config.file} of a {self.name} checkpoint: {error}") from None
+
+    def _mask_id(self, config: ConfigReader, given: int | None, vocab_size: int) -> int:
+        if given is None and config.has("mask_token_id"):
+            return config.token_id("mask_token_id", vocab_size=vocab_size)
+        mask_id = self.mask_id if given is None else given
         if mask_id is None:
-            mask_id = self.mask_id
+            raise ValueError(
+                f"config.json of a {self.name} checkpoint does not say which token is [MASK]. "
+                "Pass mask_id."
+            )
         if not 0 <= mask_id < vocab_size:
             raise ValueError(
-                f"The mask token's id is in [0, {vocab_size}), got {mask_id}. "
-                "Set 'mask_token_id' in config.json."
+                f"The mask token's id must be in [0, {vocab_size}), got {mask_id}. "
+                "Pass mask_id, or set 'mask_token_id' in config.json."
             )
-        return int(mask_id)
+        return mask_id
 
-    def _eos_ids(self, config: Config, vocab_size: int) -> tuple[int, ...]:
-        configured = config.get("eos_token_id")
-        if configured is None:
-            configured = self.eos_id
-        first = configured if isinstance(configured, list) else [configured]
+    def _eos_ids(self, config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
+        default = None if self.eos_id is None else [self.eos_id]
+        key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
+        first = config.integers(key, default, most=vocab_size - 1)
         known = [token for token in self.end_of_turn_ids if token < vocab_size]
         return tuple(dict.fromkeys([*first, *known]))
 
-
-def family_of(config: Config) -> Family:
-    """Picks the family by `architectures[0]`.
-
-    Raises:
-        ValueError: If the architecture is absent or not in `FAMILIES`.
-    """
-    named = config.get("architectures") or [None]
-    for family in FAMILIES:
-        if family.architecture == named[0]:
-            return family
-    supported = ", ".join(f"{family.architecture} ({family.name})" for family in FAMILIES)
-    raise ValueError(
-        f"config.json names a supported architecture ({supported}), got {named[0]!r}. "
-        "Choose a checkpoint of one of these families."
-    )
-
-
-def _llada_shape(config: Config) -> NetworkConfig:
-    hidden_size = config["d_model"]
-    num_heads = config["n_heads"]
-    return NetworkConfig(
-        # Rows of the table; ids above the tokenizer's are padding, but they are stored.
-        vocab_size=config.get("embedding_size") or config["vocab_size"],
-        hidden_size=hidden_size,
-        num_layers=config["n_layers"],
-        num_heads=num_heads,
-        num_kv_heads=config.get("n_kv_heads") or num_heads,
-        head_dim=hidden_size // num_heads,
-        mlp_hidden_size=config.get("mlp_hidden_size") or config["mlp_ratio"] * hidden_size,
-        norm_eps=config.get("rms_norm_eps", 1e-5),
-        rope_theta=config.get("rope_theta", 10000.0),
-        qkv_bias=config.get("include_qkv_bias", False),
-        rope_in_float32=config.get("rope_full_precision", True),
-        tied_head=config.get("weight_tying", True),
-    )
-
-
-def _qwen_shape(config: Config, *, qkv_bias: bool, qk_norm: bool) -> NetworkConfig:
-    hidden_size = config["hidden_size"]
-    num_heads = config["num_attention_heads"]
-    return NetworkConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=hidden_size,
-        num_layers=config["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
-        mlp_hidden_size=config["intermediate_size"],
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope_theta=float(config["rope_theta"]),
-        qkv_bias=qkv_bias,
-        qk_norm=qk_norm,
-        tied_head=config.get("tie_word_embeddings", False),
-    )
-
-
-def _dream_shape(config: Config) -> NetworkConfig:
-    return _qwen_shape(config, qkv_bias=True, qk_norm=False)
-
-
-def _sdar_shape(config: Config) -> NetworkConfig:
-    shape = _qwen_shape(config, qkv_bias=False, qk_norm=True)
-    return replace(shape, norm_weight_in_float32=True)
-
-
-LLADA_NAMES = {
-    "embedding.weight": "model.transformer.wte.weight",
-    "norm.weight": "model.transformer.ln_f.weight",
-    # The head; `blocks.{n}.ff_out` is an MLP's down projection.
-    "head.weight": "model.transformer.ff_out.weight",
-    "layers.{n}.attention_norm.weight": "model.transformer.blocks.{n}.attn_norm.weight",
-    "layers.{n}.query.weight": "model.transformer.blocks.{n}.q_proj.weight",
-    "layers.{n}.query.bias": "model.transformer.blocks.{n}.q_proj.bias",
-    "layers.{n}.key.weight": "model.transformer.blocks.{n}.k_proj.weight",
-    "layers.{n}.key.bias": "model.transformer.blocks.{n}.k_proj.bias",
-    "layers.{n}.value.weight": "model.transformer.blocks.{n}.v_proj.weight",
-    "layers.{n}.value.bias": "model.transformer.blocks.{n}.v_proj.bias",
-    "layers.{n}.output.weight": "model.transformer.blocks.{n}.attn_out.weight",
-    "layers.{n}.mlp_norm.weight": "model.transformer.blocks.{n}.ff_norm.weight",
-    "layers.{n}.gate.weight": "model.transformer.blocks.{n}.ff_proj.weight",
-    "layers.{n}.up.weight": "model.transformer.blocks.{n}.up_proj.weight",
-    "layers.{n}.down.weight": "model.transformer.blocks.{n}.ff_out.weight",
-}
-QWEN_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-    "layers.{n}.attention_norm.weight": "model.layers.{n}.input_layernorm.weight",
-    "layers.{n}.query.weight": "model.layers.{n}.self_attn.q_proj.weight",
-    "layers.{n}.query.bias": "model.layers.{n}.self_attn.q_proj.bias",
-    "layers.{n}.query_norm.weight": "model.layers.{n}.self_attn.q_norm.weight",
-    "layers.{n}.key.weight": "model.layers.{n}.self_attn.k_proj.weight",
-    "layers.{n}.key.bias": "model.layers.{n}.self_attn.k_proj.bias",
-    "layers.{n}.key_norm.weight": "model.layers.{n}.self_attn.k_norm.weight",
-    "layers.{n}.value.weight": "model.layers.{n}.self_attn.v_proj.weight",
-    "layers.{n}.value.bias": "model.layers.{n}.self_attn.v_proj.bias",
-    "layers.{n}.output.weight": "model.layers.{n}.self_attn.o_proj.weight",
-    "layers.{n}.mlp_norm.weight": "model.layers.{n}.post_attention_layernorm.weight",
-    "layers.{n}.gate.weight": "model.layers.{n}.mlp.gate_proj.weight",
-    "layers.{n}.up.weight": "model.layers.{n}.mlp.up_proj.weight",
-    "layers.{n}.down.weight": "model.layers.{n}.mlp.down_proj.weight",
-}
-
-_LLADA_REFUSALS = (
-    Refusal("block_type", ("llama",), "to be 'llama'"),
-    Refusal("rope", (True,), "to be true"),
-    Refusal("alibi", (False, None), "to be false"),
-    Refusal("attention_layer_norm", (False, None), "to be false"),
-    Refusal("block_group_size", (1, None), "to be 1"),
-    Refusal("scale_logits", (False, None), "to be false"),
-    Refusal("input_emb_norm", (False, None), "to be false"),
-    Refusal("activation_type", ("silu",), "to be 'silu'"),
-    Refusal("layer_norm_type", ("rms",), "to be 'rms'"),
-    Refusal("layer_norm_with_affine", (True,), "to be true"),
-    Refusal("bias_for_layer_norm", (False, None), "to be false"),
-    Refusal("include_bias", (False, None), "to be false"),
-    Refusal("multi_query_attention", (None, False), "to be absent or false"),
-    Refusal("clip_qkv", (None,), "to be absent or null"),
-    Refusal("rope_scaling", (None,), "to be absent or null"),
-)
-_QWEN_REFUSALS = (
-    Refusal("hidden_act", ("silu",), "to be 'silu'"),
-    Refusal("rope_scaling", (None,), "to be absent or null"),
-    Refusal("use_sliding_window", (False, None), "to be false"),
-    Refusal("use_mrope", (False, None), "to be false"),
-)
-
-LLADA = Family(
-    name="LLaDA",
-    architecture="LLaDAModelLM",
-    names=LLADA_NAMES,
-    read_shape=_llada_shape,
-    refusals=_LLADA_REFUSALS,
-    mask_id=126336,
-    eos_id=126081,
-    end_of_turn_ids=(126081, 126348),
-    fast_tokenizer=True,
-)
-DREAM = Family(
-    name="Dream",
-    architecture="DreamModel",
-    names=QWEN_NAMES,
-    read_shape=_dream_shape,
-    refusals=_QWEN_REFUSALS,
-    mask_id=151666,
-    eos_id=151643,
-    end_of_turn_ids=(151643, 151645),
-    logit_shift=1,
-)
-SDAR = Family(
-    name="SDAR",
-    architecture="SDARForCausalLM",
-    names=QWEN_NAMES,
-    read_shape=_sdar_shape,
-    refusals=(*_QWEN_REFUSALS, Refusal("attention_bias", (False, None), "to be false")),
-    mask_id=151669,
-    eos_id=151643,
-    end_of_turn_ids=(151643, 151645),
-    block_length=4,
-)
-FAMILIES = (LLADA, DREAM, SDAR)
+    def _block_length(self, config: ConfigReader, given: int | None) -> int:
+        if given is not None:
+            if not (self.block_length or self.may_be_block_causal):
+                raise ValueError(
+                    f"{self.name} checkpoints attend in both directions, got block_length={given}, "
+                    "which would hide later blocks. Leave block_length out."
+                )
+            if given < 1:
+                raise ValueError(f"block_length must be at least 1, got {given}.")
+            return given
+        for key in self.block_keys:
+            if config.has(key):
+                return config.positive_int(key)
+        return self.block_length

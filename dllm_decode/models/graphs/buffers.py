@@ -1,65 +1,83 @@
-"""Memories at the same place, decode after decode."""
+"""Key-value buffers that stay at one address, decode after decode."""
 
 import weakref
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dllm_decode.models.base import KVCache, with_spare
+from dllm_decode.models.base import KVCache
+from dllm_decode.sizes import round_up
 
-Buffers: TypeAlias = tuple[Float[Tensor, " _"], Float[Tensor, " _"]]
-"""Of keys and of values."""
+# Slots are allocated in multiples of this, so that prompts of similar length share graphs.
+_STEP = 64
 
 
+@dataclass
 class KVBufferPool:
-    """Allocates memories with a spare slot, and keeps the buffers of one for the next decode.
+    """Allocates caches in one pair of buffers, which the next decode gets again.
 
-    A recorded forward reads and writes keys and values where they were, so it serves again only if
-    the next memory is there. Buffers are kept as large as the largest memory so far. While anybody
-    holds a memory in them, further ones have buffers of their own.
+    A captured forward reads and writes keys and values at fixed addresses, so it serves again only
+    if the next cache lies there too. Slot 0 of a buffer is spare: no cache shows it, so that the
+    columns and rows that pad a forward have somewhere to write. While a cache in the buffers is
+    held by anybody, further ones are ordinary caches, which no graph serves.
     """
 
-    def __init__(self) -> None:
-        self._kept: Buffers | None = None
-        self._given: weakref.ref[KVCache] | None = None
+    _buffers: tuple[Float[Tensor, " _"], Float[Tensor, " _"]] | None = field(
+        default=None, init=False
+    )
+    _shape: torch.Size = field(default_factory=lambda: torch.Size([]), init=False)
+    _given: "weakref.ref[KVCache] | None" = field(default=None, init=False)
+    _most_slots: int = field(default=0, init=False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "KVBufferPool":
-        return KVBufferPool()
-
-    def kv_cache(
+    def new_kv_cache(
         self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """Returns a zeroed memory.
+        """Returns a zeroed cache; its reserve is as long as the buffers.
 
         Args:
-            size: Of its keys: layers, rows, heads, slots, and the size of a head.
+            size: Layers, rows, heads, slots and head size.
             dtype: The same at every call.
             device: As `dtype`.
         """
         *outer, num_slots, head_dim = size
-        shape = torch.Size([*outer, with_spare(num_slots), head_dim])
         if self._given is not None and self._given() is not None:
-            return _viewed(_buffers(shape.numel(), dtype, device), shape).behind_first(num_slots)
-        if self._kept is None or len(self._kept[0]) < shape.numel():
-            # What is too small goes first.
-            self._kept = None
-            self._kept = _buffers(shape.numel(), dtype, device)
-        whole = _viewed(self._kept, shape)
+            keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+            return KVCache(keys, values)
+        # Caches that were outgrown get the room that was missing, within reason.
+        num_slots = max(num_slots, min(self._most_slots, 2 * num_slots))
+        self._shape = torch.Size([*outer, round_up(num_slots + 1, _STEP), head_dim])
+        if self._buffers is None or len(self._buffers[0]) < self._shape.numel():
+            # The old buffers go first: both may not fit.
+            self._buffers = None
+            # Outside inference mode, so that callers in any mode can write.
+            with torch.inference_mode(False):
+                keys, values = (
+                    torch.zeros(self._shape.numel(), dtype=dtype, device=device) for _ in range(2)
+                )
+            self._buffers = (keys, values)
+        whole = self._whole()
         for part in whole.buffers:
             part.zero_()
-        self._given = weakref.ref(whole)
-        return whole.behind_first(num_slots)
+        reserve = KVCache(whole.keys[..., 1:, :], whole.values[..., 1:, :])
+        self._given = weakref.ref(reserve)
+        return KVCache(
+            reserve.keys[..., : size[3], :], reserve.values[..., : size[3], :], reserve=reserve
+        )
 
+    def whole_of(self, kv_cache: KVCache) -> KVCache | None:
+        """Returns the buffers that a cache lies in, spare slot first; `None`: in others."""
+        if self._buffers is None or kv_cache.further is not None:
+            return None
+        storage = kv_cache.keys.untyped_storage().data_ptr()
+        if storage != self._buffers[0].untyped_storage().data_ptr():
+            # Possibly a wider copy of one that was too short.
+            self._most_slots = max(self._most_slots, kv_cache.num_slots)
+            return None
+        return self._whole()
 
-def _viewed(buffers: Buffers, shape: torch.Size) -> KVCache:
-    keys, values = (part[: shape.numel()].view(shape) for part in buffers)
-    return KVCache(keys, values)
-
-
-def _buffers(num_elements: int, dtype: torch.dtype, device: torch.device) -> Buffers:
-    # Whatever mode the caller is in: the next may be in another.
-    with torch.inference_mode(False):
-        keys, values = (torch.zeros(num_elements, dtype=dtype, device=device) for _ in range(2))
-        return keys, values
+    def _whole(self) -> KVCache:
+        assert self._buffers is not None
+        keys, values = (part[: self._shape.numel()].view(self._shape) for part in self._buffers)
+        return KVCache(keys, values)

@@ -1,246 +1,212 @@
-"""Forwards that are recorded once and played again: on CUDA, without Python and kernel launches."""
+"""Runs forwards, and replays those that occur often as CUDA graphs."""
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs
-from dllm_decode.models.graphs.padding import PaddedForward, pad_to_bucket
+from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.graphs.buffers import KVBufferPool
+from dllm_decode.models.graphs.capture import Capture, CudaGraphs, Replay, Run
+from dllm_decode.models.graphs.check import check_replay
+from dllm_decode.models.graphs.padding import is_padded, pad_to_bucket
 
-Run: TypeAlias = Callable[[ForwardInputs], Tensor]
-"""Computes the logits of a forward, `MaskPredictor.predict`."""
-
-Play: TypeAlias = Callable[[], Tensor]
-"""Computes them again from the same tensors, whose contents may have changed."""
-
-Record: TypeAlias = Callable[[Run, ForwardInputs], Play]
-"""Records a forward."""
-
-# Shapes that are remembered as seen, for each that may be recorded.
-_SEEN_PER_RECORDING = 16
-
-
-class CudaGraphs:
-    """Records forwards as CUDA graphs, which share one pool of memory.
-
-    A graph may overwrite what another one computed in passing, and its logits too: these are copied
-    before the next one is played.
-    """
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
-        self._failed: list[torch.cuda.CUDAGraph] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "CudaGraphs":
-        return CudaGraphs()
-
-    def __call__(self, run: Run, inputs: ForwardInputs) -> Play:
-        """Captures a forward, on the device that its inputs are on.
-
-        Raises:
-            RuntimeError: If the forward does what a graph cannot.
-        """
-        device, graph = inputs.tokens.device, torch.cuda.CUDAGraph()
-        with torch.cuda.device(device):
-            if self._stream is None:
-                # Of one's own: torch's belongs to the device that it was first needed on.
-                self._stream = torch.cuda.Stream()
-            # On the stream and the tensors of the capture: a kernel that is made for them, or
-            # loaded late, is there in time. Keys and values come out the same twice.
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                run(inputs)
-            pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-            # Up to torch 2.11 a pool in which a capture failed counts as being captured for good,
-            # and the allocator refers to the graph for good.
-            self._pool = None
-            self._failed.append(graph)
-            capture = torch.cuda.graph(
-                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
-            )
-            # A capture that fails leaves its own stream the current one.
-            with torch.cuda.stream(torch.cuda.current_stream()), capture:
-                logits = run(inputs)
-            self._pool = pool
-            self._failed.pop()
-
-        def play() -> Tensor:
-            graph.replay()
-            return logits
-
-        return play
+# Shapes that are remembered as seen, for each graph that may be kept.
+_SEEN_PER_GRAPH = 16
 
 
 @dataclass
-class _Recording:
-    """A forward that can be played again.
+class _Graph:
+    """A captured forward.
 
     Attributes:
-        static: The tensors that it reads.
-        filled: What these were filled with last.
-        play: Plays it.
-        num_bytes: Of its logits.
+        inputs: The tensors that it reads.
+        replay: Computes the logits again.
+        checked: Its first replay agreed with the eager forward.
     """
 
-    static: list[Tensor]
-    filled: list[Tensor]
-    play: Play
-    num_bytes: int = 0
-
-    def __call__(self, parts: list[Tensor]) -> Float[Tensor, "B W V"]:
-        """Plays it with other contents; the next play overwrites the logits."""
-        for there, here, before in zip(self.static, parts, self.filled, strict=True):
-            if here is not before:
-                there.copy_(here)
-        self.filled = parts
-        logits = self.play()
-        self.num_bytes = logits.nbytes
-        return logits
+    inputs: ForwardInputs
+    replay: Replay
+    checked: bool = False
 
 
 @dataclass
 class GraphRunner:
-    """Runs forwards, and plays those again that have the sizes of an earlier one.
+    """Runs forwards of one model, and replays graphs of those that occur often.
 
-    Forwards are filled up to few sizes first, see `bucketed`. The first of a size runs as ever,
-    which also warms up; the second is recorded with tensors of its own for what comes in, and from
-    then on only these are filled and the recording played. Keys and values are read and written
-    where they are: a recording serves every memory at the same address, see `KVBufferPool`. Weights
-    too:
-    they may be changed in place, but not replaced, other than by the model's own `to` and the like.
+    A forward that reads a cache of the `KVBufferPool` is padded to one of few sizes. The first of
+    a size runs eagerly; at the second, a graph of that size is captured with tensors of its own and
+    zeros in them, filled, replayed, and compared with the eager forward. From then on its inputs
+    are copied into those tensors and the graph is replayed. Everything else runs as it is: forwards
+    without a cache, or with many columns, keep a GPU busy for longer than they take to launch.
 
-    A forward that cannot be recorded runs as ever from then on. Forwards of many columns run as
-    ever too, and are not filled up: they keep a GPU busy for longer than they take to launch.
+    Nothing is trusted before it agreed. If a forward cannot be captured, or a replay disagrees, one
+    warning says so and every forward runs eagerly from then on.
 
     Attributes:
-        run: The forward.
-        record: Records it.
-        max_recordings: How many are kept; the one that was not used for longest goes first. Each
-            takes some MB, and all together the scratch of the largest.
-        max_logits_bytes: Of all recordings; each holds its own logits.
-        max_columns: Of a forward that is recorded, of all its rows together.
+        capture: Captures a forward.
+        max_graphs: Graphs that are kept; the one unused for longest goes first.
+        max_columns: Largest forward that is padded, all rows of the cache together.
+        failed: Graphs are off for good.
     """
 
-    run: Run
-    record: Record = field(default_factory=CudaGraphs)
-    max_recordings: int = 64
-    max_logits_bytes: int = 2**31
+    capture: Capture = field(default_factory=CudaGraphs)
+    max_graphs: int = 64
     max_columns: int = 4096
-    _seen: OrderedDict[Hashable, bool] = field(default_factory=OrderedDict, init=False)
-    _recordings: OrderedDict[Hashable, _Recording] = field(default_factory=OrderedDict, init=False)
-    _last: PaddedForward | None = field(default=None, init=False)
-    _has_warned: bool = field(default=False, init=False)
+    failed: bool = field(default=False, init=False)
+    _pool: KVBufferPool = field(default_factory=KVBufferPool, init=False)
+    _seen: OrderedDict[Hashable, None] = field(default_factory=OrderedDict, init=False)
+    _graphs: OrderedDict[Hashable, _Graph] = field(default_factory=OrderedDict, init=False)
+    _logits: Tensor | None = field(default=None, init=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GraphRunner":
-        # Recordings read the weights of the model that they were made with.
-        return replace(self, run=deepcopy(self.run, memo), record=deepcopy(self.record, memo))
+        # Graphs read the weights of the model that they were captured from.
+        return replace(self, capture=deepcopy(self.capture, memo))
 
-    def __call__(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        """Returns the logits, which are the caller's to change."""
-        if inputs.tokens.numel() > self.max_columns:
-            return self.run(inputs)
-        filled = pad_to_bucket(inputs, self._last)
-        self._last = filled.without_memory
-        recording = self._recording(filled.inputs)
-        if recording is None:
-            return filled.cut(self.run(filled.inputs))
-        # Whatever mode the caller is in: the tensors of a recording serve them all.
-        with torch.inference_mode():
-            logits = recording(_tensors(filled.inputs))
-        logits = filled.cut(logits)
-        return logits.clone() if isinstance(filled.layout.rows, slice) else logits
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that are kept now."""
+        return len(self._graphs)
 
-    def _recording(self, inputs: ForwardInputs) -> _Recording | None:
-        """Returns what to play; `None`: it is the first of its sizes, or cannot be recorded."""
+    def new_kv_cache(
+        self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """Returns a zeroed cache at the address of the last one, see `KVBufferPool`."""
+        return self._pool.new_kv_cache(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, run: Run, inputs: ForwardInputs, *, required: bool = False
+    ) -> Float[Tensor, "B W V"]:
+        """Returns the logits of a forward, which are the caller's to change.
+
+        Args:
+            run: The forward, eagerly. It is not kept.
+            inputs: Its inputs.
+            required: Raise instead of warning.
+
+        Raises:
+            RuntimeError: If graphs are required, and a forward cannot be captured or disagrees.
+        """
+        kv_cache = inputs.kv_cache
+        whole = None if self.failed or kv_cache is None else self._pool.whole_of(kv_cache)
+        if whole is None or not is_padded(inputs, whole, max_columns=self.max_columns):
+            return run(inputs)
+        padded = pad_to_bucket(inputs, whole)
+        try:
+            logits = self._replayed(run, padded.inputs)
+        except torch.OutOfMemoryError:
+            # Nothing is wrong with the forward: make room, and try again when there is some.
+            self.forget()
+            logits = None
+        except RuntimeError as error:
+            self.forget()
+            self.failed = True
+            _report(error, padded.inputs, required=required)
+            logits = None
+        if logits is None:
+            return padded.cut(run(padded.inputs))
+        cut = padded.cut(logits)
+        return cut.clone() if isinstance(padded.rows, slice) else cut
+
+    def forget(self) -> None:
+        """Drops all graphs and what they hold; they are captured anew when needed."""
+        self._graphs.clear()
+        self._seen.clear()
+        self._logits = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _replayed(self, run: Run, inputs: ForwardInputs) -> Float[Tensor, "B W V"] | None:
+        """Replays a forward; `None` the first time that its size is seen."""
         key = _key(inputs)
-        if key in self._recordings:
-            self._recordings.move_to_end(key)
-        elif self._may_record(key):
-            self._make_room()
-            static = _copied(inputs)
-            try:
-                play = self.record(self.run, static)
-            except RuntimeError as error:
-                self._seen[key] = False
-                self._warn(error)
-            else:
-                self._recordings[key] = _Recording(_tensors(static), _tensors(inputs), play)
-        return self._recordings.get(key)
+        if key not in self._graphs:
+            if not self._was_seen(key):
+                return None
+            while len(self._graphs) >= self.max_graphs:
+                self._seen.pop(self._graphs.popitem(last=False)[0], None)
+            # Whatever mode the caller is in: the tensors of a graph serve all of them.
+            with torch.inference_mode():
+                self._graphs[key] = self._captured(run, inputs)
+        self._graphs.move_to_end(key)
+        graph = self._graphs[key]
+        with torch.inference_mode():
+            _copy(inputs, graph.inputs)
+            if graph.checked:
+                return graph.replay()
+            logits = check_replay(graph.replay, run, graph.inputs)
+        graph.checked = True
+        return logits
 
-    def _may_record(self, key: Hashable) -> bool:
+    def _captured(self, run: Run, inputs: ForwardInputs) -> _Graph:
+        static = _blank(inputs)
+        # All graphs write their logits to one buffer: each is read before the next replay.
+        out = self._room_for(run(static))
+
+        def run_into(inputs: ForwardInputs) -> Tensor:
+            return out.copy_(run(inputs))
+
+        return _Graph(static, self.capture(run_into, static))
+
+    def _room_for(self, logits: Float[Tensor, "B W V"]) -> Float[Tensor, "B W V"]:
+        if self._logits is None or len(self._logits) < logits.numel():
+            self._logits = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        return self._logits[: logits.numel()].view(logits.shape)
+
+    def _was_seen(self, key: Hashable) -> bool:
         known = key in self._seen
-        may = self._seen.setdefault(key, True)
+        self._seen[key] = None
         self._seen.move_to_end(key)
-        if len(self._seen) > _SEEN_PER_RECORDING * self.max_recordings:
+        if len(self._seen) > _SEEN_PER_GRAPH * self.max_graphs:
             self._seen.popitem(last=False)
-        return known and may
-
-    def _make_room(self) -> None:
-        """Forgets recordings until there may be one more, which are then recorded late as well."""
-        held = sum(recording.num_bytes for recording in self._recordings.values())
-        while self._recordings and (
-            len(self._recordings) >= self.max_recordings or held >= self.max_logits_bytes
-        ):
-            key, recording = self._recordings.popitem(last=False)
-            self._seen.pop(key, None)
-            held -= recording.num_bytes
-
-    def _warn(self, error: RuntimeError) -> None:
-        if not self._has_warned:
-            warnings.warn(
-                f"A forward cannot be captured as a CUDA graph ({str(error).splitlines()[0]}), so "
-                "it and others like it run without, which is slower. To try none, set "
-                "model.graphs = False.",
-                stacklevel=2,
-            )
-        self._has_warned = True
+        return known
 
 
-def _tensors(inputs: ForwardInputs) -> list[Tensor]:
+def _report(error: RuntimeError, inputs: ForwardInputs, *, required: bool) -> None:
+    B, Q = inputs.tokens.shape
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    message = f"A forward of {B} rows and {Q} columns cannot be replayed as a CUDA graph ({reason})"
+    if required:
+        raise RuntimeError(f"{message}. Pass graphs='auto' to run without graphs then.") from error
+    warnings.warn(
+        f"{message}, so all forwards of this model run without graphs: the same tokens, slower. "
+        "To try none, pass graphs=False to load_model.",
+        stacklevel=4,
+    )
+
+
+def _varying(inputs: ForwardInputs) -> list[Tensor]:
     """Lists what differs from one forward of a size to the next."""
-    parts = (
-        inputs.tokens, inputs.positions, inputs.wanted, inputs.attend, inputs.slots, inputs.rows
-    )  # fmt: skip
+    parts = (inputs.tokens, inputs.positions, inputs.wanted, inputs.attend, inputs.slots)
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _copied(inputs: ForwardInputs) -> ForwardInputs:
-    """Returns the same forward with tensors of its own."""
-    # Whatever mode the caller is in: they are filled in this one.
-    with torch.inference_mode():
-        return ForwardInputs(
-            tokens=_own(inputs.tokens),
-            positions=_own(inputs.positions),
-            wanted=_own(inputs.wanted),
-            attend=None if inputs.attend is None else _own(inputs.attend),
-            kv_cache=inputs.kv_cache,
-            slots=_own(inputs.slots) if isinstance(inputs.slots, Tensor) else inputs.slots,
-            rows=_own(inputs.rows) if isinstance(inputs.rows, Tensor) else inputs.rows,
-        )
+def _copy(inputs: ForwardInputs, static: ForwardInputs) -> None:
+    for there, here in zip(_varying(static), _varying(inputs), strict=True):
+        there.copy_(here)
 
 
-def _own(part: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    return part.clone(memory_format=torch.contiguous_format)
+def _blank(inputs: ForwardInputs) -> ForwardInputs:
+    """Returns tensors of the same sizes that read column 0 and write to the spare slot."""
+    assert inputs.attend is not None
+    assert isinstance(inputs.slots, Tensor)
+    return ForwardInputs(
+        tokens=torch.zeros_like(inputs.tokens),
+        positions=torch.zeros_like(inputs.positions),
+        wanted=torch.zeros_like(inputs.wanted),
+        attend=torch.ones_like(inputs.attend),
+        kv_cache=inputs.kv_cache,
+        slots=torch.zeros_like(inputs.slots),
+    )
 
 
 def _key(inputs: ForwardInputs) -> Hashable:
     """Says which forwards are alike: sizes, and where keys and values are."""
-    rows = inputs.rows
-    kept = (rows.start, rows.stop) if isinstance(rows, slice) else None
-    shapes = [
-        None if not isinstance(part, Tensor) else tuple(part.shape)
-        for part in (inputs.tokens, inputs.wanted, inputs.attend, inputs.slots, inputs.rows)
-    ]
-    kv_cache = inputs.kv_cache
-    if kv_cache is None:
-        return (*shapes, kept)
-    place = [(part.data_ptr(), part.shape, part.stride()) for part in kv_cache.buffers]
-    return (*shapes, kept, *place)
+    assert inputs.kv_cache is not None
+    place = [(part.data_ptr(), part.shape, part.stride()) for part in inputs.kv_cache.buffers]
+    return (*(part.shape for part in _varying(inputs)), *place)

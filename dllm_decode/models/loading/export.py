@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_decode.models.families.base import LLADA
+from dllm_decode.models.families import LLADA
+from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.network.transformer import Transformer
 
 
 def new_llada(
@@ -139,16 +140,19 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 def _require_expressible(model: MaskedTransformer) -> None:
     transformer = model.transformer
     is_elsewhere = any(part.is_meta for part in model.parameters())
-    if transformer.quantized or transformer.packed or is_elsewhere:
+    if transformer.quantized or is_elsewhere:
         raise ValueError(
-            f"A model is saved from its weights, got {model.name!r}, some of which are quantised, "
-            "packed or kept elsewhere between forwards. Load it on one device, as it was stored."
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
+            "or kept elsewhere between forwards. Load it on one device, as it was stored."
         )
     shape = transformer.config
     obstacles = {
         "qk_norm": shape.qk_norm,
         "norm_weight_in_float32": shape.norm_weight_in_float32,
         "head_dim": shape.head_dim * shape.num_heads != shape.hidden_size,
+        "rope_scaling": shape.rope_scaling is not None,
+        "rotary_dim": shape.rope.dim != shape.head_dim,
+        "moe": shape.moe is not None,
         "logit_shift": model.logit_shift != 0,
         "causal_block_length": model.causal_block_length != 0,
     }

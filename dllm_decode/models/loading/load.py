@@ -3,13 +3,12 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Optional
 
 import torch
-from huggingface_hub import snapshot_download
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models.families.base import CheckpointFacts, Family, family_of
-from dllm_decode.models.loading.pack import check_packing, pack_matrices
+from dllm_decode.models.families import CheckpointFacts, Family, family_of
+from dllm_decode.models.loading.adapters import merge_adapter, read_adapter
 from dllm_decode.models.loading.placement import (
     DeviceMap,
     allocate,
@@ -20,47 +19,76 @@ from dllm_decode.models.loading.placement import (
 )
 from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
 from dllm_decode.models.loading.weights import check_weights, fill, read_json, weight_files
-from dllm_decode.models.network.transformer import MaskedTransformer, Transformer
+from dllm_decode.models.masked_transformer import Choice, MaskedTransformer
+from dllm_decode.models.network.transformer import Transformer
+
+if TYPE_CHECKING:
+    import transformers
 
 ASSETS = Path(__file__).parents[2] / "assets"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+# How families name the number of positions they were trained for.
+_LENGTH_KEYS = ("max_sequence_length", "max_position_embeddings")
 
 
 def load_model(
     source: str | Path,
     *,
     device: str | torch.device | DeviceMap = "cpu",
-    dtype: torch.dtype | None = None,
+    device_map: str | torch.device | DeviceMap | None = None,
+    dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
     quantize: str | None = None,
-    packed: bool = False,
-) -> tuple[MaskedTransformer, PreTrainedTokenizerBase | None]:
+    fused: Choice = "auto",
+    graphs: Choice = "auto",
+    family: str | None = None,
+    mask_id: int | None = None,
+    block_length: int | None = None,
+) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a masked-diffusion language model and its tokenizer.
 
     Everything is checked against the headers of the weight files before memory is allocated; then
-    one tensor at a time is read and copied into place. No remote code is run.
+    one tensor at a time is read, checked for NaN, and copied into place. No remote code is run.
 
     Args:
         source: The name of an embedded model such as "mini", a folder in the official format, or
             a hub id such as "GSAI-ML/LLaDA-8B-Instruct"; tried in this order.
-        device: Where the model goes. "auto" spreads it over all accelerators, then the CPU's
-            memory, then files. A mapping says so part by part: "embedding", "layers.0" and so on,
-            "norm" and "lm_head"; "layers" stands for all other layers, "" for the rest. Beside an
-            accelerator, "cpu" only keeps weights: they come to the first accelerator for the time
-            that they are needed. "disk" keeps them in files.
-        dtype: Of all parameters; `None` keeps that of the checkpoint's embedding.
+        device: Where the model goes: "cpu", "cuda", "mps", "xpu", or another device of torch.
+            "auto" spreads it over all accelerators, then the CPU's memory, then files. A mapping
+            says so part by part: "embedding", "layers.0" and so on, "norm" and "lm_head"; "layers"
+            stands for all other layers, "" for the rest. Beside an accelerator, "cpu" only keeps
+            weights: they come to the first accelerator for the time that they are needed. "disk"
+            keeps them in files.
+        device_map: The name that transformers has for `device`; pass one of them.
+        dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
+            that of the checkpoint's embedding.
         revision: Branch, tag or commit of a hub id.
+        adapter: A folder or hub id with a LoRA adapter in PEFT's format, which is merged into the
+            weights.
         max_memory: For "auto", weights on each device at most, such as {0: "20GB", "cpu": "60GB"}.
             Keys, values and logits need room beside them. `None`: nine tenths of what is free.
         offload_folder: Where files of weights go, of this model alone; made if it does not exist.
-        quantize: "int8" stores the matrices of all layers in eight bits (torchao's weight-only
-            scheme), embedding and head as they are; needs the extra `int8`, and one device.
-            `None`: all as `dtype` says.
-        packed: Keeps all matrices in the layout of the CPU's products instead, which else reorder
-            them at every call: forwards of few columns are faster, and the model can only be
-            called. In bfloat16 and float32. A head that is the embedding too is stored twice.
+        quantize: How torchao stores the matrices of all layers: "int8", "int4" or "fp8", see
+            `quantize_layers`. Embedding, norms and head stay as they are. Needs the extra `int8`,
+            and one device. `None`: all as `dtype` says.
+        fused: Fused kernels on CUDA. "auto" compares each with torch when it first runs, and uses
+            torch with a warning if they differ; True raises then; False uses torch.
+        graphs: CUDA graphs, likewise.
+        family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; `None`: the
+            one that config.json names.
+        mask_id: The [MASK] token; `None`: what config.json says, else the tokenizer, else the
+            family's published default.
+        block_length: Tokens per block of a block-causal model; `None`: what config.json says, else
+            the family's published default.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` if there are no tokenizer files.
@@ -69,55 +97,121 @@ def load_model(
         FileNotFoundError: If the source, its config.json or its safetensors files do not exist.
         OSError: If a hub id cannot be downloaded.
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
-            a device is not there, or a part of the model has none; or if it cannot be quantised
-            or packed.
+            a device is not there, or a part of the model has none; or it cannot be quantised, or
+            the adapter is for another model.
     """
+    device = _one_device(device, device_map)
+    wished = _dtype(dtype)
     check_devices(device)
-    _check_storage(quantize, packed=packed)
+    if quantize is not None:
+        check_quantization(quantize)
     folder = find_model(source, revision)
+    lora = None if adapter is None else read_adapter(find_model(adapter))
     config = read_json(folder / "config.json")
-    family = family_of(config)
-    facts = family.read(config)
+    known = family_of(config, family)
+    tokenizer = _tokenizer(folder, known)
+    if mask_id is None and config.get("mask_token_id") is None and tokenizer is not None:
+        mask_id = tokenizer.mask_token_id
+    facts = known.read(config, mask_id=mask_id, block_length=block_length)
+    _check_experts(facts, quantize)
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
     files = weight_files(folder)
-    stored = check_weights(transformer, family, files)
-    tokenizer = _tokenizer(folder, family)
-    transformer.to(dtype or stored)
+    stored = check_weights(transformer, known, files)
+    if lora is not None:
+        lora.check(known.tensors(transformer))
+    transformer.to(wished or stored)
     placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
-    if packed:
-        check_packing(only_device(placed), dtype or stored)
     there = None if quantize is None else only_device(placed)
+    _check_choices(device, fused=fused, graphs=graphs)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
+    transformer.fused = fused
     model = MaskedTransformer(
         transformer,
         name=Path(source).resolve().name if Path(source).is_dir() else str(source),
         mask_id=facts.mask_id,
-        eos_ids=facts.eos_ids,
+        eos_ids=_eos_ids(folder, facts),
         banned_ids=_banned_ids(facts, tokenizer),
-        logit_shift=family.logit_shift,
+        logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
+        max_length=_max_length(config),
     )
-    fill(transformer, family, files)
+    model.graphs = graphs
+    fill(transformer, known, files)
+    if lora is not None:
+        merge_adapter(lora, known.tensors(transformer))
     if there is None:
         dispatch(transformer, placed)
     else:
-        quantize_layers(transformer, there)
-    if packed:
-        pack_matrices(transformer)
+        assert quantize is not None
+        quantize_layers(transformer, there, quantize)
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _check_storage(quantize: str | None, *, packed: bool) -> None:
-    if quantize is None:
-        return
-    if packed:
+def _one_device(
+    device: str | torch.device | DeviceMap, device_map: str | torch.device | DeviceMap | None
+) -> str | torch.device | DeviceMap:
+    if device_map is None:
+        return device
+    if device != "cpu":
         raise ValueError(
-            f"A model is quantised or packed, got quantize={quantize!r} and packed=True. Leave one "
-            "out."
+            f"device_map must be left out beside device, got device_map={device_map!r} and "
+            f"device={device!r}. They mean the same; pass one."
         )
-    check_quantization(quantize)
+    return device_map
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or dtype == "auto":
+        return None
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {dtype!r}.")
+    return _DTYPES[dtype]
+
+
+def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:
+    # Experts are stacked, which torchao does not know: they would stay as they are, unnoticed.
+    if facts.shape.moe is not None and quantize is not None:
+        raise ValueError(
+            f"quantize must be left out for a mixture of experts, got {quantize!r}: stacked "
+            "experts are kept as they are stored only."
+        )
+
+
+def _check_choices(
+    device: str | torch.device | DeviceMap, *, fused: Choice, graphs: Choice
+) -> None:
+    for name, choice in (("fused", fused), ("graphs", graphs)):
+        if choice not in (True, False, "auto"):
+            raise ValueError(f"{name} must be True, False or 'auto', got {choice!r}.")
+        is_there = isinstance(device, Mapping) or str(device).startswith(("cuda", "auto"))
+        if choice is True and not is_there:
+            raise ValueError(
+                f"{name}=True needs a CUDA device, got device={str(device)!r}. Pass {name}='auto'."
+            )
+
+
+def _max_length(config: Mapping[str, object]) -> int | None:
+    found = [config.get(key) for key in _LENGTH_KEYS]
+    return next((length for length in found if type(length) is int and length > 0), None)
+
+
+def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:
+    """Adds the tokens with which generation_config.json ends an answer."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return facts.eos_ids
+    found = read_json(path).get("eos_token_id")
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    most = facts.shape.vocab_size - 1
+    if any(type(token) is not int or not 0 <= token <= most for token in listed):
+        raise ValueError(
+            f"{str(path)!r}: 'eos_token_id' must be integers from 0 to {most}, got {found!r}."
+        )
+    return tuple(dict.fromkeys([*facts.eos_ids, *listed]))
 
 
 def find_model(source: str | Path, revision: str | None = None) -> Path:
@@ -141,6 +235,8 @@ def _embedded() -> list[str]:
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:
@@ -151,17 +247,28 @@ def _download(hub_id: str, revision: str | None) -> Path:
         ) from None
 
 
-def _tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | None:
-    # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
+def _tokenizer(folder: Path, family: Family) -> Optional["transformers.PreTrainedTokenizerBase"]:
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
     has_fast = (folder / "tokenizer.json").is_file()
-    if family.fast_tokenizer:
-        return PreTrainedTokenizerFast.from_pretrained(folder) if has_fast else None
     has_slow = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-    return Qwen2Tokenizer.from_pretrained(folder) if has_fast or has_slow else None
+    if not (has_fast or (has_slow and not family.fast_tokenizer)):
+        return None
+    # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
+    kind = PreTrainedTokenizerFast if family.fast_tokenizer else Qwen2Tokenizer
+    try:
+        read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"The tokenizer files in {str(folder)!r} cannot be read ({lines[0]}). Download "
+            "tokenizer.json and tokenizer_config.json again."
+        ) from error
+    return read
 
 
 def _banned_ids(
-    facts: CheckpointFacts, tokenizer: PreTrainedTokenizerBase | None
+    facts: CheckpointFacts, tokenizer: Optional["transformers.PreTrainedTokenizerBase"]
 ) -> tuple[int, ...]:
     """Vocabulary padding: ids that the tokenizer cannot turn into text."""
     if tokenizer is None:

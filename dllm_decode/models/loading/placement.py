@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from accelerate import infer_auto_device_map
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from accelerate.utils import get_max_memory
 from torch import Tensor, nn
 
 from dllm_decode.models.network.transformer import Route, Transformer
@@ -108,11 +105,12 @@ def available(device: Device) -> torch.device:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"A device is one that this torch can use, such as 'cpu' or 'cuda', got {device!r} "
-            f"({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that device."
+            f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got "
+            f"{device!r} ({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that "
+            "device."
         ) from None
     if found.type == "meta":
-        raise ValueError("A device holds values, got 'meta', which does not. Choose 'cpu'.")
+        raise ValueError("A device must hold values, got 'meta', which does not. Choose 'cpu'.")
     return found
 
 
@@ -123,8 +121,8 @@ def only_device(placement: Placement) -> torch.device:
     if first is None or others:
         named = ", ".join(sorted("files" if place is None else str(place) for place in places))
         raise ValueError(
-            f"A quantised or packed model is on one device, got a map to {named}. Name one device, "
-            "or leave quantize and packed out."
+            f"A quantised model must be on one device, got a map to {named}. Name one device, "
+            "or leave quantize out."
         )
     return first
 
@@ -143,6 +141,8 @@ def allocate(transformer: Transformer, placement: Placement) -> None:
 
 def dispatch(transformer: Transformer, placement: Placement) -> None:
     """Lets the parts of a filled model meet: activations move, and weights where they must."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
     for part, place in placement.kept.items():
         if place != placement.computed[part]:
             hook = AlignDevicesHook(placement.computed[part], offload=True, place_submodules=True)
@@ -153,6 +153,9 @@ def dispatch(transformer: Transformer, placement: Placement) -> None:
 def _inferred(
     transformer: Transformer, max_memory: Mapping[int | str, int | str] | None
 ) -> DeviceMap:
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_max_memory
+
     if max_memory is None:
         limits = {name: int(_SHARE * limit) for name, limit in get_max_memory().items()}
     else:

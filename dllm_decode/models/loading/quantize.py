@@ -1,42 +1,70 @@
-"""Weights in eight bits: half the bytes of bfloat16, computed in the model's dtype."""
+"""Weights in fewer bits, as torchao stores and multiplies them."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
 
 from dllm_decode.models.network.transformer import Transformer
 
+KINDS = ("int8", "int4", "fp8")
+
 
 def check_quantization(kind: str) -> None:
     """Raises ValueError if the kind is not known or torchao is missing."""
-    if kind != "int8":
-        raise ValueError(f"quantize is 'int8' or None, got {kind!r}.")
+    if kind not in KINDS:
+        raise ValueError(f"quantize must be one of {', '.join(KINDS)} or None, got {kind!r}.")
     if find_spec("torchao") is None:
         raise ValueError(
-            "Weights in eight bits need torchao, which is not installed. Install the extra: "
+            f"quantize={kind!r} needs torchao, which is not installed. Install the extra: "
             "pip install 'dllm-decode[int8]'."
         )
 
 
-def quantize_layers(transformer: Transformer, device: torch.device) -> None:
-    """Stores the matrices of all layers in eight bits, with a scale for each row, on a device.
+def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:
+    """Stores the matrices of all layers in fewer bits on a device.
 
     Embedding, norms and head keep their dtype: the embedding is only looked up, norms are small,
     and an error in the head is an error in every logit. Only one layer at a time is on the device
-    in its old dtype. Activations, logits and memory are in the model's dtype as before.
+    in its old dtype. Activations, logits and keys and values are in the model's dtype as before.
 
     Args:
         transformer: A filled model; changed in place.
         device: Where it goes.
-    """
-    # An extra, and slow to import.
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        kind: "int8": eight bits and a scale for each row. "int4": four bits and a scale for each
+            group of 128. "fp8": eight bits of floating point (e4m3) and a scale for each row. All
+            are torchao's weight-only schemes; which devices have kernels for them, it says.
 
-    for layer in transformer.layers:
-        quantize_(layer.to(device), Int8WeightOnlyConfig(), filter_fn=_is_matrix)
-    transformer.to(device)
-    transformer.quantized = "int8"
+    Raises:
+        ValueError: If torchao cannot store this model so on this device.
+    """
+    config = _config(kind)
+    # An extra, and slow to import.
+    from torchao.quantization import quantize_
+
+    try:
+        for layer in transformer.layers:
+            quantize_(layer.to(device), config, filter_fn=_is_matrix)
+        transformer.to(device)
+    except (AssertionError, ImportError, NotImplementedError, RuntimeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"torchao cannot store this model as {kind} on {device} ({lines[0]}). Choose another "
+            "kind, dtype or device."
+        ) from error
+    transformer.quantized = kind
+
+
+def _config(kind: str) -> Any:
+    from torchao import quantization
+
+    made = {
+        "int8": quantization.Int8WeightOnlyConfig,
+        "int4": quantization.Int4WeightOnlyConfig,
+        "fp8": quantization.Float8WeightOnlyConfig,
+    }
+    return made[kind]()
 
 
 def _is_matrix(module: nn.Module, name: str) -> bool:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from dllm_decode.models.families.base import Family
+from dllm_decode.models.families import Family
 from dllm_decode.models.network.transformer import Transformer
 
 _DTYPES = {
@@ -35,12 +37,16 @@ def read_json(path: Path) -> Mapping[str, Any]:
         )
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(
+            f"{str(path)!r} must not be nested deeper than Python reads. Download it again."
+        ) from None
     except ValueError as error:
         raise ValueError(
             f"{str(path)!r} is not valid JSON ({error}). Download it again."
         ) from error
     if not isinstance(read, dict):
-        raise ValueError(f"{str(path)!r} holds a JSON object, got a {type(read).__name__}.")
+        raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(read).__name__}.")
     return read
 
 
@@ -48,8 +54,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Lists the safetensors files of a checkpoint; FileNotFoundError if one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map", {})
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+        files = [folder / name for name in _shards(index)]
     else:
         files = [folder / "model.safetensors"]
     absent = [path.name for path in files if not path.is_file()]
@@ -68,6 +73,17 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise ValueError(
+            f"{str(index)!r}: 'weight_map' must say in which file of this folder each tensor is, "
+            f"got {str(weight_map)[:80]}. Download it again."
+        )
+    return sorted(set(names))
+
+
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
@@ -83,7 +99,7 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
     Raises:
         ValueError: If they differ, or a weight is of a dtype that is not read.
     """
-    expected = {family.official_name(k): list(v.shape) for k, v in transformer.parts().items()}
+    expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
     found = {name: header for path in files for name, header in _headers(path)}
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"left over {name}" for name in found if name not in expected]
@@ -94,14 +110,14 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
     ]
     if problems:
         raise ValueError(
-            f"The weight files hold exactly the tensors that config.json calls for, got "
+            f"The weight files must hold exactly the tensors that config.json calls for, got "
             f"{len(problems)} differences: {'; '.join(problems)}. "
             "Check that both are of the same model, and complete."
         )
     odd = sorted({header.dtype for header in found.values()} - _DTYPES.keys())
     if odd:
         raise ValueError(
-            f"Weights are stored as {', '.join(_DTYPES)}, got {', '.join(odd)}. "
+            f"Weights must be stored as {', '.join(_DTYPES)}, got {', '.join(odd)}. "
             "Choose a checkpoint that is not quantised."
         )
     return _DTYPES[found[family.official_name("embedding.weight")].dtype]
@@ -117,10 +133,22 @@ def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
 
 def fill(transformer: Transformer, family: Family, files: list[Path]) -> None:
     """Copies every tensor into its place, one at a time."""
-    parts = {family.official_name(name): part for name, part in transformer.parts().items()}
+    parts = family.tensors(transformer)
     for path in files:
         with _open(path) as opened:
             names: list[str] = opened.keys()
             for name in names:
                 # No variable holds the tensor: it is gone before the next one is read.
                 parts[name].copy_(opened.get_tensor(name))
+                check_finite(parts[name], name, path)
+
+
+def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:
+    """Raises ValueError if a weight is NaN or infinite."""
+    # One number at a time is looked at again only if the sum, which is cheap, may have overflowed.
+    wide = torch.promote_types(part.dtype, torch.float32)
+    if not part.sum(dtype=wide).isfinite() and not part.isfinite().all():
+        raise ValueError(
+            f"Every weight must be a finite number in {part.dtype}, got NaN or infinity in {name} "
+            f"of {str(path)!r}. Download the file again, or choose another dtype."
+        )

@@ -1,6 +1,5 @@
-"""Attention of any column to any column, through a memory or not."""
+"""Attention of any column to any column, through a KV cache or not."""
 
-import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,64 +7,48 @@ from torch.nn import functional as F
 
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext
-from dllm_decode.models.network.operations import LayerKV, Normed, Operations, Scaling, Stream
-
-
-class Norm(nn.Module):
-    """RMSNorm of a stream."""
-
-    def __init__(self, size: int, eps: float, *, weight_in_float32: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-        self.weight_in_float32 = weight_in_float32
-
-    @property
-    def scaling(self) -> Scaling:
-        """What it computes."""
-        return Scaling(self.weight, self.eps, self.weight_in_float32)
-
-    def forward(self, stream: Stream, operations: Operations) -> Normed:
-        """Adds a stream up, and scales every vector to unit mean square, then by the weight."""
-        return operations.add_norm(stream, self.scaling)
+from dllm_decode.models.network.norm import Norm
+from dllm_decode.models.network.operations import LayerKV
 
 
 class Attention(nn.Module):
     """Attention of any column to any column; the mask, not the module, decides who sees whom."""
 
-    def __init__(self, shape: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.num_heads = shape.num_heads
-        self.num_kv_heads = shape.num_kv_heads
-        self.head_dim = shape.head_dim
-        num_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        self.qkv = nn.Linear(shape.hidden_size, num_rows, bias=shape.qkv_bias)
-        self.output = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
-        self.qk_norm = shape.qk_norm
-        if shape.qk_norm:
-            exact = shape.norm_weight_in_float32
-            self.query_norm = Norm(shape.head_dim, shape.norm_eps, weight_in_float32=exact)
-            self.key_norm = Norm(shape.head_dim, shape.norm_eps, weight_in_float32=exact)
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        num_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.qkv = nn.Linear(config.hidden_size, num_rows, bias=config.qkv_bias)
+        self.output = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            exact = config.norm_weight_in_float32
+            self.query_norm = Norm(config.head_dim, config.norm_eps, weight_in_float32=exact)
+            self.key_norm = Norm(config.head_dim, config.norm_eps, weight_in_float32=exact)
 
     def forward(
         self,
         hidden: Float[Tensor, "B Q H"],
-        plan: LayerContext,
-        store: LayerKV | None,
+        context: LayerContext,
+        layer_kv: LayerKV | None,
         wanted: Int[Tensor, "B W"] | None,
     ) -> Float[Tensor, "B _ H"]:
-        """Attends from all columns, or from the wanted ones, after storing what is fresh."""
-        query, key, value = plan.operations.rotate_and_store(
+        """Attends from all columns or the wanted ones, after storing fresh keys and values."""
+        query, key, value = context.operations.rotate_and_store(
             self.qkv(hidden).unflatten(-1, (-1, self.head_dim)),
-            plan.rotation,
-            store,
+            context.rotation,
+            layer_kv,
             num_kv_heads=self.num_kv_heads,
             scalings=(self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None,
         )
+        if context.query_scale is not None:
+            query = query * context.query_scale
         if wanted is not None:
             index = wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
             query = query.gather(2, index)
-        mixed: Tensor = self.output(self._attend(query, key, value, plan.bias))
+        mixed: Tensor = self.output(self._attend(query, key, value, context.bias))
         return mixed
 
     def _attend(
@@ -84,3 +67,19 @@ class Attention(nn.Module):
         if group > 1:
             mixed = rearrange(mixed, "b g (n q) d -> b (g n) q d", n=group)
         return mixed.transpose(1, 2).flatten(2)
+
+    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
+        """See `Transformer.parts`."""
+        named = {"output.weight": self.output.weight.data}
+        kv_rows = self.num_kv_heads * self.head_dim
+        rows = [self.num_heads * self.head_dim, kv_rows, kv_rows]
+        for kind, fused in self.qkv.named_parameters():
+            if not split_qkv:
+                named[f"qkv.{kind}"] = fused.data
+                continue
+            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
+            named |= {f"{name}.{kind}": piece for name, piece in pieces}
+        if self.qk_norm:
+            named["query_norm.weight"] = self.query_norm.weight.data
+            named["key_norm.weight"] = self.key_norm.weight.data
+        return named

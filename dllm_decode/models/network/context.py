@@ -1,6 +1,5 @@
 """What all layers of one forward share, made once: rotations, mask, where keys and values go."""
 
-from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -8,8 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.models.base import KVCache
-from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.fused import Fused, operations_for
 from dllm_decode.models.network.operations import KVSlots, Operations, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
@@ -24,17 +23,21 @@ class LayerContext(NamedTuple):
         rotation: Of each column.
         bias: Added to the attention scores, once for each query head that shares a key head, or
             one row for all queries; `None`: everything sees everything.
-        target: Where fresh keys and values go; `None`: there is no memory.
+        target: Where fresh keys and values go; `None`: there is no KV cache.
+        query_scale: Multiplies the rotated queries; `None`: nothing does.
+        fused: See `operations_for`.
     """
 
     operations: Operations
     rotation: Rotation
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
+    query_scale: Float[Tensor, "B 1 Q 1"] | None = None
+    fused: Fused = "auto"
 
 
 def make_context(
-    shape: NetworkConfig,
+    config: NetworkConfig,
     dtype: torch.dtype,
     positions: Int[Tensor, "B Q"],
     *,
@@ -42,31 +45,33 @@ def make_context(
     kv_cache: KVCache | None,
     slots: slice | Int[Tensor, "B Q"] | None,
     rows: slice | Int[Tensor, " B"] | None,
+    fused: Fused = "auto",
 ) -> LayerContext:
-    """Prepares a forward of a model of that shape and dtype; the rest is as in `ForwardInputs`."""
-    operations = operations_for(positions.device, dtype)
-    rotation = _rotation(positions, shape, dtype)
-    group = shape.num_heads // shape.num_kv_heads
+    """Prepares a forward of a network in that dtype; the rest is as in `ForwardInputs`."""
+    operations = operations_for(positions.device, dtype, fused)
+    rotation = config.rope.rotation(positions, dtype)
+    group = config.num_heads // config.num_kv_heads
     bias = None if attend is None else _as_bias(attend, dtype, group)
     target = None
     if kv_cache is not None and slots is not None:
         target = _target(slice(None) if rows is None else rows, slots, kv_cache.keys.shape[1])
-    return LayerContext(operations, rotation, bias, target)
+    query_scale = config.rope.query_scale(positions, dtype)
+    return LayerContext(operations, rotation, bias, target, query_scale, fused)
 
 
-def for_queries(plan: LayerContext, wanted: Int[Tensor, "B W"]) -> LayerContext:
+def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"]) -> LayerContext:
     """Keeps the mask of the wanted queries only; keys and values stay those of all columns."""
-    bias = plan.bias
+    bias = context.bias
     if bias is None or bias.shape[2] == 1:
-        return plan
-    num_copies = bias.shape[2] // plan.rotation.cos.shape[2]
+        return context
+    num_copies = bias.shape[2] // context.rotation.cos.shape[2]
     index = wanted.repeat(1, num_copies)[:, None, :, None].expand(-1, -1, -1, bias.shape[3])
-    return plan._replace(bias=bias.gather(2, index))
+    return context._replace(bias=bias.gather(2, index))
 
 
-def on_device(plan: LayerContext, device: torch.device, dtype: torch.dtype) -> LayerContext:
-    """Moves the plan of a model of that dtype to where the next layers are."""
-    target = plan.target
+def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -> LayerContext:
+    """Moves the context of a network in that dtype to where the next layers are."""
+    target = context.target
     if target is not None:
         rows, slots, index = target
         target = KVSlots(
@@ -74,45 +79,17 @@ def on_device(plan: LayerContext, device: torch.device, dtype: torch.dtype) -> L
             slots if isinstance(slots, slice) else slots.to(device),
             None if index is None else index.to(device),
         )
-    bias = None if plan.bias is None else plan.bias.to(device)
-    rotation = Rotation(*(part.to(device) for part in plan.rotation))
-    return LayerContext(operations_for(device, dtype), rotation, bias, target)
-
-
-def operations_for(device: torch.device, dtype: torch.dtype) -> Operations:
-    """Returns the fastest version of the operations that serves there, as torch is set now."""
-    if device.type != "cuda" or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
-        return plain
-    return _kernels(device, dtype) or plain
-
-
-@cache
-def _kernels(device: torch.device, dtype: torch.dtype) -> Operations | None:
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return None
-    # Only torch for CUDA on Linux brings Triton along.
-    try:
-        from dllm_decode.models.network import operations_triton as fused
-    except ImportError:
-        return None
-    return fused if fused.runs_on(device, dtype) else None
-
-
-@lru_cache(maxsize=32)
-def _frequencies(head_dim: int, theta: float, device: torch.device) -> Float[Tensor, " D"]:
-    # Not a buffer: building on the meta device leaves non-persistent buffers uninitialised, which
-    # loads without complaint and answers NaN. On the CPU first: `pow` differs between devices.
-    with torch.inference_mode(False), torch.device("cpu"):
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return (1.0 / theta**exponents).to(device)
-
-
-def _rotation(positions: Int[Tensor, "B Q"], shape: NetworkConfig, dtype: torch.dtype) -> Rotation:
-    frequencies = _frequencies(shape.head_dim, shape.rope_theta, positions.device)
-    angles = positions[:, None, :, None].float() * frequencies
-    kept = torch.float32 if shape.rope_in_float32 else dtype
-    cos, sin = angles.cos().to(kept), angles.sin().to(kept)
-    return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+    bias = None if context.bias is None else context.bias.to(device)
+    rotation = Rotation(*(part.to(device) for part in context.rotation))
+    scale = context.query_scale
+    return LayerContext(
+        operations_for(device, dtype, context.fused),
+        rotation,
+        bias,
+        target,
+        None if scale is None else scale.to(device),
+        context.fused,
+    )
 
 
 def _as_bias(

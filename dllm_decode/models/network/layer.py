@@ -1,76 +1,62 @@
-"""A decoder block: attention, then an MLP."""
+"""A decoder block: attention, then an MLP or a mixture of experts."""
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from dllm_decode.models.network.attention import Attention, Norm
+from dllm_decode.models.network.attention import Attention
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext
-from dllm_decode.models.network.operations import LayerKV, Operations, Stream
-
-
-class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, shape: NetworkConfig) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.mlp_hidden_size, bias=False)
-        self.down = nn.Linear(shape.mlp_hidden_size, shape.hidden_size, bias=False)
-
-    def forward(
-        self, hidden: Float[Tensor, "B Q H"], operations: Operations
-    ) -> Float[Tensor, "B Q H"]:
-        """Maps every column by itself."""
-        mixed: Tensor = self.down(operations.swiglu(self.gate_up(hidden)))
-        return mixed
+from dllm_decode.models.network.mlp import MLP
+from dllm_decode.models.network.moe import MoE
+from dllm_decode.models.network.norm import Norm
+from dllm_decode.models.network.operations import LayerKV, Stream
 
 
 class Layer(nn.Module):
     """A pre-norm decoder block."""
 
-    def __init__(self, shape: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig, index: int) -> None:
+        """Builds the layer.
+
+        Args:
+            config: Of the whole network.
+            index: Which layer it is, from 0: some networks mix dense layers with experts.
+        """
         super().__init__()
-        exact = shape.norm_weight_in_float32
-        self.attention_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
-        self.attention = Attention(shape)
-        self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps, weight_in_float32=exact)
-        self.mlp = MLP(shape)
+        exact = config.norm_weight_in_float32
+        self.attention_norm = Norm(config.hidden_size, config.norm_eps, weight_in_float32=exact)
+        self.attention = Attention(config)
+        self.mlp_norm = Norm(config.hidden_size, config.norm_eps, weight_in_float32=exact)
+        self.mlp = _mlp(config, index)
 
     def forward(
         self,
         stream: Stream,
-        plan: LayerContext,
-        store: LayerKV | None = None,
+        context: LayerContext,
+        layer_kv: LayerKV | None = None,
         wanted: Int[Tensor, "B W"] | None = None,
     ) -> Stream:
         """Returns all columns, or the wanted ones; keys and values are always of all columns."""
-        hidden, normed = self.attention_norm(stream, plan.operations)
-        update = self.attention(normed, plan, store, wanted)
+        hidden, normed = self.attention_norm(stream, context.operations)
+        update = self.attention(normed, context, layer_kv, wanted)
         stream = Stream(_take(hidden, wanted), update)
-        hidden, normed = self.mlp_norm(stream, plan.operations)
-        return Stream(hidden, self.mlp(normed, plan.operations))
+        hidden, normed = self.mlp_norm(stream, context.operations)
+        return Stream(hidden, self.mlp(normed, context.operations))
 
-    def parts(self) -> dict[str, Tensor]:
+    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
         """See `Transformer.parts`."""
-        attention, mlp = self.attention, self.mlp
-        gate, up = mlp.gate_up.weight.data.chunk(2)
-        named = {
+        return {
             "attention_norm.weight": self.attention_norm.weight.data,
             "mlp_norm.weight": self.mlp_norm.weight.data,
-            "output.weight": attention.output.weight.data,
-            "gate.weight": gate,
-            "up.weight": up,
-            "down.weight": mlp.down.weight.data,
+            **self.attention.parts(split_qkv=split_qkv),
+            **self.mlp.parts(),
         }
-        kv_rows = attention.num_kv_heads * attention.head_dim
-        rows = [attention.num_heads * attention.head_dim, kv_rows, kv_rows]
-        for kind, fused in attention.qkv.named_parameters():
-            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
-            named |= {f"{name}.{kind}": piece for name, piece in pieces}
-        if attention.qk_norm:
-            named["query_norm.weight"] = attention.query_norm.weight.data
-            named["key_norm.weight"] = attention.key_norm.weight.data
-        return named
+
+
+def _mlp(config: NetworkConfig, index: int) -> MLP | MoE:
+    if config.moe is not None and config.has_experts(index):
+        return MoE(config.moe, config.hidden_size)
+    return MLP(config.hidden_size, config.mlp_hidden_size)
 
 
 def _take(

@@ -42,13 +42,15 @@ class Normed(NamedTuple):
 class Rotation(NamedTuple):
     """Angles that columns are rotated by, in the dtype that they are rotated in.
 
+    The first R of a head's D components turn; the others stay as they are.
+
     Attributes:
-        cos: The two halves of a head are the components of its pairs, so both are the same.
+        cos: Component i turns with component i + R / 2, so both halves are the same.
         sin: Negative in the first half.
     """
 
-    cos: Float[Tensor, "B 1 Q D"]
-    sin: Float[Tensor, "B 1 Q D"]
+    cos: Float[Tensor, "B 1 Q R"]
+    sin: Float[Tensor, "B 1 Q R"]
 
 
 class KVSlots(NamedTuple):

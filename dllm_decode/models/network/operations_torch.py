@@ -58,6 +58,10 @@ def _norm(hidden: Float[Tensor, "... H"], scaling: Scaling) -> Float[Tensor, "..
 
 
 def _rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor, "B H Q D"]:
+    dim = rotation.cos.shape[-1]
+    if dim < heads.shape[-1]:
+        turned = _rotate(heads[..., :dim], rotation)
+        return torch.cat((turned, heads[..., dim:]), -1)
     first, second = heads.chunk(2, -1)
     # Float32 tables lift the product to float32 by themselves.
     turned = heads * rotation.cos + torch.cat((second, first), -1) * rotation.sin

@@ -2,10 +2,9 @@
 """The operations of a layer as one Triton kernel each, for forwards without gradients.
 
 Half precision rounds where `plain` does; sums differ by their order. Importing this module imports
-Triton; see `plan`, which does so on CUDA only.
+Triton; see `operations_for`, which does so on CUDA only.
 """
 
-from functools import cache
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from dllm_decode.models.network import kernels
+from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.operations import (
     Heads,
     KVSlots,
@@ -25,6 +25,9 @@ from dllm_decode.models.network.operations import (
     Scaling,
     Stream,
 )
+
+COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError)
+"""What a launch raises where a GPU is too old, or a C compiler or a header is missing."""
 
 # What one program computes: numbers of the MLP, and heads of one kind and column.
 _NUM_LANES = 1024
@@ -61,6 +64,11 @@ def rotate_and_store(
 ) -> Heads:
     """See `Operations`; what would go outside of the memory goes nowhere, where `plain` raises."""
     B, Q, C, D = heads.shape
+    if rotation.cos.shape[-1] < D:
+        # The kernel turns whole heads.
+        return plain.rotate_and_store(
+            heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+        )
     num_heads = C - 2 * num_kv_heads
     if store is None:
         fresh = heads.new_empty((2, B, num_kv_heads, Q, D))
@@ -86,20 +94,6 @@ def swiglu(gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
     grid = (B * Q, triton.cdiv(C // 2, _NUM_LANES))
     _launch(kernels.swiglu, grid, gate_up.contiguous(), mixed, C // 2, _NUM_LANES, num_warps=4)
     return mixed
-
-
-@cache
-def runs_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tries the kernels once in that dtype: a GPU may be too old, a C compiler missing."""
-    try:
-        heads = torch.zeros(1, 1, 3, 2, device=device, dtype=dtype)
-        swiglu(heads[0])
-        add_norm(Stream(heads[0], heads[0]), Scaling(heads[0, 0, 0], 1.0, False))
-        tables = Rotation(heads[:, :, :1], heads[:, :, :1])
-        rotate_and_store(heads, tables, None, num_kv_heads=1, scalings=None)
-    except (TritonError, RuntimeError, OSError, CalledProcessError):
-        return False
-    return True
 
 
 def _new_queries(

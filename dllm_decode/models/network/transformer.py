@@ -1,7 +1,6 @@
 """One transformer for every family: the differences are fields of `NetworkConfig`, not code."""
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -9,13 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.models.base import ForwardInputs, KVCache
-from dllm_decode.models.graphs.buffers import KVBufferPool
-from dllm_decode.models.graphs.runner import GraphRunner
-from dllm_decode.models.network.attention import Norm
+from dllm_decode.models.base import KVCache
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext, for_queries, make_context, on_device
+from dllm_decode.models.network.fused import Fused
 from dllm_decode.models.network.layer import Layer
+from dllm_decode.models.network.norm import Norm
 from dllm_decode.models.network.operations import LayerKV, Stream
 
 
@@ -32,25 +30,25 @@ class Transformer(nn.Module):
     """Embedding, layers, final norm and head of a decoder that may attend in any direction.
 
     Attributes:
-        shape: Its sizes.
+        config: Its sizes and switches.
         route: Where it is computed; `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
-        packed: Whether matrices are in the layout of the CPU's products, see `pack_matrices`.
+        fused: Whether fused kernels are used on CUDA, see `operations_for`.
     """
 
-    def __init__(self, shape: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.config = shape
+        self.config = config
         self.route: Route | None = None
         self.quantized: str | None = None
-        self.packed = False
-        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.fused: Fused = "auto"
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, n) for n in range(config.num_layers))
         self.norm = Norm(
-            shape.hidden_size, shape.norm_eps, weight_in_float32=shape.norm_weight_in_float32
+            config.hidden_size, config.norm_eps, weight_in_float32=config.norm_weight_in_float32
         )
-        if not shape.tied_head:
-            self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if not config.tied_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(
         self,
@@ -65,7 +63,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B _ H"]:
         """Returns the hidden states after the final norm, of all columns or of the wanted ones.
 
-        Gradients flow, as long as there is no memory.
+        Gradients flow, as long as there is no KV cache.
 
         Args:
             tokens: Ids of the computed columns.
@@ -77,14 +75,14 @@ class Transformer(nn.Module):
             wanted: As in `ForwardInputs`; `None`: every column, in order.
 
         Raises:
-            ValueError: If a memory comes without slots or slots without a memory.
+            ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
         if (kv_cache is None) != (slots is None):
-            raise ValueError("A memory and slots go together: pass both, or neither.")
+            raise ValueError("A KV cache and slots must go together: pass both, or neither.")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden: Tensor = self.embedding(tokens)
-        plan = make_context(
+        context = make_context(
             self.config,
             hidden.dtype,
             positions,
@@ -92,23 +90,24 @@ class Transformer(nn.Module):
             kv_cache=kv_cache,
             slots=slots,
             rows=rows,
+            fused=self.fused,
         )
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, plan = _at(self.route.layers[i], stream, plan)
-            store = None
+                stream, context = _at(self.route.layers[i], stream, context)
+            layer_kv = None
             if kv_cache is not None:
-                assert plan.target is not None
-                store = LayerKV(*kv_cache.layer(i), plan.target)
+                assert context.target is not None
+                layer_kv = LayerKV(*kv_cache.layer(i), context.target)
             if i == last and wanted is not None:
                 wanted = wanted.to(stream.hidden.device)
-                stream = layer(stream, for_queries(plan, wanted), store, wanted)
+                stream = layer(stream, for_queries(context, wanted), layer_kv, wanted)
             else:
-                stream = layer(stream, plan, store)
+                stream = layer(stream, context, layer_kv)
         if self.route is not None:
-            stream, plan = _at(self.route.norm, stream, plan)
-        normed: Tensor = self.norm(stream, plan.operations).normed
+            stream, context = _at(self.route.norm, stream, context)
+        normed: Tensor = self.norm(stream, context.operations).normed
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -116,11 +115,6 @@ class Transformer(nn.Module):
             raise ValueError(
                 "A model that is spread over devices stays as it was loaded, got a call that moves "
                 "or converts it. Load it again with another device or dtype."
-            )
-        if self.packed:
-            raise ValueError(
-                "A packed model stays as it was loaded, got a call that moves or converts it. Load "
-                "it again without packed for that."
             )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         return self
@@ -130,20 +124,15 @@ class Transformer(nn.Module):
         """Where tokens are expected."""
         return self.embedding.weight.device if self.route is None else self.route.embedding
 
-    def parts(self) -> dict[str, Tensor]:
+    def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
 
-        Fused projections appear by their parts: `layers.0.query.weight` is some rows of a
-        parameter. A tied head has no entry.
+        Fused parameters appear by their parts: `layers.0.gate.weight` is some rows of one,
+        `layers.1.experts.5.gate.weight` some of a stack. A tied head has no entry.
 
-        Raises:
-            ValueError: If the model is packed.
+        Args:
+            split_qkv: Queries, keys and values are parts; else `layers.0.qkv.weight` is one.
         """
-        if self.packed:
-            raise ValueError(
-                "Parts are views of plain weights, got a packed model, which has none. Load it "
-                "without packed."
-            )
         named = {
             "embedding.weight": self.embedding.weight.data,
             "norm.weight": self.norm.weight.data,
@@ -152,7 +141,10 @@ class Transformer(nn.Module):
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            named |= {f"layers.{i}.{name}": part for name, part in layer.parts().items()}
+            named |= {
+                f"layers.{i}.{name}": part
+                for name, part in layer.parts(split_qkv=split_qkv).items()
+            }
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
@@ -160,120 +152,15 @@ class Transformer(nn.Module):
         if self.route is not None:
             hidden = hidden.to(self.route.head)
         # The module is called, not its weight: a hook may have to fetch that.
-        tied = self.config.tied_head and not self.packed
+        tied = self.config.tied_head
         logits: Tensor = F.linear(hidden, self.embedding.weight) if tied else self.lm_head(hidden)
         return logits
 
 
-def _at(device: torch.device, stream: Stream, plan: LayerContext) -> tuple[Stream, LayerContext]:
+def _at(device: torch.device, stream: Stream, context: LayerContext) -> tuple[Stream, LayerContext]:
     hidden, update = stream
     if hidden.device == device:
-        return stream, plan
+        return stream, context
     # Added up first: one tensor moves, not two.
     hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), on_device(plan, device, hidden.dtype)
-
-
-class MaskedTransformer(nn.Module):
-    """A `MaskPredictor` made of a `Transformer` and the facts its checkpoint gives.
-
-    Attributes:
-        transformer: The network; train through its `forward` and `head`.
-        name: See `MaskPredictor`, as the next five.
-        mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer.
-        banned_ids: Ids that must never be emitted.
-        logit_shift: 1 where the logits at a column predict the next.
-        causal_block_length: Tokens per block of a block-causal model, else 0.
-        graphs: Whether forwards on one CUDA device are captured as graphs and replayed, see
-            `GraphRunner`; the memory of the last decode is then kept for the next, see
-            `KVBufferPool`. Set it
-            to False to run each anew.
-    """
-
-    def __init__(
-        self,
-        transformer: Transformer,
-        *,
-        name: str,
-        mask_id: int,
-        eos_ids: tuple[int, ...],
-        banned_ids: tuple[int, ...] = (),
-        logit_shift: int = 0,
-        causal_block_length: int = 0,
-    ) -> None:
-        super().__init__()
-        vocab_size = transformer.config.vocab_size
-        if not 0 <= mask_id < vocab_size:
-            raise ValueError(f"mask_id is in [0, {vocab_size}), got {mask_id}.")
-        if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
-            raise ValueError(f"eos_ids are one or more ids in [0, {vocab_size}), got {eos_ids}.")
-        self.transformer = transformer
-        self.name = name
-        self.vocab_size = vocab_size
-        self.mask_id = mask_id
-        self.eos_ids = eos_ids
-        self.banned_ids = banned_ids
-        self.logit_shift = logit_shift
-        self.causal_block_length = causal_block_length
-        self.graphs = True
-        self._graphs = GraphRunner(self._forward)
-        self._kv_buffers = KVBufferPool()
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors are expected, and logits returned."""
-        return self.transformer.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the parameters, the logits and the memory."""
-        return self.transformer.embedding.weight.dtype
-
-    def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        """Runs one forward without gradients; only the wanted columns go through the head."""
-        return self._graphs(inputs) if self._has_graphs else self._forward(inputs)
-
-    @property
-    def _has_graphs(self) -> bool:
-        return self.graphs and self.device.type == "cuda" and self.transformer.route is None
-
-    def _forward(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        with torch.inference_mode():
-            hidden = self.transformer(
-                inputs.tokens,
-                inputs.positions,
-                attend=inputs.attend,
-                kv_cache=inputs.kv_cache,
-                slots=inputs.slots,
-                rows=inputs.rows,
-                wanted=inputs.wanted,
-            )
-        # Not in inference mode: the caller may change the logits in place, wherever it runs.
-        with torch.no_grad():
-            return self.transformer.head(hidden).to(self.device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MaskedTransformer":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
-        # Recordings read the weights where they were.
-        self._graphs = GraphRunner(self._forward)
-        self._kv_buffers = KVBufferPool()
-        return self
-
-    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Allocates a zeroed store in the model's dtype, each layer's part on its device."""
-        shape, route = self.transformer.config, self.transformer.route
-        devices = (self.device,) * shape.num_layers if route is None else route.layers
-        size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-        if self._has_graphs:
-            return self._kv_buffers.kv_cache(
-                (shape.num_layers, *size), dtype=self.dtype, device=self.device
-            )
-        kv_cache: KVCache | None = None
-        for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
-            keys, values = (
-                torch.zeros((layers, *size), dtype=self.dtype, device=device) for _ in range(2)
-            )
-            kv_cache = KVCache(keys, values, kv_cache)
-        assert kv_cache is not None
-        return kv_cache
+    return Stream(hidden.to(device)), on_device(context, device, hidden.dtype)

@@ -3,18 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging
+from safetensors import SafetensorError
 
 from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.weights import check_finite, read_json, weight_files
 from dllm_decode.models.targets.causal import CausalTarget
+
+if TYPE_CHECKING:
+    import transformers
 
 
 def load_target(
     source: str | Path,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "transformers.PreTrainedTokenizerBase",
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
@@ -35,24 +39,64 @@ def load_target(
     Raises:
         FileNotFoundError: If the source does not exist.
         OSError: If a hub id cannot be downloaded.
-        ValueError: If an id stands for different tokens, or the model cannot roll back.
+        ValueError: If an id stands for different tokens, the model cannot roll back, or its weight
+            files are damaged or do not hold exactly what config.json calls for.
     """
+    from transformers import AutoTokenizer
+
     folder = find_model(source, revision)
+    read_json(folder / "config.json")
     own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
-    with _silence():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", device_map={"": torch.device(device)}
-        )
+    model = _read(folder, device=torch.device(device), dtype=dtype)
     return CausalTarget(
         model.eval().requires_grad_(False), name=name, num_shared_ids=num_shared_ids
     )
 
 
+def _read(
+    folder: Path, *, device: torch.device, dtype: torch.dtype | None
+) -> "transformers.PreTrainedModel":
+    """Reads the weights, all of them and nothing else."""
+    from transformers import AutoModelForCausalLM
+
+    files = weight_files(folder)
+    try:
+        with _silence():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype or "auto",
+                device_map={"": device},
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except SafetensorError as error:
+        raise ValueError(
+            f"A weight file in {str(folder)!r} is damaged or cut short ({error}). Download it "
+            "again."
+        ) from error
+    model, found = loaded
+    problems = [f"missing {name}" for name in sorted(found["missing_keys"])]
+    problems += [f"left over {name}" for name in sorted(found["unexpected_keys"])]
+    problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
+    if problems:
+        raise ValueError(
+            f"The weight files of a target must hold exactly the tensors that config.json calls "
+            f"for, got {len(problems)} differences in {str(folder)!r}: {'; '.join(problems[:8])}. "
+            "Check that both are of the same model, and complete."
+        )
+    for name, part in model.named_parameters():
+        check_finite(part.detach(), name, files[0].parent)
+    checked: transformers.PreTrainedModel = model
+    return checked
+
+
 @contextmanager
 def _silence() -> Iterator[None]:
     """Keeps transformers from drawing a progress bar: a library leaves that to its caller."""
+    from transformers.utils import logging
+
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -63,7 +107,10 @@ def _silence() -> Iterator[None]:
 
 
 def count_shared_ids(
-    target: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase, *, name: str
+    target: "transformers.PreTrainedTokenizerBase",
+    tokenizer: "transformers.PreTrainedTokenizerBase",
+    *,
+    name: str,
 ) -> int:
     """Compares two tokenizers id by id and returns how many ids they share, from 0.
 

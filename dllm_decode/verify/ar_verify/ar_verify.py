@@ -18,10 +18,10 @@ from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.target_round import (
+    ask_drafter,
+    ask_target,
     check_target,
     first_masks,
-    judge,
-    look,
     whole_answer,
     write,
 )
@@ -117,8 +117,8 @@ class ARVerify(Verifier[TargetState]):
         wanted = torch.minimum(lengths.length, left)
         logits = self._look(session, sampler, canvas, wanted)
         draft = self.drafting.draft(session, canvas, logits, wanted)
-        judgement = judge(session, self.target, canvas, draft, past)
-        tokens, accepted = accept(session, canvas, draft, judgement.logits)
+        judged = ask_target(session, self.target, canvas, draft, past)
+        tokens, accepted, places = accept(session, canvas, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
         num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
@@ -126,7 +126,7 @@ class ARVerify(Verifier[TargetState]):
         drafted = _num_drafted(canvas, logits, wanted)
         after = self.draft_length.after(lengths, drafted, accepted)
         canvas = write(canvas, first, Draft(tokens, num))
-        return canvas, TargetState(judgement.past(num), after)
+        return canvas, TargetState(judged.past(num, places), after)
 
     def _look(
         self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
@@ -140,7 +140,11 @@ class ARVerify(Verifier[TargetState]):
         width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
-        logits = look(session, self.target, canvas, window, sampler).within("block").computed.logits
+        logits = (
+            ask_drafter(session, self.target, canvas, window, sampler)
+            .within("block")
+            .computed.logits
+        )
         if self.drafting.num_forwards > 1:
             logits = self._look_again(session, sampler, canvas, window, wanted)
         logits = logits[..., : self.target.num_shared_ids]
@@ -183,9 +187,16 @@ class ARVerify(Verifier[TargetState]):
             state = take_state(state, unfinished)
             # The mask predictor sees all masks that are left, as ever.
             everything = replace(part, ends=canvas.ends[rows])
-            view = look(session, self.target, everything, window, sampler)
-            logits[rows] = view.within("block").computed.logits
+            view = ask_drafter(session, self.target, everything, window, sampler)
+            seen = view.within("block").computed.logits
+            if self.drafting.keeps_alternatives:
+                # A position that is decided by now keeps the logits that decided it.
+                is_open = part.masked[:, window.start : window.end, None]
+                seen = torch.where(is_open, seen, logits[rows])
+            logits[rows] = seen
         session.view = shown
+        if self.drafting.keeps_alternatives:
+            return logits
         tokens = drafts.tokens[:, canvas.columns(window)]
         return certain_where(logits, tokens != canvas.mask_id, tokens)
 

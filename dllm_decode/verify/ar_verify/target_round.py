@@ -16,12 +16,13 @@ from samplers.base import Sampler
 from samplers.view import View
 
 
-class Judgement(NamedTuple):
+class TargetRound(NamedTuple):
     """What a target makes of drafts.
 
     Attributes:
-        logits: Its prediction at each position of the longest draft and at the one behind it.
-        reading: For `Past`.
+        logits: Its prediction behind the committed text, then behind each token of the longest
+            draft.
+        reading: What it has read, for `past`.
         unread: Committed tokens that it had not read before.
     """
 
@@ -29,9 +30,22 @@ class Judgement(NamedTuple):
     reading: Reading
     unread: Int[Tensor, " B"]
 
-    def past(self, num_committed: Int[Tensor, " B"]) -> Past:
-        """Returns the past once the round's tokens are committed: all of them but the last."""
-        return self.reading.keep(self.unread + num_committed - 1)
+    def past(
+        self, num_committed: Int[Tensor, " B"], places: Int[Tensor, "B D"] | None = None
+    ) -> Past:
+        """Returns the past once the round's tokens are committed: all of them but the last.
+
+        Args:
+            num_committed: Tokens that the round commits, the target's own at the end among them.
+            places: Where the accepted tokens stand in the draft; `None`: from its beginning on.
+        """
+        num_kept = self.unread + num_committed - 1
+        if places is None:
+            return self.reading.keep(num_kept)
+        unread = self.unread[:, None]
+        columns = torch.arange(int(self.unread.max()) + places.shape[1], device=places.device)
+        accepted = unread + places.gather(1, (columns - unread).clamp(0, places.shape[1] - 1))
+        return self.reading.keep(num_kept, torch.where(columns < unread, columns, accepted))
 
 
 def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
@@ -82,6 +96,13 @@ def first_masks(canvas: Canvas) -> Int[Tensor, " B"]:
     return canvas.masked.long().argmax(-1)
 
 
+def context_of(canvas: Canvas, num_tokens: int) -> Int[Tensor, "B C"]:
+    """Returns the last tokens before each row's first mask."""
+    back = torch.arange(num_tokens, 0, -1, device=canvas.tokens.device)
+    columns = canvas.start + first_masks(canvas)[:, None] - back
+    return canvas.tokens.gather(1, columns.clamp(min=0))
+
+
 def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
     """Returns the canvas with each row's draft written from its first mask on."""
     positions = torch.arange(canvas.region_length, device=first.device)
@@ -91,7 +112,7 @@ def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
     return canvas.write(0, where, draft.tokens.gather(1, index))
 
 
-def look(
+def ask_drafter(
     session: Session, target: CausalTarget, canvas: Canvas, window: Block, sampler: Sampler
 ) -> View:
     """Runs one forward of the mask predictor; what the target cannot say is impossible."""
@@ -100,29 +121,46 @@ def look(
     return view
 
 
-def judge(
+def ask_target(
     session: Session,
     target: CausalTarget,
     canvas: Canvas,
     draft: Draft,
     past: Past,
-) -> Judgement:
+) -> TargetRound:
     """Lets the target read the drafts; one forward.
 
     Only what it has not read yet is fed: the whole prompt in the first round, then the token that
     was committed last.
+
+    Raises:
+        RuntimeError: If a draft is no tree.
     """
-    first = first_masks(canvas)
-    drafted = write(canvas, first, draft).tokens
-    unread = canvas.start + first - canvas.pads - past.lengths
+    unread = canvas.start + first_masks(canvas) - canvas.pads - past.lengths
     counts = unread + draft.counts
-    width, longest = torch.stack([counts.max(), draft.counts.max()]).tolist()
-    begin = canvas.pads + past.lengths
-    columns = begin[:, None] + torch.arange(width, device=begin.device)
-    tokens = drafted.gather(1, columns.clamp(max=canvas.length - 1))
+    sizes = torch.stack([counts.max(), draft.counts.max(), draft.num_broken()])
+    width, longest, num_broken = sizes.tolist()
+    if num_broken:
+        raise RuntimeError(
+            "Every token of a draft must come behind its parent and differ from its siblings, got "
+            f"{num_broken} that do not. Mend `draft` of the verifier's drafting."
+        )
+    places = torch.arange(width, device=unread.device)
+    columns = (canvas.pads + past.lengths)[:, None] + places
+    committed = canvas.tokens.gather(1, columns.clamp(max=canvas.length - 1))
+    drafted = (places - unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
+    drafted = draft.tokens.gather(1, drafted)
+    tokens = torch.where(places < unread[:, None], committed, drafted)
     # The target may not know [MASK].
     tokens = tokens.masked_fill(tokens == canvas.mask_id, target.eos_ids[0])
     reading = session.read_target(
-        target, canvas, past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1
+        target,
+        canvas,
+        past,
+        tokens,
+        counts,
+        num_logits=longest + 1,
+        first_logits=unread - 1,
+        parents=draft.first(longest).parents,
     )
-    return Judgement(reading.logits, reading, unread)
+    return TargetRound(reading.logits, reading, unread)

@@ -11,7 +11,7 @@ from dllm_decode.canvas import Canvas
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.target_round import context_of
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
@@ -106,10 +106,7 @@ class PathSearch(Drafting):
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        # The columns before each row's first mask that the proxy looks at.
-        back = torch.arange(self.proxy.order - 1, 0, -1, device=logits.device)
-        columns = (canvas.start + first_masks(canvas)[:, None] - back).clamp(min=0)
-        context = canvas.tokens.gather(1, columns)
+        context = context_of(canvas, self.proxy.order - 1)
         return self.search(logits, lengths, context, canvas.eos_ids)
 
     def search(

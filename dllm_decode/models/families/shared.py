@@ -1,0 +1,172 @@
+"""What many families have in common: transformers' names of keys and tensors."""
+
+from math import log
+
+from dllm_decode.models.families.base import Refusal
+from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.network.config import MoEConfig, NetworkConfig
+from dllm_decode.models.network.rope import Llama3Scaling, RopeScaling, YarnScaling
+
+# Ten times as deep as any; a layer costs time and memory to build before its weights are read.
+MOST_LAYERS = 4096
+MOST_EXPERTS = 65536
+
+NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+    "layers.{n}.attention_norm.weight": "model.layers.{n}.input_layernorm.weight",
+    "layers.{n}.query.weight": "model.layers.{n}.self_attn.q_proj.weight",
+    "layers.{n}.query.bias": "model.layers.{n}.self_attn.q_proj.bias",
+    "layers.{n}.query_norm.weight": "model.layers.{n}.self_attn.q_norm.weight",
+    "layers.{n}.key.weight": "model.layers.{n}.self_attn.k_proj.weight",
+    "layers.{n}.key.bias": "model.layers.{n}.self_attn.k_proj.bias",
+    "layers.{n}.key_norm.weight": "model.layers.{n}.self_attn.k_norm.weight",
+    "layers.{n}.value.weight": "model.layers.{n}.self_attn.v_proj.weight",
+    "layers.{n}.value.bias": "model.layers.{n}.self_attn.v_proj.bias",
+    "layers.{n}.output.weight": "model.layers.{n}.self_attn.o_proj.weight",
+    "layers.{n}.mlp_norm.weight": "model.layers.{n}.post_attention_layernorm.weight",
+    "layers.{n}.gate.weight": "model.layers.{n}.mlp.gate_proj.weight",
+    "layers.{n}.up.weight": "model.layers.{n}.mlp.up_proj.weight",
+    "layers.{n}.down.weight": "model.layers.{n}.mlp.down_proj.weight",
+}
+"""Qwen2's, Qwen3's and Llama's names of tensors."""
+
+MOE_NAMES = NAMES | {
+    "layers.{n}.router.weight": "model.layers.{n}.mlp.gate.weight",
+    "layers.{n}.experts.{e}.gate.weight": "model.layers.{n}.mlp.experts.{e}.gate_proj.weight",
+    "layers.{n}.experts.{e}.up.weight": "model.layers.{n}.mlp.experts.{e}.up_proj.weight",
+    "layers.{n}.experts.{e}.down.weight": "model.layers.{n}.mlp.experts.{e}.down_proj.weight",
+}
+"""Qwen3-MoE's names, one tensor for each matrix of each expert."""
+
+REFUSALS = (
+    Refusal("hidden_act", ("silu",), "to be 'silu'"),
+    Refusal("use_sliding_window", (False, None), "to be false"),
+    Refusal("use_mrope", (False, None), "to be false"),
+)
+"""Switches of Qwen2 and its descendants."""
+
+NO_BIAS = Refusal("attention_bias", (False, None), "to be false")
+NO_MLP_BIAS = Refusal("mlp_bias", (False, None), "to be false")
+NO_WINDOW = Refusal("sliding_window", (None, False), "to be absent or null")
+
+
+def read_shape(
+    config: ConfigReader,
+    *,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    norm_weight_in_float32: bool = False,
+    rotary_dim: int | None = None,
+    moe: MoEConfig | None = None,
+    dense_layers: frozenset[int] = frozenset(),
+    mlp_key: str = "intermediate_size",
+) -> NetworkConfig:
+    """Reads the sizes that Qwen2, Qwen3, Llama and their descendants write alike.
+
+    Args:
+        config: Of the checkpoint.
+        qkv_bias: See `NetworkConfig`, as the next five.
+        qk_norm: See `NetworkConfig`.
+        norm_weight_in_float32: See `NetworkConfig`.
+        rotary_dim: See `NetworkConfig`.
+        moe: See `NetworkConfig`.
+        dense_layers: See `NetworkConfig`.
+        mlp_key: Holds the width of layers without experts.
+    """
+    hidden_size = config.positive_int("hidden_size")
+    num_heads = config.positive_int("num_attention_heads")
+    # Where no layer is dense, the width of dense layers is often left out.
+    dense_size = None if moe is None else moe.hidden_size
+    theta, scaling = _rope(config)
+    return NetworkConfig(
+        vocab_size=config.positive_int("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=read_num_layers(config),
+        num_heads=num_heads,
+        num_kv_heads=config.positive_int("num_key_value_heads", num_heads),
+        head_dim=config.positive_int("head_dim", hidden_size // num_heads or 1),
+        mlp_hidden_size=config.positive_int(mlp_key, None if dense_layers else dense_size),
+        norm_eps=config.positive_number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rotary_dim=rotary_dim,
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        norm_weight_in_float32=norm_weight_in_float32,
+        tied_head=config.boolean("tie_word_embeddings", False),
+        moe=moe,
+        dense_layers=dense_layers,
+    )
+
+
+def read_num_layers(config: ConfigReader) -> int:
+    """Reads how many layers there are."""
+    return config.positive_int("num_hidden_layers", most=MOST_LAYERS)
+
+
+def read_num_experts(config: ConfigReader) -> tuple[int, int]:
+    """Reads how many experts a layer has, and how many of them each token goes to."""
+    num_experts = config.positive_int("num_experts", most=MOST_EXPERTS)
+    return num_experts, config.positive_int("num_experts_per_tok", most=num_experts)
+
+
+def _rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
+    """Reads the base of the frequencies and their scaling, where either version has put them."""
+    # transformers 5 moved all of it into one object.
+    if config.has("rope_parameters"):
+        rope = config.mapping("rope_parameters")
+        return rope.positive_number("rope_theta"), _scaling(rope)
+    theta = config.positive_number("rope_theta")
+    return theta, _scaling(config.mapping("rope_scaling")) if _is_scaled(config) else None
+
+
+def _is_scaled(config: ConfigReader) -> bool:
+    # RND1 writes false where others write null.
+    return config.has("rope_scaling") and not config.is_false("rope_scaling")
+
+
+def _scaling(rope: ConfigReader) -> RopeScaling | None:
+    kind = rope.text("rope_type" if rope.has("rope_type") else "type", "default")
+    if kind == "default":
+        return None
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=rope.positive_number("factor"),
+            low_turns=rope.positive_number("low_freq_factor"),
+            high_turns=rope.positive_number("high_freq_factor"),
+            original_length=rope.positive_int("original_max_position_embeddings"),
+        )
+    if kind == "yarn":
+        return YarnScaling(
+            factor=rope.positive_number("factor"),
+            original_length=rope.positive_int("original_max_position_embeddings"),
+            fast_turns=rope.positive_number("beta_fast", 32.0),
+            slow_turns=rope.positive_number("beta_slow", 1.0),
+            attention_factor=_yarn_attention_factor(rope),
+            truncate=rope.boolean("truncate", True),
+            query_beta=(
+                rope.positive_number("llama_4_scaling_beta")
+                if rope.has("llama_4_scaling_beta")
+                else 0.0
+            ),
+        )
+    raise ValueError(
+        f"{rope.file}: the rope type must be 'default', 'llama3' or 'yarn', got {kind!r}. Other "
+        "types are not implemented; choose another checkpoint."
+    )
+
+
+def _yarn_attention_factor(rope: ConfigReader) -> float:
+    if rope.has("attention_factor"):
+        return rope.positive_number("attention_factor")
+    factor = rope.positive_number("factor")
+
+    def growth(scale: float) -> float:
+        return 0.1 * scale * log(factor) + 1.0 if factor > 1 else 1.0
+
+    if rope.has("mscale") and rope.has("mscale_all_dim"):
+        whole = growth(rope.positive_number("mscale_all_dim"))
+        return growth(rope.positive_number("mscale")) / whole
+    return growth(1.0)

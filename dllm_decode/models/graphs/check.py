@@ -1,0 +1,83 @@
+"""Compares a captured forward with the same forward run eagerly."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.graphs.capture import Replay, Run
+
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}
+"""Largest difference that is put down to rounding, as a share of the largest number compared."""
+
+
+class DisagreementError(RuntimeError):
+    """A replay did not compute what the forward computes."""
+
+
+def check_replay(replay: Replay, run: Run, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
+    """Runs a forward eagerly, then replays its graph, and returns the eager logits.
+
+    What the eager forward stored is zeroed in between, so that a graph that stores nothing, or
+    stores elsewhere, is found. Afterwards the cache holds what the eager forward stored.
+
+    Args:
+        replay: Of the captured forward.
+        run: The forward.
+        inputs: The tensors that the graph reads, filled with those of a real forward.
+
+    Raises:
+        DisagreementError: If logits, keys or values differ by more than rounding.
+    """
+    assert inputs.kv_cache is not None
+    expected = run(inputs).clone()
+    stored = _stored(inputs, inputs.kv_cache)
+    _store(inputs, inputs.kv_cache, [torch.zeros_like(part) for part in stored])
+    logits = replay()
+    replayed = _stored(inputs, inputs.kv_cache)
+    _store(inputs, inputs.kv_cache, stored)
+    assert isinstance(inputs.slots, Tensor)
+    # Padding columns share the spare slot: who writes last is left to chance.
+    real = inputs.slots > 0
+    has_real = real.gather(1, inputs.wanted)
+    _compare("logit", logits, expected, has_real)
+    for found, wanted in zip(replayed, stored, strict=True):
+        _compare("stored key or value", found, wanted, real)
+    return expected
+
+
+def _stored(inputs: ForwardInputs, kv_cache: KVCache) -> list[Float[Tensor, "B Q N H D"]]:
+    rows = torch.arange(len(inputs.tokens), device=inputs.tokens.device)[:, None]
+    return [buffer[:, rows, :, inputs.slots] for buffer in kv_cache.buffers]
+
+
+def _store(
+    inputs: ForwardInputs, kv_cache: KVCache, parts: list[Float[Tensor, "B Q N H D"]]
+) -> None:
+    rows = torch.arange(len(inputs.tokens), device=inputs.tokens.device)[:, None]
+    for buffer, part in zip(kv_cache.buffers, parts, strict=True):
+        buffer[:, rows, :, inputs.slots] = part
+
+
+def _compare(
+    name: str,
+    found: Float[Tensor, "B Q *rest"],
+    expected: Float[Tensor, "B Q *rest"],
+    real: Bool[Tensor, "B Q"],
+) -> None:
+    shown = real.reshape(*real.shape, *[1] * (found.dim() - 2))
+    same = (found == expected) | (found.isnan() & expected.isnan()) | ~shown
+    zero = torch.zeros((), dtype=found.dtype, device=found.device)
+    difference = torch.where(same, zero, found - expected).abs().nan_to_num(torch.inf).amax()
+    largest = torch.where(shown, expected, zero).abs().nan_to_num(0.0).amax()
+    tolerance = TOLERANCES[found.dtype] * max(1.0, float(largest))
+    if float(difference) > tolerance:
+        raise DisagreementError(
+            f"a {name} of its first replay differs by {float(difference):.2g} from the same "
+            f"forward without a graph, where {tolerance:.2g} is put down to rounding"
+        )

@@ -1,0 +1,175 @@
+"""The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.network.transformer import Transformer
+
+Choice: TypeAlias = bool | Literal["auto"]
+"""True: use it or raise. False: do without. "auto": use it where it works."""
+
+# On an H100 a forward of this many products takes longer than launching it.
+_MAX_GRAPH_FLOPS = 6.4e12
+_MAX_GRAPH_COLUMNS = 4096
+
+
+@runtime_checkable
+class ForwardRunner(Protocol):
+    """Runs forwards faster than one by one; `dllm_decode.models.graphs` has one."""
+
+    failed: bool
+
+    def __call__(
+        self,
+        run: Callable[[ForwardInputs], Tensor],
+        inputs: ForwardInputs,
+        *,
+        required: bool = False,
+    ) -> Tensor:
+        """Returns what `run` would."""
+        ...
+
+    def new_kv_cache(
+        self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """Returns a zeroed cache that suits it."""
+        ...
+
+
+class MaskedTransformer(nn.Module):
+    """A `MaskPredictor` made of a `Transformer` and the facts its checkpoint gives.
+
+    Attributes:
+        transformer: The network; train through its `forward` and `head`.
+        name: See `MaskPredictor`, as the next five.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer.
+        banned_ids: Ids that must never be emitted.
+        logit_shift: 1 where the logits at a column predict the next.
+        causal_block_length: Tokens per block of a block-causal model, else 0.
+        max_length: See `MaskPredictor`.
+        graphs: Whether forwards on one CUDA device are replayed as CUDA graphs, see
+            `dllm_decode.models.graphs`; the key-value buffers are then kept between decodes.
+    """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        *,
+        name: str,
+        mask_id: int,
+        eos_ids: tuple[int, ...],
+        banned_ids: tuple[int, ...] = (),
+        logit_shift: int = 0,
+        causal_block_length: int = 0,
+        max_length: int | None = None,
+    ) -> None:
+        super().__init__()
+        vocab_size = transformer.config.vocab_size
+        if not 0 <= mask_id < vocab_size:
+            raise ValueError(f"mask_id must be in [0, {vocab_size}), got {mask_id}.")
+        if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
+            raise ValueError(
+                f"eos_ids must be one or more ids in [0, {vocab_size}), got {eos_ids}."
+            )
+        self.transformer = transformer
+        self.name = name
+        self.vocab_size = vocab_size
+        self.mask_id = mask_id
+        self.eos_ids = eos_ids
+        self.banned_ids = banned_ids
+        self.logit_shift = logit_shift
+        self.causal_block_length = causal_block_length
+        self.max_length = max_length
+        self.graphs: Choice = "auto"
+        self._runner = _new_runner(transformer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected, and logits returned."""
+        return self.transformer.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, the logits and the memory."""
+        return self.transformer.embedding.weight.dtype
+
+    def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
+        """Runs one forward without gradients; only the wanted columns go through the head."""
+        runner = self._active_runner()
+        if runner is None:
+            return self._forward(inputs)
+        return runner(self._forward, inputs, required=self.graphs is True)
+
+    def _active_runner(self) -> ForwardRunner | None:
+        is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
+        return self._runner if is_on else None
+
+    def _forward(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
+        with torch.inference_mode(), _attention_on(self.device):
+            hidden = self.transformer(
+                inputs.tokens,
+                inputs.positions,
+                attend=inputs.attend,
+                kv_cache=inputs.kv_cache,
+                slots=inputs.slots,
+                rows=inputs.rows,
+                wanted=inputs.wanted,
+            )
+        # Not in inference mode: the caller may change the logits in place, wherever it runs.
+        with torch.no_grad():
+            return self.transformer.head(hidden).to(self.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MaskedTransformer":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
+        # What was captured reads the weights where they were.
+        self._runner = _new_runner(self.transformer)
+        return self
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""
+        shape, route = self.transformer.config, self.transformer.route
+        devices = (self.device,) * shape.num_layers if route is None else route.layers
+        size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
+        runner = self._active_runner()
+        if runner is not None:
+            return runner.new_kv_cache(
+                (shape.num_layers, *size), dtype=self.dtype, device=self.device
+            )
+        kv_cache: KVCache | None = None
+        for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
+            keys, values = (
+                torch.zeros((layers, *size), dtype=self.dtype, device=device) for _ in range(2)
+            )
+            kv_cache = KVCache(keys, values, kv_cache)
+        assert kv_cache is not None
+        return kv_cache
+
+
+def _new_runner(transformer: Transformer) -> ForwardRunner | None:
+    try:
+        from dllm_decode.models.graphs.runner import GraphRunner
+    except ModuleNotFoundError as error:
+        # The folder may be deleted: forwards then run one by one.
+        if not (error.name or "").startswith("dllm_decode.models.graphs"):
+            raise
+        return None
+    num_products = 2 * sum(part.numel() for part in transformer.parameters())
+    return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, int(_MAX_GRAPH_FLOPS / num_products)))
+
+
+def _attention_on(device: torch.device) -> AbstractContextManager[None]:
+    """Names the kernels of attention on CUDA: cuDNN's would be planned anew for every shape."""
+    if device.type != "cuda":
+        return nullcontext()
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    chosen: AbstractContextManager[None] = sdpa_kernel(backends)
+    return chosen

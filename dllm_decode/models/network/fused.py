@@ -1,0 +1,207 @@
+"""Chooses the operations of a layer, and trusts a fused one only after it agreed with torch."""
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from dllm_decode.models.network import operations_torch as plain
+from dllm_decode.models.network.operations import (
+    Heads,
+    LayerKV,
+    Normed,
+    Operations,
+    Rotation,
+    Scaling,
+    Stream,
+)
+
+Fused: TypeAlias = bool | Literal["auto"]
+"""True: use fused kernels or raise. False: use torch. "auto": use them where they agree."""
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest difference that is put down to rounding, as a share of the largest number compared."""
+
+
+def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "auto") -> Operations:
+    """Returns the operations to use there, as torch is set now: fused ones have no gradients."""
+    if not fused or device.type != "cuda" or dtype not in TOLERANCES:
+        return plain
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+        return plain
+    return _checked(device, dtype, fused is True)
+
+
+@cache
+def _checked(device: torch.device, dtype: torch.dtype, required: bool) -> "CheckedOperations":
+    return CheckedOperations(f"{device} in {dtype}", load_kernels, required=required)
+
+
+def load_kernels() -> tuple[Operations, tuple[type[Exception], ...]]:
+    """Imports the Triton kernels, and names what they may raise when they do not compile."""
+    # Only torch for CUDA on Linux brings Triton along.
+    from dllm_decode.models.network import operations_triton
+
+    return operations_triton, operations_triton.COMPILE_ERRORS
+
+
+@dataclass
+class CheckedOperations:
+    """Fused operations that are compared with torch the first time that they meet a shape class.
+
+    A shape class is all that a kernel is compiled for: sizes of heads and columns, and which parts
+    are there. If a kernel does not compile, or differs by more than rounding, one warning says so,
+    and torch's operations are used from then on.
+
+    Attributes:
+        place: Device and dtype, for messages.
+        load: Returns the fused operations and the errors of their compiler.
+        required: Raise instead of warning.
+        failed: Torch's operations are used for good.
+    """
+
+    place: str
+    load: Callable[[], tuple[Operations, tuple[type[Exception], ...]]]
+    required: bool = False
+    failed: bool = field(default=False, init=False)
+    _agreed: set[Hashable] = field(default_factory=set, init=False)
+
+    def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
+        """See `Operations`."""
+        kind = ("add_norm", stream.update is None, scaling.in_float32, stream.hidden.shape[-1])
+        fused = self._trusted(kind)
+        if fused is not None:
+            return fused.add_norm(stream, scaling)
+        expected = plain.add_norm(stream, scaling)
+        self._compare(kind, lambda fused: fused.add_norm(stream, scaling), expected)
+        return expected
+
+    def rotate_and_store(
+        self,
+        heads: Float[Tensor, "B Q C D"],
+        rotation: Rotation,
+        store: LayerKV | None,
+        *,
+        num_kv_heads: int,
+        scalings: tuple[Scaling, Scaling] | None,
+    ) -> Heads:
+        """See `Operations`."""
+        kind = (
+            "rotate_and_store",
+            *heads.shape[2:],
+            num_kv_heads,
+            scalings is None,
+            *_kinds(store),
+        )
+        fused = self._trusted(kind)
+        if fused is not None:
+            return fused.rotate_and_store(
+                heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+            )
+        # A kernel that stores in the wrong place must not do so in the real cache.
+        copied = None if store is None else _copied(store)
+        expected = plain.rotate_and_store(
+            heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+        )
+
+        def run(fused: Operations) -> tuple[Tensor, ...]:
+            made = fused.rotate_and_store(
+                heads, rotation, copied, num_kv_heads=num_kv_heads, scalings=scalings
+            )
+            return made if copied is None else (*made, copied.keys, copied.values)
+
+        stored = () if store is None else (store.keys, store.values)
+        self._compare(kind, run, (*expected, *stored))
+        return expected
+
+    def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
+        """See `Operations`."""
+        kind = ("swiglu", gate_up.shape[-1])
+        fused = self._trusted(kind)
+        if fused is not None:
+            return fused.swiglu(gate_up)
+        expected = plain.swiglu(gate_up)
+        self._compare(kind, lambda fused: (fused.swiglu(gate_up),), (expected,))
+        return expected
+
+    def _trusted(self, kind: Hashable) -> Operations | None:
+        if self.failed or kind not in self._agreed:
+            return None
+        return self.load()[0]
+
+    def _compare(
+        self,
+        kind: tuple[Hashable, ...],
+        run: Callable[[Operations], tuple[Tensor, ...]],
+        expected: tuple[Tensor, ...],
+    ) -> None:
+        # A comparison waits for the device, which a capture forbids.
+        if self.failed or not expected[0].numel() or _is_capturing():
+            return
+        try:
+            fused, errors = self.load()
+        except ImportError as error:
+            self._fail(f"Triton cannot be imported ({error})", error)
+            return
+        try:
+            found = run(fused)
+        except torch.OutOfMemoryError:
+            raise
+        except errors as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            self._fail(f"the kernel {kind[0]} does not run ({lines[0]})", error)
+            return
+        for got, wanted in zip(found, expected, strict=True):
+            difference, allowed = _difference(got, wanted)
+            if difference > allowed:
+                self._fail(
+                    f"the kernel {kind[0]} differs from torch by {difference:.2g}, where "
+                    f"{allowed:.2g} is put down to rounding"
+                )
+                return
+        self._agreed.add(kind)
+
+    def _fail(self, reason: str, error: Exception | None = None) -> None:
+        self.failed = True
+        message = f"Fused kernels are not used on {self.place}: {reason}"
+        if self.required:
+            raise RuntimeError(f"{message}. Pass fused='auto' to use torch then.") from error
+        warnings.warn(
+            f"{message}. Torch's operations take their place: the same tokens, slower. To try "
+            "none, pass fused=False to load_model.",
+            stacklevel=2,
+        )
+
+
+def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
+    if store is None:
+        return (False, False, False)
+    target = store.target
+    return (True, isinstance(target.slots, slice), isinstance(target.rows, slice))
+
+
+def _copied(store: LayerKV) -> LayerKV:
+    return store._replace(keys=store.keys.clone(), values=store.values.clone())
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _difference(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Returns the greatest difference and what is put down to rounding."""
+    if found.shape != expected.shape:
+        return torch.inf, 0.0
+    if not expected.numel():
+        return 0.0, 0.0
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    zero = torch.zeros((), dtype=torch.float32, device=found.device)
+    gaps = torch.where(same, zero, found.float() - expected.float()).abs()
+    largest = expected.float().abs().nan_to_num(0.0, 0.0, 0.0).amax()
+    difference, size = float(gaps.nan_to_num(torch.inf).amax()), float(largest)
+    return difference, TOLERANCES[expected.dtype] * max(1.0, size)
