@@ -27,11 +27,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 EVERY_FAMILY = tuple(REGISTERED)
 
 
-def load_tiny(family: str, **options: Any) -> MaskedTransformer:
+def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
     """Loads the tiny checkpoint of a family, with options of `load_model`."""
-    model: MaskedTransformer = load_model(
-        MODELS / family, **{**OPTIONS.get(family, {}), **options}
-    )[0]
+    model: MaskedTransformer = load_model(MODELS / key, **{**OPTIONS.get(key, {}), **options})[0]
     return model
 
 

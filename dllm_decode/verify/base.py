@@ -44,6 +44,11 @@ class Verifier(ABC, Generic[Carry]):
         return True
 
     @property
+    def commits_proposals(self) -> bool:
+        """Whether every token that is committed is a proposal of a view that a sampler saw."""
+        return False
+
+    @property
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
@@ -99,6 +104,10 @@ class SamplerState(NamedTuple):
 @dataclass(frozen=True)
 class NoVerifier(Verifier[SamplerState]):
     """Commits what the sampler decides: one forward and one step a round."""
+
+    @property
+    def commits_proposals(self) -> bool:
+        return True
 
     def advance(
         self,

@@ -165,9 +165,7 @@ def test_every_cache_decodes_as_on_the_cpu(
     # The first time, forwards run as ever; the second, they are recorded.
     played[family].decode(FixedSchedule(4), num_times=2, **options)
     has_cache = not isinstance(cache, NoCache)
-    assert (recorder.num_replayed > before) == has_cache, (
-        "a forward was not replayed, or should not"
-    )
+    assert (recorder.num_replayed > before) == has_cache, "replays"
 
 
 @pytest.mark.parametrize(("evaluate", "family"), in_turn(["batch", "tree", "sequential"]))
