@@ -101,23 +101,29 @@ def ways_of(proxy: NGram, looks: int, cost: float) -> list[Way]:
     ways: list[tuple[str, Drafting]] = [
         ("path", PathSearch(width=1, weight=1.0)),
         ("path, n-gram", PathSearch(proxy=proxy)),
-        *((f"tree {budget}", Tree(budget)) for budget in (8, 16, 32, 64)),
+        *((f"tree {budget}", Tree(budget)) for budget in (8, 16, 32, 64, 128, 256)),
         *(
             (f"tree 32, n-gram^{weight}", Tree(32, proxy=proxy, proxy_weight=weight))
-            for weight in (0.25, 0.5, 1.0)
+            for weight in (0.5, 1.0)
         ),
         (f"path, {looks} looks", PathSearch(width=1, weight=1.0, num_forwards=looks)),
         (f"path, n-gram, {looks} looks", PathSearch(proxy=proxy, num_forwards=looks)),
-        (f"tree 32, {looks} looks", Tree(32, num_forwards=looks)),
+        *(
+            (f"tree {budget}, {looks} looks", Tree(budget, num_forwards=looks))
+            for budget in (32, 64)
+        ),
         (
             f"tree 32, n-gram^0.5, {looks} looks",
             Tree(32, proxy=proxy, proxy_weight=0.5, num_forwards=looks),
         ),
         *(
             (f"tree 64, column cost {price:.2g}", Tree(64, column_cost=price))
-            for price in (0.001, 0.003, 0.01, 0.03)
+            for price in (0.001, 0.003, 0.01)
         ),
-        (f"tree 64, measured cost {cost:.2g}", Tree(64, column_cost=cost)),
+        *(
+            (f"tree {budget}, measured cost {cost:.2g}", Tree(budget, column_cost=cost))
+            for budget in (64, 256)
+        ),
     ]
     return [Way(name, drafting) for name, drafting in ways]
 

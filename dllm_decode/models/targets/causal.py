@@ -114,8 +114,9 @@ class CausalTarget:
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
             raise ValueError(
-                f"A target attends to all tokens before in every layer, got {name}, some of whose "
-                "layers see a window or keep a state, which cannot be rolled back. Use another."
+                f"Every layer of a target must attend to all tokens before, got {name}, some "
+                "layers of which see a window or keep a state, which cannot be rolled back. Use "
+                "another."
             )
         self.name = name
         self.vocab_size = int(model.config.vocab_size)
@@ -282,7 +283,7 @@ def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...
         found = model.config.eos_token_id
     if found is None:
         raise ValueError(
-            f"A target's generation config says which tokens end an answer, got {name} without "
+            f"A target's generation config must say which tokens end an answer, got {name} without "
             "`eos_token_id`. Set it in generation_config.json."
         )
     return tuple(found) if isinstance(found, list) else (int(found),)

@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
     """What a target keeps of drafts.
 
     Attributes:
-        tokens: What it writes: the accepted tokens and one more; what follows is arbitrary.
+        tokens: The tokens it writes: the accepted ones and one more; the rest is arbitrary.
         accepted: Tokens of the draft that are kept.
         places: Where the accepted tokens of a tree stand in it; what follows them is arbitrary.
             `None`: the accepted tokens are the draft's first.
@@ -41,7 +41,7 @@ def accept(
     Args:
         session: Has the temperature and the noise.
         canvas: The rows.
-        draft: What was drafted; whether it was drawn decides on the rule.
+        draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
         logits: The target's, behind the committed text, then behind each token of the longest
             draft.
     """

@@ -49,35 +49,40 @@ class TargetState(NamedTuple):
 class ARVerify(Verifier[TargetState]):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
-    In each round the mask predictor looks at the canvas, a draft is made of what it sees, and the
-    target reads the draft in one forward. It accepts the draft's tokens from left to right, as far
-    as they are as good as its own, writes a token of its own in place of the first that is not,
-    and adds one behind a draft that it accepts whole.
+    One round has three parts. The mask predictor looks at the canvas. `drafting` makes a draft of
+    what it sees: a path of tokens or a tree of paths. The target reads the draft in one forward,
+    accepts its tokens from left to right as far as they are as good as its own, and adds one token
+    of its own: in place of the first that is not, or behind a draft that is accepted whole.
 
-    A searched draft (`PathSearch`) is accepted as far as it says what the target would write: its
-    most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
-    row and position. So the answer is that of the target alone, whatever the drafts are worth, and
-    at temperature 0 it is its greedy answer; rounding aside, since reading many tokens at once may
-    round differently. A drawn draft (`Sampled`) is accepted by the ratio of both models'
-    probabilities: the law of the answer is the target's too, but what a seed gives depends on the
-    drafts; with a cache, so also on the other rows, which have a say in what it computes.
+    Searched drafts (`PathSearch`, `Tree`) are accepted as far as they say what the target would
+    write: its most likely token at temperature 0, else a draw from its distribution with noise
+    keyed by seed, row and position. So the answer is that of the target alone, whatever the drafts
+    are worth, and at a temperature even the same sample; rounding aside, since reading many tokens
+    at once may round differently. A drawn draft (`Sampled`) is accepted by the ratio of both
+    models' probabilities: the answer follows the target's law too, but which answer a seed gives
+    depends on the drafts; with a cache, also on the other rows, since they have a say in what it
+    computes.
 
-    The answer ends with one of the target's EOS tokens. It is written from left to right; blocks do
-    not matter, and the sampler is only asked by a search that looks more than once. The target
-    reads each token once, and forgets what was rejected. The mask predictor may have any cache,
-    since drafts may be approximate; `FreeCache()` keeps what stands to the left of the drafts, the
-    others start anew in each round.
+    Trees are not drawn: for a tree of chosen tokens no rule accepts more often, since a written
+    token must follow the target's law, and the probability that the target says a child is all
+    there is to accept.
+
+    The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
+    not matter. The sampler is only asked by a drafting with several forwards. The target reads each
+    token once; keys and values of rejected tokens are dropped. The mask predictor may have any
+    cache, since drafts may be approximate; `FreeCache()` keeps what stands to the left of the
+    drafts, the others start anew in each round.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
-    Differs: Rows at their own pace. The mask predictor sees the whole answer that is left, not the
-    draft's part alone. At temperatures above 0 the paper accepts a searched token with probability
+    Differs: Rows at their own pace. The mask predictor sees the whole rest of the answer, not the
+    draft's part alone. At temperatures above 0, the paper accepts a searched token with probability
     min(1, p/q), which is only right for tokens drawn from q and favours what the search likes.
 
     Attributes:
         target: Writes the answer.
-        draft_length: How many tokens are drafted.
-        drafting: Which tokens are drafted: `PathSearch()` or `Sampled()`.
+        draft_length: How many positions a draft may reach.
+        drafting: What is drafted: `PathSearch()`, `Tree()` or `Sampled()`.
     """
 
     target: CausalTarget
@@ -131,12 +136,12 @@ class ARVerify(Verifier[TargetState]):
     def _look(
         self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
     ) -> Float[Tensor, "B K V"]:
-        """Lets the mask predictor predict the next tokens of each row."""
+        """Returns what the mask predictor says of each row's next positions."""
         first = first_masks(canvas)
         bounds = torch.stack([first.min(), first.max(), (first + wanted).max(), wanted.max()])
         start, last, end, longest = bounds.tolist()
-        # One position more, where the target's own token goes: observers see what was written. And
-        # few widths, since libraries keep scratch for each.
+        # One position more than drafted: the target's own token goes there, and observers see it.
+        # Few widths, since libraries keep scratch memory for each.
         width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
@@ -162,12 +167,12 @@ class ARVerify(Verifier[TargetState]):
         window: Block,
         wanted: Int[Tensor, " B"],
     ) -> Float[Tensor, "B W V"]:
-        """Lets the sampler commit tokens to a draft, and the mask predictor look at it."""
+        """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
         shown = session.view
         assert shown is not None
         view, rows = shown, torch.arange(len(canvas), device=wanted.device)
         logits = view.within("block").computed.logits.clone()
-        # To the sampler only what is drafted is open, and only that may it take back.
+        # The sampler may commit and take back drafted positions only.
         ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
         part = drafts = replace(canvas, ends=ends, fixed=fixed)
         state: Any = None
@@ -185,7 +190,7 @@ class ARVerify(Verifier[TargetState]):
                 break
             rows, part = rows[unfinished], part.take(unfinished)
             state = take_state(state, unfinished)
-            # The mask predictor sees all masks that are left, as ever.
+            # The mask predictor sees all masks that are left, also behind the draft.
             everything = replace(part, ends=canvas.ends[rows])
             view = ask_drafter(session, self.target, everything, window, sampler)
             seen = view.within("block").computed.logits

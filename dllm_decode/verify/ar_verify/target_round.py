@@ -52,14 +52,14 @@ def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -
     """Raises ValueError if target and mask predictor cannot mean the same tokens."""
     if not target.is_compared and target.vocab_size != model.vocab_size:
         raise ValueError(
-            f"{verifier} needs a target whose ids are those of {model.name}, "
+            f"The target of {verifier} must have the ids of {model.name}, "
             f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
             "Load it with load_target, which compares the tokenizers."
         )
     if target.num_shared_ids > model.vocab_size:
         raise ValueError(
-            f"{verifier} needs a target all of whose tokens {model.name} knows, "
-            f"{model.vocab_size} of them, got {target.name} with {target.num_shared_ids}. "
+            f"Every token of the target of {verifier} must be known to {model.name}, which knows "
+            f"{model.vocab_size}, got {target.name} with {target.num_shared_ids}. "
             "Use a target with the same tokenizer."
         )
 
@@ -76,16 +76,16 @@ def whole_answer(canvas: Canvas, target: CausalTarget, *, verifier: str) -> Iter
     inside = torch.arange(canvas.region_length, device=masked.device) < canvas.ends[:, None]
     if (behind & ~masked & inside).any():
         raise ValueError(
-            f"{verifier} writes from left to right, so a template gives the beginning of an "
-            "answer, got one with given tokens behind open positions. Use another verifier."
+            f"A template must give the beginning of an answer, since {verifier} writes from left "
+            "to right, got one with given tokens behind open positions. Use another verifier."
         )
     columns = torch.arange(canvas.length, device=masked.device)
     is_read = (canvas.tokens != canvas.mask_id) & (columns >= canvas.pads[:, None])
     highest = int(canvas.tokens.masked_fill(~is_read, 0).max())
     if highest >= target.num_shared_ids:
         raise ValueError(
-            f"{verifier} needs prompts that {target.name} can read, of ids below "
-            f"{target.num_shared_ids}, got {highest} in a prompt or template. "
+            f"Ids of prompts and templates must be below {target.num_shared_ids}, which "
+            f"{target.name} can read for {verifier}, got {highest}. "
             "Leave out tokens that only the mask predictor knows."
         )
     return canvas.blocks(canvas.region_length)
