@@ -142,8 +142,10 @@ def read_card(path: str | Path) -> Card:
             Rating(r["setting"], Verdict(**r["verdict"]), r["tokens_per_forward"])
             for r in written.pop("ratings")
         )
-        tuples = {name: tuple(written.pop(name)) for name in ("untested", "warnings")}
-        return Card(guarantee=guarantee, ratings=ratings, **tuples, **written)
+        untested, warnings = tuple(written.pop("untested")), tuple(written.pop("warnings"))
+        return Card(
+            guarantee=guarantee, ratings=ratings, untested=untested, warnings=warnings, **written
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."

@@ -319,7 +319,9 @@ def _warnings(
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     earlier = _earlier(folder)
-    others = [name for name, own in earlier.items() if name != choice and own == settings[0].examples]
+    others = [
+        name for name, own in earlier.items() if name != choice and own == settings[0].examples
+    ]
     if others:
         found.append(
             "These prompts were calibrated on before, with other settings or numbers: chosen "
