@@ -32,8 +32,8 @@ from .verify import (
     Tree,
     Uniform,
     Verifier,
-    measure_column_cost,
 )
+from .verify.ar_verify.column_cost import measure_column_cost
 
 __version__: str
 

@@ -155,3 +155,21 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
     assert len(frame) == len(folder.records()) == 20
     assert set(frame["sampler"]) == {repr(FixedSchedule(2)), repr(FixedSchedule(8))}
     assert frame["score.answer"].mean() == 0.0
+
+
+def test_a_sampler_of_ones_own_stays_one_on_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rule.py").write_text(
+        "from dataclasses import dataclass\nfrom samplers import Decision, Sampler\n\n"
+        "@dataclass(frozen=True)\nclass AllAtOnce(Sampler):\n    power: int = 1\n\n"
+        "    def step(self, view, state):\n        return Decision(commit=view.eligible), state\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main([
+        "calibrate", "word_problems?split=val&limit=3", str(tmp_path / "out"), "--gen-length", "8",
+        "--sampler", "my_rule:AllAtOnce(2)", "--reference", "FixedSchedule(2)", "--agreement",
+        "--max-drop", "0.99", "--confidence", "0.05", "--test", "binomial",
+    ])  # fmt: skip
+    assert status == 0
+    assert repr(parse_sampler(f"@{tmp_path / 'out' / 'card.json'}")) == "AllAtOnce(power=2)"
