@@ -82,7 +82,8 @@ class TransformersMaskPredictor:
     @property
     def device(self) -> torch.device:
         """Where tensors are expected."""
-        return self._model.device
+        device: torch.device = self._model.device
+        return device
 
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients.

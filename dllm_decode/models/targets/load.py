@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -64,7 +64,8 @@ def _read(
     files = weight_files(folder)
     try:
         with _silence():
-            model, found = AutoModelForCausalLM.from_pretrained(
+            # The stubs of transformers do not say that `output_loading_info` makes it a pair.
+            read: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype or "auto",
                 device_map={"": device},
@@ -76,6 +77,8 @@ def _read(
             f"A weight file in {str(folder)!r} is damaged or cut short ({error}). Download it "
             "again."
         ) from error
+    model: transformers.PreTrainedModel
+    model, found = read
     problems = [f"missing {name}" for name in sorted(found["missing_keys"])]
     problems += [f"left over {name}" for name in sorted(found["unexpected_keys"])]
     problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
@@ -87,8 +90,7 @@ def _read(
         )
     for name, part in model.named_parameters():
         check_finite(part.detach(), name, files[0].parent)
-    checked: transformers.PreTrainedModel = model
-    return checked
+    return model
 
 
 @contextmanager
