@@ -136,9 +136,16 @@ class Watch:
             *,
             num_logits: int,
             first_logits: Tensor | None = None,
+            parents: Tensor | None = None,
         ) -> Reading:
             work = partial(
-                read, past, tokens, counts, num_logits=num_logits, first_logits=first_logits
+                read,
+                past,
+                tokens,
+                counts,
+                num_logits=num_logits,
+                first_logits=first_logits,
+                parents=parents,
             )
             return self._time(self._targets, work)
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from benchmarks.contenders import Setting
 from dllm_decode.models.base import ForwardInputs
 from samplers import ALL_SAMPLERS, Sampler, View
+from samplers.logits.summary import Summary
 
 ROUNDS = 10
 
@@ -58,7 +59,13 @@ def seconds_of_step(sampler: Sampler, setting: Setting) -> float:
     def view() -> View:
         tokens = torch.zeros(shape, dtype=torch.long)
         return View(
-            tokens, logits, masked, masked, 0, setting.gen_length, leave_one_out=leave_one_out
+            tokens,
+            Summary(logits),
+            masked,
+            masked,
+            0,
+            setting.gen_length,
+            leave_one_out=leave_one_out,
         )
 
     _, state = sampler.step(view(), sampler.init(view()))

@@ -9,12 +9,15 @@ from .caches import (
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
+from .generation import GenerateOutput, generate
 from .loop import decode
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
 from .observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .output import DecodeOutput
+from .stopping import NeverStop, StopRule, StopStrings
+from .streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     ARVerify,
     Draft,
@@ -26,9 +29,11 @@ from .verify import (
     PathSearch,
     Sampled,
     SelfVerify,
+    Tree,
     Uniform,
     Verifier,
 )
+from .verify.ar_verify.column_cost import measure_column_cost
 
 __version__: str
 
@@ -49,24 +54,34 @@ __all__ = [
     "FreeCache",
     "Gain",
     "Gains",
+    "GenerateOutput",
     "Guided",
     "KVCache",
     "MaskPredictor",
     "NGram",
+    "NeverStop",
     "NoCache",
     "NoVerifier",
     "Observer",
     "PathSearch",
     "PrefixCache",
+    "PrefixStream",
     "Revision",
     "Sampled",
     "SelfVerify",
     "StepEvent",
+    "StopRule",
+    "StopStrings",
     "Trace",
+    "Tree",
     "Uniform",
     "Verifier",
     "decode",
     "decode_many",
+    "draft_observer",
+    "generate",
     "load_model",
     "load_target",
+    "measure_column_cost",
+    "stream_to_terminal",
 ]

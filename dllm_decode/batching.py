@@ -1,12 +1,14 @@
 """Many prompts with a bounded number of rows: new ones take the place of finished ones."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
@@ -15,22 +17,32 @@ from dllm_decode.loop import Decoder, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer
 from dllm_decode.output import DecodeOutput
-from dllm_decode.prompts import check_number, check_prompt, check_template
+from dllm_decode.prompts import (
+    Prompt,
+    Prompts,
+    check_number,
+    check_template,
+    read_prompt,
+    token_lists,
+)
+from dllm_decode.stopping import NeverStop, StopRule
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler
 
 
 def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     model: MaskPredictor,
-    prompts: Iterable[Sequence[int]],
+    prompts: Iterable[Prompt] | Prompts,
     sampler: Sampler,
     *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
     num_rows: int = 8,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
     config: DecodeConfig = DecodeConfig(),
     templates: Iterable[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
     gen_length: int | None = None,
     block_length: int | None = None,
     temperature: float | None = None,
@@ -82,6 +94,8 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     """
     if num_rows < 1:
         raise ValueError(f"num_rows is at least 1, got {num_rows}.")
+    if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
+        prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
         check_number(len(templates), len(prompts))
     options = config.updated(
@@ -98,7 +112,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    decoder = Decoder(model, sampler, cache, verifier, options)
+    decoder = Decoder(model, sampler, cache, verifier, options, stop)
     return _in_order(
         _finished(decoder, _requests(decoder, prompts, templates), num_rows, observers)
     )
@@ -119,7 +133,7 @@ class _Request(NamedTuple):
 
 
 def _requests(
-    decoder: Decoder, prompts: Iterable[Sequence[int]], templates: Iterable[Sequence[int]]
+    decoder: Decoder, prompts: Iterable[Prompt], templates: Iterable[Sequence[int]]
 ) -> Iterator[_Request]:
     everything_open = isinstance(templates, Sized) and not len(templates)
     pairs = zip_longest(prompts, () if everything_open else templates)
@@ -127,12 +141,13 @@ def _requests(
         if prompt is None or (template is None and not everything_open):
             fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
             raise ValueError(
-                f"templates holds one answer per prompt, got {number} {fewer} and more {more}."
+                f"templates must hold one answer per prompt, got {number} {fewer} and more {more}."
             )
         template = () if template is None else template
-        check_prompt(prompt, decoder.model.mask_id, row=number)
-        check_template(template, decoder.config.gen_length, row=number)
-        yield _Request(number, prompt, template)
+        gen_length = decoder.config.gen_length
+        check_template(template, gen_length, row=number)
+        read = read_prompt(prompt, decoder.model, gen_length, row=number)
+        yield _Request(number, read, template)
 
 
 def _in_order(finished: Iterator[tuple[int, DecodeOutput]]) -> Iterator[DecodeOutput]:
@@ -157,6 +172,8 @@ def _finished(
     # A sampler that sees finished blocks, and a verifier that opens the whole answer as one block,
     # would meet rows whose answers begin elsewhere.
     joins = decoder.sampler.scope != "answer" and decoder.verifier.asks_sampler
+    # Guidance has to know which tokens of a finished block were given.
+    joins = joins and not decoder.config.cfg_scale
     while batch.num_rows:
         position = batch.finish_block(observers)
         yield from batch.leave()
@@ -204,7 +221,7 @@ class _Batch:
     def leave(self) -> Iterator[tuple[int, DecodeOutput]]:
         """Gives up the rows that are finished and yields what they have become."""
         canvas = self._canvas
-        unfinished = canvas.running & canvas.masked.any(-1)
+        unfinished = canvas.running & canvas.unfinished.any(-1)
         staying = canvas.rows[unfinished].tolist()
         for row in [row for row in self._seats if row not in staying]:
             seat = self._seats.pop(row)

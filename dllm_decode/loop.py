@@ -3,9 +3,10 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import compatibility
@@ -15,22 +16,27 @@ from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.output import DecodeOutput
+from dllm_decode.prompts import Prompt, Prompts, read_prompt, token_lists
 from dllm_decode.session import Session
+from dllm_decode.stopping import NeverStop, StopRule
 from dllm_decode.verify import NoVerifier, Verifier
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler
+from samplers.state import take_state
 
 
 @torch.inference_mode()
 def decode(
     model: MaskPredictor,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     sampler: Sampler,
     *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
     config: DecodeConfig = DecodeConfig(),
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
     gen_length: int | None = None,
     block_length: int | None = None,
     temperature: float | None = None,
@@ -51,14 +57,17 @@ def decode(
 
     Args:
         model: The mask predictor, see `MaskPredictor`.
-        prompts: Token ids, one sequence per row; lengths may differ.
+        prompts: Token ids, one sequence per row; lengths may differ. Also a tensor with its
+            `attention_mask`, or what a tokenizer of transformers returns.
         sampler: Which positions to commit, and with which token.
+        attention_mask: Of prompts in a tensor: 0 where padding stands.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
         config: The options; those that follow `observers` are its fields, and override it.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
+        stop: Which rows stop early, beside those whose answer ends with an EOS.
         gen_length: As in `DecodeConfig`; so are the arguments that follow. `None`: as in `config`.
         block_length: See `DecodeConfig`.
         temperature: See `DecodeConfig`.
@@ -91,9 +100,9 @@ def decode(
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    decoder = Decoder(model, sampler, cache, verifier, options)
+    decoder = Decoder(model, sampler, cache, verifier, options, stop)
     started = time.perf_counter()
-    canvas = decoder.blank(prompts, templates)
+    canvas = decoder.blank(token_lists(prompts, attention_mask), templates)
     session = decoder.session(canvas)
     for block in decoder.blocks(canvas):
         canvas = finish_block(decoder, session, canvas, block, observers=observers)
@@ -125,6 +134,7 @@ class Decoder:
     cache: CachePolicy
     verifier: Verifier
     config: DecodeConfig
+    stop: StopRule = NeverStop()
 
     def __post_init__(self) -> None:
         model, config = self.model, self.config
@@ -134,7 +144,7 @@ class Decoder:
         )
         compatibility.check(model, self.sampler, self.cache, verifier=self.verifier)
         self.verifier.check(model)
-        _check_implemented(config)
+        _check_options(model, self.cache, self.verifier, config)
 
     @property
     def block_length(self) -> int:
@@ -146,12 +156,11 @@ class Decoder:
         """Returns the blocks in the order in which they are decoded."""
         return self.verifier.blocks(canvas, self.block_length)
 
-    def blank(
-        self, prompts: Sequence[Sequence[int]], templates: Sequence[Sequence[int]] = ()
-    ) -> Canvas:
+    def blank(self, prompts: Sequence[Prompt], templates: Sequence[Sequence[int]] = ()) -> Canvas:
         """Lays out prompts and masked answers."""
+        gen_length = self.config.gen_length
         canvas = Canvas.blank(
-            prompts,
+            [read_prompt(p, self.model, gen_length, row=row) for row, p in enumerate(prompts)],
             self.config.gen_length,
             mask_id=self.model.mask_id,
             eos_ids=self.verifier.eos_ids(self.model),
@@ -162,6 +171,12 @@ class Decoder:
         )
         return canvas.stop_at_eos() if self.config.stop_at_eos else canvas
 
+    def stopped(self, canvas: Canvas, block: Block) -> Canvas:
+        """Stops rows whose answer has ended, after a round."""
+        canvas = canvas.stop_at_eos() if self.config.stop_at_eos else canvas
+        found = self.stop.stopped(canvas, block)
+        return canvas if found is None else canvas.stop_rows(found)
+
     def session(self, canvas: Canvas) -> Session:
         """Allocates what a canvas needs."""
         return Session(
@@ -171,6 +186,9 @@ class Decoder:
             temperature=self.config.temperature,
             seed=self.config.seed,
             num_branches=self.verifier.num_branches,
+            truncation=self.config.truncation if self.config.is_tempered else None,
+            cfg_scale=self.config.cfg_scale,
+            banned_ids=self.config.banned_ids,
         )
 
 
@@ -186,14 +204,16 @@ def finish_block(
     sampler, verifier = decoder.sampler, decoder.verifier
     session.open()
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
-    limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
+    # All that the sampler may commit, also behind the answer.
+    num_masks = part.masked[:, block.start : block.end].sum(-1).tolist()
+    limits = [verifier.max_steps(sampler, masks) for masks in num_masks]
     steps = torch.zeros_like(part.rows)
-    carry: State = None
+    carry: Any = None
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
         moved = (part.tokens != before.tokens).any(-1)
-        part = part.stop_at_eos() if decoder.config.stop_at_eos else part
+        part = decoder.stopped(part, block)
         steps += moved
         left, taken, now = session.sync(part.num_open(block), steps, moved.long())
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
@@ -241,6 +261,7 @@ def _tell(
         after=after,
         block=block,
         view=session.view,
+        decode=session.number,
         requests=session.requests[before.rows],
         forwards=session.cost.forwards,
         query_positions=session.cost.query_positions[before.rows],
@@ -251,12 +272,26 @@ def _tell(
         observer(event)
 
 
-def _check_implemented(config: DecodeConfig) -> None:
-    """Refuses options that no decode honours yet."""
-    default = DecodeConfig()
-    for name in ("top_p", "top_k", "cfg_scale", "confidence_from", "banned_ids", "deferred_ids"):
-        value, only = getattr(config, name), getattr(default, name)
-        if value != only:
-            raise ValueError(
-                f"{name} must be {only!r}, since no other is implemented, got {value!r}."
-            )
+def _check_options(
+    model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
+) -> None:
+    """Refuses options that the plug-ins do not honour."""
+    if config.deferred_ids:
+        raise ValueError(
+            f"deferred_ids must be (), since none is implemented, got {config.deferred_ids}."
+        )
+    if config.banned_ids and max(config.banned_ids) >= model.vocab_size:
+        raise ValueError(
+            f"banned_ids must be below {model.vocab_size} for {model.name}, "
+            f"got {max(config.banned_ids)}."
+        )
+    if not verifier.commits_proposals and (config.is_tempered or config.cfg_scale):
+        raise ValueError(
+            f"top_p, top_k, cfg_scale and confidence_from must be left out with {verifier!r}, "
+            "which lets another model decide what is written."
+        )
+    if config.cfg_scale and cache.needs_kv_cache:
+        raise ValueError(
+            f"cfg_scale must be 0 with {cache!r}, since guidance looks at two canvases and the "
+            "cache holds one. Use NoCache()."
+        )

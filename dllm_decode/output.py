@@ -1,5 +1,6 @@
 """What a decode gives."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,3 +56,19 @@ class DecodeOutput:
     def tokens_per_forward(self) -> float:
         """Returns the ratio of all answers' lengths to all rows' forwards."""
         return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
+
+
+def joined(outputs: Sequence[DecodeOutput]) -> DecodeOutput:
+    """Returns the outputs of several decodes of the same length as one; times and calls add up."""
+    return DecodeOutput(
+        tokens=torch.cat([output.tokens for output in outputs]),
+        nfe=torch.cat([output.nfe for output in outputs]),
+        query_positions=torch.cat([output.query_positions for output in outputs]),
+        forwards=sum(output.forwards for output in outputs),
+        target_nfe=torch.cat([output.target_nfe for output in outputs]),
+        target_forwards=sum(output.target_forwards for output in outputs),
+        drafted=torch.cat([output.drafted for output in outputs]),
+        accepted=torch.cat([output.accepted for output in outputs]),
+        wall_s=sum(output.wall_s for output in outputs),
+        eos_ids=outputs[0].eos_ids,
+    )

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from dllm_decode.ancestors import ROOT, ancestors
 from dllm_decode.models.base import ForwardInputs
 
 
@@ -83,13 +84,17 @@ def pack(
     slots[rows, places] = own
     attend = tokens.new_zeros((*tokens.shape, first_free + (size[1] - 1) * width), dtype=torch.bool)
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
-    there, here = (_for_queries(keys, width) for keys in (shared, own))
+    there = shared[:, None].expand(-1, width, -1)
     # A row with fewer columns than another repeats some: in the memory that is one slot, here two.
     repeated = torch.zeros_like(shared, dtype=torch.bool)
     repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
-    repeated &= places[:, None] > 0
-    seen = attend.gather(2, there) & ~repeated[:, None]
-    attend = attend.scatter(2, there, False).scatter(2, here, seen)
+    is_further = (places > 0)[:, None, None]
+    seen = attend.gather(2, there) & ~(repeated[:, None] & is_further)
+    attend = attend.scatter(2, there, seen & ~is_further)
+    # The states are a tree without depth: each follows what they share, and sees itself alone.
+    flat = torch.full((1, size[1]), ROOT, device=device)
+    tree = ancestors(flat)[0, places, 1:]
+    attend[..., first_free:] = (tree[:, None, :, None] & seen[:, :, None]).flatten(2)
     return replace(
         inputs,
         tokens=_laid(tokens, rows, places, size),
@@ -109,10 +114,6 @@ def unpack(
         # Place by place already, so that nothing has to be copied.
         return states[0]
     return states[rows, places]
-
-
-def _for_queries(keys: Int[Tensor, "N Q"], width: int) -> Int[Tensor, "N Q Q"]:
-    return keys[:, None].expand(-1, width, -1)
 
 
 def _laid(

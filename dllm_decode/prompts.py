@@ -1,13 +1,136 @@
-"""What prompts and templates must be."""
+"""What prompts and templates must be, and in which forms they come."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from dllm_decode.models.base import MaskPredictor
+
+Prompt: TypeAlias = Sequence[int] | Int[Tensor, " N"]
+"""Token ids of one prompt."""
+
+Prompts: TypeAlias = Sequence[Prompt] | Shaped[Tensor, "B N"] | Mapping[str, Any]
+"""A batch of prompts: one sequence a row; a tensor with its `attention_mask`; or what a tokenizer
+of transformers returns (`BatchEncoding`), which has both."""
+
+
+def token_lists(
+    prompts: Prompts, attention_mask: Tensor | Sequence[Sequence[int]] | None = None
+) -> list[Prompt]:
+    """Returns one sequence of token ids a row, without padding.
+
+    Args:
+        prompts: In any form.
+        attention_mask: Of a tensor: 0 where padding stands, on either side.
+
+    Raises:
+        ValueError: If padding cannot be told from tokens, or `prompts` is no batch.
+    """
+    if isinstance(prompts, Mapping):
+        if "input_ids" not in prompts:
+            raise ValueError(f"prompts must have input_ids, got the keys {sorted(prompts)}.")
+        return token_lists(prompts["input_ids"], prompts.get("attention_mask", attention_mask))
+    if isinstance(prompts, Tensor):
+        return _rows_of(prompts, attention_mask)
+    if attention_mask is not None:
+        return token_lists_of_masked(prompts, attention_mask)
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts must be sequences of token ids, one a row, got {prompts!r}.")
+    for row, prompt in enumerate(prompts):
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence | Tensor):
+            raise ValueError(
+                f"prompts must be sequences of token ids, one a row, got {prompt!r} in row {row}."
+            )
+    return list(prompts)
+
+
+def token_lists_of_masked(
+    prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Tensor
+) -> list[Prompt]:
+    """Returns the tokens of each row where its mask is not 0."""
+    if len(prompts) != len(attention_mask):
+        raise ValueError(
+            f"attention_mask must have one row per prompt, {len(prompts)}, "
+            f"got {len(attention_mask)}."
+        )
+    kept: list[Prompt] = []
+    for row, (prompt, mask) in enumerate(zip(prompts, attention_mask, strict=True)):
+        if len(prompt) != len(mask):
+            raise ValueError(
+                f"attention_mask must be as long as its prompt, {len(prompt)} tokens, "
+                f"got {len(mask)} in row {row}."
+            )
+        kept.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
+    return kept
+
+
+def _rows_of(
+    prompts: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None
+) -> list[Prompt]:
+    if prompts.ndim != 2:
+        raise ValueError(
+            f"prompts must be a tensor of two axes, rows and tokens, got the shape "
+            f"{tuple(prompts.shape)}."
+        )
+    if prompts.is_floating_point() or prompts.is_complex():
+        raise ValueError(f"Token ids must be integers, got a tensor of {prompts.dtype}.")
+    rows: list[Prompt] = prompts.tolist()
+    if attention_mask is not None:
+        masks = attention_mask.tolist() if isinstance(attention_mask, Tensor) else attention_mask
+        return token_lists_of_masked(rows, masks)
+    if len(rows) > 1:
+        raise ValueError(
+            "attention_mask must be given with a tensor of several prompts, so that padding is "
+            "not read; pass the tokenizer's whole output."
+        )
+    return rows
+
+
+def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: int) -> list[int]:
+    """Returns a prompt's token ids as integers.
+
+    Raises:
+        ValueError: If the prompt is empty, contains the mask id or what is no token id of the
+            model, or leaves no room for the answer.
+    """
+    tokens = integers(prompt, row=row)
+    check_prompt(tokens, model.mask_id, row=row)
+    wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
+    if wrong:
+        raise ValueError(
+            f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]} in "
+            f"row {row}."
+        )
+    # Not every mask predictor states one.
+    most: int | None = getattr(model, "max_length", None)
+    if most is not None and len(tokens) + gen_length > most:
+        raise ValueError(
+            f"Prompt and answer must have at most {most} tokens together for {model.name}, got "
+            f"{len(tokens)} and gen_length={gen_length} in row {row}."
+        )
+    return tokens
+
+
+def integers(prompt: Iterable[Any], *, row: int) -> list[int]:
+    """Returns a prompt's token ids as integers; ValueError if they are none."""
+    listed = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    tokens = []
+    for token in listed:
+        try:
+            tokens.append(operator.index(token))
+        except TypeError:
+            raise ValueError(f"Token ids must be integers, got {token!r} in row {row}.") from None
+    return tokens
 
 
 def check_prompt(prompt: Sequence[int], mask_id: int, *, row: int) -> None:
     """Raises ValueError if a prompt is empty or contains the mask id."""
     if not len(prompt):
         raise ValueError(
-            f"A prompt has at least one token, got an empty one in row {row}; "
+            f"A prompt must have at least one token, got an empty one in row {row}; "
             "start it with the tokenizer's beginning-of-text token."
         )
     if mask_id in prompt:
@@ -21,7 +144,7 @@ def check_template(template: Sequence[int], gen_length: int, *, row: int) -> Non
     """Raises ValueError if a template is longer than the answer."""
     if len(template) > gen_length:
         raise ValueError(
-            f"A template has at most gen_length={gen_length} tokens, "
+            f"A template must have at most gen_length={gen_length} tokens, "
             f"got {len(template)} in row {row}."
         )
 
@@ -30,14 +153,14 @@ def check_number(num_templates: int, num_prompts: int) -> None:
     """Raises ValueError unless there is no template, or one for each prompt."""
     if num_templates not in (0, num_prompts):
         raise ValueError(
-            f"templates holds one answer per prompt, {num_prompts}, got {num_templates}."
+            f"templates must hold one answer per prompt, {num_prompts}, got {num_templates}."
         )
 
 
 def check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
     """Raises ValueError unless there is none, or one for each prompt, and none is too long."""
     if gen_length < 1:
-        raise ValueError(f"gen_length is at least 1 token, got {gen_length}.")
+        raise ValueError(f"gen_length must be at least 1 token, got {gen_length}.")
     check_number(len(templates), num_prompts)
     for row, template in enumerate(templates):
         check_template(template, gen_length, row=row)

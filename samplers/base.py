@@ -2,17 +2,13 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Generic
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from samplers.state import State, check_state, same_structure
 from samplers.view import Scope, View
-
-# Not recursive in its own name: the run-time type checker of the tests cannot follow that.
-State: TypeAlias = Tensor | tuple[Any, ...] | None
-"""What a sampler carries from step to step of one block: tensors with the batch axis first, or
-tuples of such, nested as needed."""
 
 
 @dataclass(frozen=True)
@@ -20,41 +16,56 @@ class Decision:
     """What a sampler decides in one step.
 
     Attributes:
-        commit: Positions to commit.
-        tokens: What to write where `commit`; `None`: the view's proposal.
+        commit: Masked positions that get a token.
+        tokens: The tokens to write where `commit` or `edit`; `None`: the view's proposal.
         remask: Committed positions to make [MASK] again; `None`: none.
+        edit: Committed positions that get `tokens` in place of what they hold (LLaDA 2.1); `None`:
+            none. Given tokens are never edited. An edit is no progress: a block ends when its masks
+            are committed, so a sampler that edits must bound its edits by `max_steps`. An engine
+            that cannot apply edits refuses them by name.
     """
 
     commit: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B W"] | None = None
     remask: Bool[Tensor, "B W"] | None = None
+    edit: Bool[Tensor, "B W"] | None = None
 
 
-class Sampler(ABC):
-    """An unmasking policy: which positions to commit, given one view of the canvas.
+class Sampler(ABC, Generic[State]):
+    """A rule for unmasking: which positions to commit, given one view of the canvas.
 
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
-    `step` is pure: all memory lives in the state, which starts anew at every block.
+    `step` is pure: it changes nothing it is given. What a rule remembers is its `State`: None, a
+    tensor, or a NamedTuple of tensors (nested as needed), batch axis first. The state starts anew
+    at every block, and rows that have finished leave it.
+
+    A rule without a state is a `Sampler[None]`:
+
+        class MostConfident(Sampler[None]):
+            def step(self, view: View, state: None) -> tuple[Decision, None]:
+                return Decision(commit=highest_one(view.confidence, view.eligible)), None
     """
 
     @property
     def scope(self) -> Scope:
-        """Which positions it must see: the open block, from there to the end, or all."""
+        """The positions it must see: the open block, from there to the end, or all."""
         return "block"
 
     @property
     def leave_one_out(self) -> bool:
-        """Whether it wants leave-one-out probabilities at committed positions."""
+        """Asks for `View.leave_one_out`, which about doubles the columns of a forward."""
         return False
 
     @property
     def reads_committed(self) -> bool:
-        """Whether it reads statistics at committed positions; else the token there is certain."""
+        """Asks for the model's logits at committed positions too.
+
+        Otherwise the engine may leave them out, and a committed token is certain in every statistic
+        of the view.
+        """
         return False
 
-    def check(  # noqa: B027 - most samplers serve any decode
-        self, *, model: str, gen_length: int, block_length: int
-    ) -> None:
+    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         """Raises ValueError if it cannot serve such a decode; nothing unless overridden."""
 
     def max_steps(self, num_masks: int) -> int:
@@ -62,8 +73,8 @@ class Sampler(ABC):
         return num_masks
 
     def init(self, view: View) -> State:
-        """Returns the state at the start of a block; nothing unless overridden."""
-        return None
+        """Returns the state at the start of a block: `None` unless overridden."""
+        return None  # type: ignore[return-value]  # whoever has a state overrides this
 
     @abstractmethod
     def step(self, view: View, state: State) -> tuple[Decision, State]:
@@ -74,23 +85,39 @@ class Sampler(ABC):
         """
 
 
-def check_base(wrapper: str, base: object) -> None:
-    """Raises ValueError unless a wrapper was given a sampler that it can wrap."""
-    if not isinstance(base, Sampler):
-        raise ValueError(
-            f"{wrapper} wraps a sampler such as ConfidenceThreshold(0.9), got {base!r}."
-        )
-    if base.leave_one_out:
-        raise ValueError(
-            f"{wrapper} wraps a sampler that never re-masks, got {base!r}, which takes back what "
-            f"{wrapper} commits. Use {base!r} alone, or wrap another sampler."
-        )
+def first_state(sampler: Sampler[State], view: View) -> State:
+    """Returns a sampler's state at the start of a block.
+
+    Raises:
+        RuntimeError: If it is of a kind whose rows cannot be taken.
+    """
+    state = sampler.init(view)
+    check_state(state, len(view.tokens), owner=sampler)
+    return state
 
 
-def take_state(state: State, rows: Int[Tensor, " N"]) -> State:
-    """Returns some rows of a state."""
-    if state is None:
-        return None
+def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decision, State]:
+    """Lets a sampler decide one step.
+
+    Raises:
+        RuntimeError: If the state it returns is of a kind whose rows cannot be taken, or of another
+            kind than the one before.
+    """
+    decision, after = sampler.step(view, state)
+    check_state(after, len(view.tokens), owner=sampler)
+    if not same_structure(state, after):
+        raise RuntimeError(
+            f"The state of {sampler!r} must keep its kind, shapes and dtypes from step to step, "
+            f"got {_described(after)} after {_described(state)}. Return from init a state like "
+            "those of step, filled with zeros if nothing is known yet."
+        )
+    return decision, after
+
+
+def _described(state: object) -> str:
+    """Names the kind of a state, with the shapes and dtypes of its tensors."""
+    if isinstance(state, Tensor):
+        return f"{state.dtype} {tuple(state.shape)}"
     if isinstance(state, tuple):
-        return tuple(take_state(part, rows) for part in state)
-    return state[rows]
+        return f"{type(state).__name__}({', '.join(_described(part) for part in state)})"
+    return "None"

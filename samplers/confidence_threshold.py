@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_probability
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class ConfidenceThreshold(Sampler):
+class ConfidenceThreshold(Sampler[None]):
     """Commits every eligible position whose confidence reaches a threshold.
 
     A row in which no position does commits its single most confident one, so each step makes
@@ -30,9 +31,8 @@ class ConfidenceThreshold(Sampler):
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
+        require_probability("threshold", self.threshold)
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         confident = view.eligible & (view.confidence >= self.threshold)
         return Decision(commit=confident | highest_one(view.confidence, view.eligible)), state

@@ -1,21 +1,37 @@
 """Credit for tokens that keep being the most likely (CreditDecoding), around any sampler."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State, check_base
-from samplers.confidence_threshold import ConfidenceThreshold
-from samplers.logits.statistics import widen
-from samplers.view import Scope, View
+from samplers.base import Decision
+from samplers.checks import require_non_negative, require_share
+from samplers.view import View
+from samplers.wrapper import Wrapper
 
 # Of token and credit, a position; more than a short block needs, should it take more steps.
 _MIN_SLOTS = 32
 
 
+class Credit(NamedTuple):
+    """The credit of each position, as pairs of token and credit, and the base's state.
+
+    Attributes:
+        tokens: Each at most once a position; -1 is a free slot.
+        values: The credit of these tokens, 0 in free slots.
+        base: The state of the wrapped sampler.
+    """
+
+    tokens: Int[Tensor, "B W R"]
+    values: Float[Tensor, "B W R"]
+    base: Any
+
+
 @dataclass(frozen=True)
-class CreditDecoding(Sampler):
+class CreditDecoding(Wrapper[Credit]):
     """Raises tokens that were often the most likely ones, then lets another sampler decide.
 
     At each step, for every eligible position with distribution p and most likely token v*, credit
@@ -44,45 +60,23 @@ class CreditDecoding(Sampler):
         ValueError: If an attribute is outside its range, or the base cannot be wrapped.
     """
 
-    base: Sampler = field(default_factory=ConfidenceThreshold)
     alpha: float = 0.65
     beta: float = 0.7
     gamma: float = 0.2
 
     def __post_init__(self) -> None:
-        check_base("CreditDecoding", self.base)
-        if not self.alpha >= 0.0:
-            raise ValueError(f"alpha is at least 0, got {self.alpha}.")
-        if not 0.0 <= self.beta <= 1.0:
-            raise ValueError(f"beta is a share in [0, 1], got {self.beta}.")
-        if not self.gamma >= 0.0:
-            raise ValueError(f"gamma is at least 0, got {self.gamma}.")
+        super().__post_init__()
+        require_non_negative("alpha", self.alpha)
+        require_share("beta", self.beta)
+        require_non_negative("gamma", self.gamma)
 
-    @property
-    def scope(self) -> Scope:
-        return self.base.scope
-
-    @property
-    def reads_committed(self) -> bool:
-        return self.base.reads_committed
-
-    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
-        self.base.check(model=model, gen_length=gen_length, block_length=block_length)
-
-    def max_steps(self, num_masks: int) -> int:
-        return self.base.max_steps(num_masks)
-
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> Credit:
         num_slots = max(_MIN_SLOTS, view.tokens[:, view.block].shape[1])
         tokens = view.tokens.new_full((*view.tokens.shape, num_slots), -1)
-        credit = widen(view.logits[..., :0]).new_zeros(tokens.shape)
-        return tokens, credit, self.base.init(view)
+        return Credit(tokens, torch.zeros_like(tokens, dtype=view.dtype), self.base.init(view))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, tuple)
+    def step(self, view: View, state: Credit) -> tuple[Decision, Credit]:
         tokens, credit, inner = state
-        assert isinstance(tokens, Tensor)
-        assert isinstance(credit, Tensor)
         best = view.most_likely[..., None]
         # The token's own slot if it has one, else the first free one, else that of least credit.
         worth = credit.masked_fill(tokens < 0, -1.0).masked_fill(tokens == best, -2.0)
@@ -96,4 +90,4 @@ class CreditDecoding(Sampler):
         decision, inner = self.base.step(fused, inner)
         if decision.tokens is None:
             decision = replace(decision, tokens=fused.proposal)
-        return decision, (updated, credit, inner)
+        return decision, Credit(updated, credit, inner)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_non_negative
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
@@ -11,7 +12,7 @@ Order = Literal["entropy", "confidence", "margin"]
 
 
 @dataclass(frozen=True)
-class EntropyBound(Sampler):
+class EntropyBound(Sampler[None]):
     """Commits positions, best first, while the entropy they hold together stays bounded.
 
     In `order` the largest prefix is committed whose summed entropy, less its highest single
@@ -38,12 +39,10 @@ class EntropyBound(Sampler):
     order: Order = "entropy"
 
     def __post_init__(self) -> None:
-        if not self.bound >= 0.0:
-            raise ValueError(f"bound is an entropy in nats, at least 0, got {self.bound}.")
-        if self.order not in get_args(Order):
-            raise ValueError(f"order is one of {', '.join(get_args(Order))}, got {self.order!r}.")
+        require_non_negative("bound", self.bound, unit="an entropy in nats")
+        require_choice("order", self.order, get_args(Order))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.scores(self.order), view.eligible)
         entropy = in_order(view.entropy, rank)
         shared = entropy.cumsum(-1) - entropy.cummax(-1).values

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_non_negative
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class EntropyThreshold(Sampler):
+class EntropyThreshold(Sampler[None]):
     """Commits every eligible position whose entropy does not exceed a threshold.
 
     A row in which every entropy does commits its position of lowest entropy.
@@ -30,9 +31,8 @@ class EntropyThreshold(Sampler):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0.0:
-            raise ValueError(f"threshold is an entropy in nats, at least 0, got {self.threshold}.")
+        require_non_negative("threshold", self.threshold, unit="an entropy in nats")
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         certain = view.eligible & (view.entropy <= self.threshold)
         return Decision(commit=certain | highest_one(-view.entropy, view.eligible)), state

@@ -1,13 +1,81 @@
-"""Reads `LocalLeap(radius=6)` from text: parsed from the syntax tree, never evaluated."""
+"""Reads `LocalLeap(radius=6)` from text: parsed from the syntax tree, never evaluated.
+
+A plug-in of one's own is named by its module, `my_package.my_module:MarginThreshold(0.8)`. That
+imports the module, as `import` would, and nothing else.
+"""
 
 import ast
 import difflib
+import importlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 Constructors = Mapping[str, Callable[..., Any]]
+Plugin = TypeVar("Plugin")
+
+# A quoted text, which is left alone, or `module:Class`.
+_IMPORTED = re.compile(
+    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)"""
+)
+
+
+def parse_plugin(
+    text: str, base: type[Plugin], known: Constructors, *, parts: tuple[type, ...] = ()
+) -> Plugin:
+    """Builds a sampler, cache policy, verifier or schedule that an expression describes.
+
+    Beside the known names, `my_package.my_module:MarginThreshold(0.8)` is a class of the user's
+    own, also as an argument: `CreditDecoding(my_module:MarginThreshold(0.8))`. Its module is
+    imported; the expression is parsed, never evaluated.
+
+    Args:
+        text: The expression.
+        base: What is wanted, such as `Sampler`.
+        known: What may be called by its bare name.
+        parts: Further base classes that an imported argument may have.
+
+    Raises:
+        ValueError: If the text is not such an expression, a module or class cannot be found or is
+            of another kind, or the constructor refuses its arguments.
+    """
+    imported: dict[str, Callable[..., Any]] = {}
+
+    def note(match: re.Match[str]) -> str:
+        if match["quoted"]:
+            return match["quoted"]
+        name = f"{match['module']}.{match['name']}"
+        imported[name] = _import(match["module"], match["name"], (base, *parts))
+        return name
+
+    found = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
+    if not isinstance(found, base):
+        raise ValueError(f"{text!r} must describe a {base.__name__}, got a {_kind(found)}.")
+    return found
+
+
+def _import(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
+    """Returns a class of a module, which is imported."""
+    given = f"{module}:{name}"
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"The module of {given!r} must be importable, got {error}. Install its package, or run "
+            "in the folder that holds it."
+        ) from error
+    found = vars(loaded).get(name)
+    kinds = " or ".join(base.__name__ for base in bases)
+    if not isinstance(found, type) or not issubclass(found, bases):
+        got = "nothing of this name" if found is None else f"a {_kind(found)}"
+        raise ValueError(f"{given!r} must be a class derived from {kinds}, got {got}.")
+    return found
+
+
+def _kind(found: object) -> str:
+    return f"class {found.__name__}" if isinstance(found, type) else type(found).__name__
 
 
 def parse_expression(text: str, constructors: Constructors) -> Any:
@@ -30,7 +98,7 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {text!r}."
         ) from None
-    if isinstance(tree, ast.Name):
+    if isinstance(tree, ast.Name | ast.Attribute):
         tree = ast.Call(func=tree, args=[], keywords=[])
     if not isinstance(tree, ast.Call):
         raise ValueError(f"Expected an expression such as {_example(constructors)}, got {text!r}.")

@@ -5,7 +5,8 @@ from typing import Literal, get_args
 
 import torch
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_non_negative
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
@@ -13,7 +14,7 @@ Variant = Literal["paper", "inclusive", "official"]
 
 
 @dataclass(frozen=True)
-class Factor(Sampler):
+class Factor(Sampler[None]):
     """Commits as many of the most confident positions as can be trusted together.
 
     With confidences c_(1) >= c_(2) >= ... of a row's eligible positions, the n most confident are
@@ -44,14 +45,10 @@ class Factor(Sampler):
     variant: Variant = "paper"
 
     def __post_init__(self) -> None:
-        if not self.factor >= 0.0:
-            raise ValueError(f"factor is at least 0, got {self.factor}.")
-        if self.variant not in get_args(Variant):
-            raise ValueError(
-                f"variant is one of {', '.join(get_args(Variant))}, got {self.variant!r}."
-            )
+        require_non_negative("factor", self.factor)
+        require_choice("variant", self.variant, get_args(Variant))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
         confidence = in_order(view.confidence, rank)
         size = torch.arange(1, rank.shape[-1] + 1, device=rank.device)

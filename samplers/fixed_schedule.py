@@ -1,13 +1,14 @@
 """Fixed number of tokens a step (LLaDA, Dream)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_count
 from samplers.logits.statistics import highest
 from samplers.view import Order, View
 
@@ -17,8 +18,20 @@ Schedule = Literal["even", "dream"]
 _DREAM_EPS = 1e-3
 
 
+class Progress(NamedTuple):
+    """How far each row is in a schedule.
+
+    Attributes:
+        masks: Masks of the block when it was opened.
+        steps: Steps taken in the block.
+    """
+
+    masks: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+
+
 @dataclass(frozen=True)
-class FixedSchedule(Sampler):
+class FixedSchedule(Sampler[Progress]):
     """Commits a number of tokens per step that is fixed when a block opens.
 
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
@@ -56,31 +69,23 @@ class FixedSchedule(Sampler):
     schedule: Schedule = "even"
 
     def __post_init__(self) -> None:
-        if self.steps_per_block < 1:
-            raise ValueError(f"steps_per_block is at least 1, got {self.steps_per_block}.")
-        if self.order not in get_args(Order):
-            raise ValueError(f"order is one of {', '.join(get_args(Order))}, got {self.order!r}.")
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(
-                f"schedule is one of {', '.join(get_args(Schedule))}, got {self.schedule!r}."
-            )
+        require_count("steps_per_block", self.steps_per_block, 1)
+        require_choice("order", self.order, get_args(Order))
+        require_choice("schedule", self.schedule, get_args(Schedule))
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> Progress:
         masks = view.eligible.sum(-1)
-        return masks, torch.zeros_like(masks)
+        return Progress(masks, torch.zeros_like(masks))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, tuple)
+    def step(self, view: View, state: Progress) -> tuple[Decision, Progress]:
         masks, steps = state
-        assert isinstance(masks, Tensor)
-        assert isinstance(steps, Tensor)
         if self.schedule == "even":
             quota = even_quota(masks, self.steps_per_block, steps)
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than the plan: never fall to zero while masks remain.
         commit = highest(view.scores(self.order), view.eligible, quota.clamp(min=1))
-        return Decision(commit=commit), (masks, steps + 1)
+        return Decision(commit=commit), Progress(masks, steps + 1)
 
     def _dream_quota(
         self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]

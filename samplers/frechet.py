@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_at_most
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class Frechet(Sampler):
+class Frechet(Sampler[None]):
     """Commits the most confident positions while their joint beats every rival by a margin.
 
     With confidences c_(1) >= c_(2) >= ... of a row's eligible positions, the joint probability of
@@ -38,10 +39,9 @@ class Frechet(Sampler):
     margin: float = 0.25
 
     def __post_init__(self) -> None:
-        if not self.margin <= 1.0:
-            raise ValueError(f"margin is a difference of probabilities, <= 1, got {self.margin}.")
+        require_at_most("margin", self.margin, 1.0)
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
         confidence = in_order(view.confidence, rank).double()
         doubt = torch.arange(rank.shape[-1], device=rank.device)

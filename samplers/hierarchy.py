@@ -6,13 +6,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_probability
 from samplers.logits.statistics import ranks
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class Hierarchy(Sampler):
+class Hierarchy(Sampler[None]):
     """Commits the most confident position of every run of masks, and all very confident ones.
 
     A run is a maximal stretch of neighbouring eligible positions; committed tokens and the block's
@@ -39,11 +40,10 @@ class Hierarchy(Sampler):
     high_threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} is a probability in [0, 1], got {value}.")
+        require_probability("low_threshold", self.low_threshold)
+        require_probability("high_threshold", self.high_threshold)
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
         first = view.eligible & (rank == 0)
         leaders = _first_of_runs(rank, view.eligible) & (view.confidence > self.low_threshold)

@@ -1,18 +1,37 @@
 """KL-adaptive stability unmasking (KLASS)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_count, require_non_negative, require_probability
 from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import divergence, highest
 from samplers.view import View
 
 
+class History(NamedTuple):
+    """What is known of a block's earlier steps.
+
+    Attributes:
+        masks: Masks of the block when it was opened.
+        steps: Steps taken in the block.
+        stable: Latest steps in a row in which the position's distribution hardly moved.
+        logits: The last step's.
+    """
+
+    masks: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+    stable: Int[Tensor, "B W"]
+    logits: Float[Tensor, "B W V"]
+
+
 @dataclass(frozen=True)
-class Klass(Sampler):
+class Klass(Sampler[History]):
     """Commits confident positions whose distribution has stopped moving.
 
     An eligible position is ready when its confidence exceeds `threshold` and in each of the last
@@ -51,37 +70,28 @@ class Klass(Sampler):
     steps_per_block: int = 64
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
-        if not self.kl_threshold >= 0.0:
-            raise ValueError(
-                f"kl_threshold is a divergence in nats, at least 0, got {self.kl_threshold}."
-            )
-        for name in ("num_stable_steps", "steps_per_block"):
-            if vars(self)[name] < 1:
-                raise ValueError(f"{name} is at least 1, got {vars(self)[name]}.")
+        require_probability("threshold", self.threshold)
+        require_non_negative("kl_threshold", self.kl_threshold, unit="a divergence in nats")
+        require_count("num_stable_steps", self.num_stable_steps, 1)
+        require_count("steps_per_block", self.steps_per_block, 1)
 
     @property
     def reads_committed(self) -> bool:
         # The last step's logits are compared with those of this one, whichever were masked.
         return True
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> History:
         masks = view.eligible.sum(-1)
-        return masks, torch.zeros_like(masks), torch.zeros_like(view.tokens), view.all_logits
+        stable = torch.zeros_like(view.tokens)
+        return History(masks, torch.zeros_like(masks), stable, view.logits)
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, tuple)
+    def step(self, view: View, state: History) -> tuple[Decision, History]:
         masks, steps, stable, previous = state
-        assert isinstance(masks, Tensor)
-        assert isinstance(steps, Tensor)
-        assert isinstance(stable, Tensor)
-        assert isinstance(previous, Tensor)
         # A block's first step has nothing to compare with: `previous` is then its own logits.
-        still = divergence(view.all_logits, previous) < self.kl_threshold
+        still = divergence(view.logits, previous) < self.kl_threshold
         stable = (stable + 1) * (still & (steps > 0)[:, None])
         ready = view.eligible & (view.confidence > self.threshold)
         ready &= stable >= self.num_stable_steps
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~ready.any(-1)
         commit = ready | highest(view.confidence, view.eligible, quota)
-        return Decision(commit=commit), (masks, steps + 1, stable, view.all_logits)
+        return Decision(commit=commit), History(masks, steps + 1, stable, view.logits)

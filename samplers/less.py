@@ -1,12 +1,14 @@
 """Stable-evidence unmasking (LESS)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_count, require_non_negative, require_probability
 from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest
 from samplers.view import View
@@ -15,8 +17,26 @@ from samplers.view import View
 _NUM_TOP = 8
 
 
+class Evidence(NamedTuple):
+    """What is known of a block's earlier steps.
+
+    Attributes:
+        masks: Masks of the block when it was opened.
+        steps: Steps taken in the block.
+        agreed: Latest steps in a row with the same most likely token.
+        tokens: The most likely tokens of the last step, -1 before the first.
+        probabilities: Of these tokens.
+    """
+
+    masks: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+    agreed: Int[Tensor, "B W"]
+    tokens: Int[Tensor, "B W n"]
+    probabilities: Float[Tensor, "B W n"]
+
+
 @dataclass(frozen=True)
-class Less(Sampler):
+class Less(Sampler[Evidence]):
     """Commits confident positions whose leading tokens have stopped changing.
 
     An eligible position is accepted when its confidence reaches `threshold`, its most likely token
@@ -51,44 +71,33 @@ class Less(Sampler):
     steps_per_block: int = 64
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
-        if not self.drift_threshold >= 0.0:
-            raise ValueError(
-                f"drift_threshold is a divergence in nats, at least 0, got {self.drift_threshold}."
-            )
-        for name in ("num_stable_steps", "steps_per_block"):
-            if vars(self)[name] < 1:
-                raise ValueError(f"{name} is at least 1, got {vars(self)[name]}.")
+        require_probability("threshold", self.threshold)
+        require_non_negative("drift_threshold", self.drift_threshold, unit="a divergence in nats")
+        require_count("num_stable_steps", self.num_stable_steps, 1)
+        require_count("steps_per_block", self.steps_per_block, 1)
 
-    def init(self, view: View) -> State:
+    def init(self, view: View) -> Evidence:
         masks = view.eligible.sum(-1)
         # No token has id -1: the first step finds nothing that agrees.
         tokens = torch.full_like(view.tokens, -1)[..., None].expand(-1, -1, self._num_top(view))
-        shares = torch.zeros_like(tokens, dtype=torch.float32)
-        return masks, torch.zeros_like(masks), torch.zeros_like(view.tokens), tokens, shares
+        shares = torch.zeros_like(tokens, dtype=view.dtype)
+        agreed = torch.zeros_like(view.tokens)
+        return Evidence(masks, torch.zeros_like(masks), agreed, tokens, shares)
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, tuple)
+    def step(self, view: View, state: Evidence) -> tuple[Decision, Evidence]:
         masks, steps, agreed, old_tokens, old_shares = state
-        assert isinstance(masks, Tensor)
-        assert isinstance(steps, Tensor)
-        assert isinstance(agreed, Tensor)
-        assert isinstance(old_tokens, Tensor)
-        assert isinstance(old_shares, Tensor)
-        logits, tokens = view.top_k(self._num_top(view))
-        shares = (logits - view.log_normaliser[..., None]).exp()
+        shares, tokens = view.likeliest(self._num_top(view))
         agreed = (agreed + 1) * (tokens[..., 0] == old_tokens[..., 0])
         drift = _coarse_divergence(tokens, shares, old_tokens, old_shares)
         accepted = view.eligible & (view.confidence >= self.threshold)
         accepted &= (agreed >= self.num_stable_steps) & (drift <= self.drift_threshold)
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~accepted.any(-1)
         commit = accepted | highest(view.confidence, view.eligible, quota)
-        return Decision(commit=commit), (masks, steps + 1, agreed, tokens, shares)
+        return Decision(commit=commit), Evidence(masks, steps + 1, agreed, tokens, shares)
 
     @staticmethod
     def _num_top(view: View) -> int:
-        return min(_NUM_TOP, view.logits.shape[-1])
+        return min(_NUM_TOP, view.vocab_size)
 
 
 def _coarse_divergence(

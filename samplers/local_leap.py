@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_count, require_probability
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class LocalLeap(Sampler):
+class LocalLeap(Sampler[None]):
     """Commits confident positions, and less confident ones close to them.
 
     Eligible positions whose confidence reaches `threshold` are anchors. Eligible positions at most
@@ -38,17 +39,16 @@ class LocalLeap(Sampler):
     radius: int = 4
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1], got {self.threshold}.")
-        if not 0.0 <= self.relaxed_threshold <= self.threshold:
+        require_probability("threshold", self.threshold)
+        require_probability("relaxed_threshold", self.relaxed_threshold)
+        if self.relaxed_threshold > self.threshold:
             raise ValueError(
-                f"relaxed_threshold is a probability in [0, threshold={self.threshold}], "
+                f"relaxed_threshold must be a probability in [0, threshold={self.threshold}], "
                 f"got {self.relaxed_threshold}."
             )
-        if self.radius < 0:
-            raise ValueError(f"radius is at least 0 positions, got {self.radius}.")
+        require_count("radius", self.radius, 0, unit="positions")
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         anchors = (view.eligible & (view.confidence >= self.threshold)).float()
         near = F.max_pool1d(anchors, 2 * self.radius + 1, stride=1, padding=self.radius) > 0
         leapt = view.eligible & near & (view.confidence >= self.relaxed_threshold)

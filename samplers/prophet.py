@@ -1,22 +1,41 @@
 """Early commit of the whole answer (Prophet), around any sampler."""
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler, State, check_base
-from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.base import Decision
+from samplers.checks import (
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_share,
+    require_tuple,
+)
 from samplers.view import Scope, View
+from samplers.wrapper import Wrapper
 
 Averaged = Literal["masked", "all"]
 
 
+class Foretold(NamedTuple):
+    """The steps taken in the block, and the base's state.
+
+    Attributes:
+        steps: Steps of each row.
+        base: The state of the wrapped sampler.
+    """
+
+    steps: Int[Tensor, " B"]
+    base: Any
+
+
 @dataclass(frozen=True)
-class Prophet(Sampler):
+class Prophet(Wrapper[Foretold]):
     """Fills all masks of a row at once when its answer is already decided.
 
     At each step the gap between the two highest logits is averaged over the answer's tokens that
@@ -54,7 +73,6 @@ class Prophet(Sampler):
             start of `decode`, the answer is not within `gen_length`.
     """
 
-    base: Sampler = field(default_factory=ConfidenceThreshold)
     thresholds: tuple[float, ...] = (7.5, 5.0, 2.5)
     edges: tuple[float, ...] = (0.33, 0.67)
     answer_start: int | None = None
@@ -64,20 +82,20 @@ class Prophet(Sampler):
     num_steps: int = 0
 
     def __post_init__(self) -> None:
-        check_base("Prophet", self.base)
+        super().__post_init__()
         _check_phases(self.thresholds, self.edges)
-        if self.answer_start is not None and self.answer_start < 0:
-            raise ValueError(f"answer_start is at least 0, got {self.answer_start}.")
+        if self.answer_start is not None:
+            require_count("answer_start", self.answer_start, 0)
+        require_tuple("marker", self.marker)
+        for token in self.marker:
+            require_count("Each token of marker", token, 0)
         if self.answer_start is not None and self.marker:
             raise ValueError(
-                "The answer is at answer_start or behind marker, got both; leave one out."
+                "The answer must be at answer_start or behind marker, got both. Leave one out."
             )
-        if self.answer_length < 1:
-            raise ValueError(f"answer_length is at least 1 token, got {self.answer_length}.")
-        if self.gap not in get_args(Averaged):
-            raise ValueError(f"gap is one of {', '.join(get_args(Averaged))}, got {self.gap!r}.")
-        if self.num_steps < 0:
-            raise ValueError(f"num_steps is at least 0, got {self.num_steps}.")
+        require_count("answer_length", self.answer_length, 1, unit="tokens")
+        require_choice("gap", self.gap, get_args(Averaged))
+        require_count("num_steps", self.num_steps, 0)
 
     @property
     def scope(self) -> Scope:
@@ -93,24 +111,20 @@ class Prophet(Sampler):
         return self.gap == "all" or self.base.reads_committed
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
-        self.base.check(model=model, gen_length=gen_length, block_length=block_length)
+        super().check(model=model, gen_length=gen_length, block_length=block_length)
         if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
             raise ValueError(
-                f"Prophet's answer is within gen_length={gen_length} tokens, got positions "
+                f"Prophet's answer must be within gen_length={gen_length} tokens, got positions "
                 f"{self.answer_start} to {self.answer_start + self.answer_length - 1}. Change "
                 "answer_start or answer_length, or generate more."
             )
 
-    def max_steps(self, num_masks: int) -> int:
-        return self.base.max_steps(num_masks)
+    def init(self, view: View) -> Foretold:
+        steps = torch.zeros_like(view.tokens[:, 0])
+        return Foretold(steps, self.base.init(view.within(self.base.scope)))
 
-    def init(self, view: View) -> State:
-        return torch.zeros_like(view.tokens[:, 0]), self.base.init(view.within(self.base.scope))
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, tuple)
+    def step(self, view: View, state: Foretold) -> tuple[Decision, Foretold]:
         steps, inner = state
-        assert isinstance(steps, Tensor)
         part = view.within(self.base.scope)
         decision, inner = self.base.step(part, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
@@ -120,6 +134,7 @@ class Prophet(Sampler):
         commit = functional.pad(decision.commit, margins)
         tokens = functional.pad(tokens, margins)
         remask = None if decision.remask is None else functional.pad(decision.remask, margins)
+        edit = None if decision.edit is None else functional.pad(decision.edit, margins)
         # The proposals of all that lies behind cost a pass that nearly every step can do without;
         # on an accelerator, asking costs more, unless tokens would have to be drawn.
         if (decided.device.type != "cpu" and view.temperature == 0.0) or decided.any():
@@ -127,7 +142,9 @@ class Prophet(Sampler):
             commit = torch.where(filled, view.masked, commit)
             tokens = torch.where(filled, view.proposal, tokens)
             remask = None if remask is None else remask & ~filled
-        return Decision(commit=commit, tokens=tokens, remask=remask), (steps + 1, inner)
+            edit = None if edit is None else edit & ~filled
+        decision = Decision(commit=commit, tokens=tokens, remask=remask, edit=edit)
+        return decision, Foretold(steps + 1, inner)
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         answer = self._answer(view)
@@ -190,9 +207,15 @@ class _Answer(NamedTuple):
 
 
 def _check_phases(thresholds: tuple[float, ...], edges: tuple[float, ...]) -> None:
+    require_tuple("thresholds", thresholds)
+    require_tuple("edges", edges)
     if len(thresholds) != len(edges) + 1:
-        raise ValueError(f"thresholds has one entry more than edges, got {thresholds} and {edges}.")
-    if not all(threshold >= 0.0 for threshold in thresholds):
-        raise ValueError(f"thresholds are logit gaps of at least 0, got {thresholds}.")
-    if list(edges) != sorted(edges) or not all(0.0 <= edge <= 1.0 for edge in edges):
-        raise ValueError(f"edges are shares in [0, 1] in ascending order, got {edges}.")
+        raise ValueError(
+            f"thresholds must have one entry more than edges, got {thresholds} and {edges}."
+        )
+    for threshold in thresholds:
+        require_non_negative("Each of thresholds", threshold, unit="a logit gap")
+    for edge in edges:
+        require_share("Each of edges", edge)
+    if list(edges) != sorted(edges):
+        raise ValueError(f"edges must be in ascending order, got {edges}.")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -23,21 +23,36 @@ Order: TypeAlias = Literal["confidence", "random", "margin", "entropy"]
 _ORDER_STREAM = -1
 
 
+class Likeliest(NamedTuple):
+    """The most likely tokens of each position, most likely first, and their probabilities."""
+
+    probabilities: Float[Tensor, "B W n"]
+    tokens: Int[Tensor, "B W n"]
+
+
 @dataclass(frozen=True)
 class View:
     """What a sampler sees: one window of the answer, all rows, at one step.
 
-    Statistics are computed on first use and kept, in float32 or better, without a copy of the
-    logits. Confidence, margin and entropy always describe the distribution at temperature 1.
-    Unless `reads_committed`, a committed token is certain, whatever the model would say.
+    A window is `W` consecutive positions of the answer: the open block, or more if the sampler's
+    `scope` asks for it. Read the statistics rather than `logits`: they are computed once, on first
+    use, in float32 or better, without a copy of the logits.
+
+    `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
+    token is certain (confidence 1, entropy 0), unless the sampler's `reads_committed` asks for what
+    the model would say there.
+
+    How much is left: `num_left` counts the answer tokens that each row has yet to commit, in and
+    outside the window; `progress` is the share that is done; `in_answer` says which columns are the
+    row's own, since rows may end at different positions. Masks of the open block are
+    `eligible.sum(-1)`.
 
     Attributes:
         tokens: The window's tokens; [MASK] where `masked`.
-        logits: Raw logits at temperature 1, in the model's dtype. [MASK] and ids that must never be
-            emitted are at -inf. Without `bonus`, and of the `asked` columns only: samplers read the
-            statistics, or `all_logits`.
+        computed: Logits as the engine computed them, perhaps of some columns only. For the engine:
+            samplers read `logits`.
         masked: Still [MASK].
-        eligible: Masked, in the open block, in a running row, logits known.
+        eligible: What may be committed now: masked, in the open block, in a running row.
         start: Answer position of the window's first column.
         gen_length: Answer length in tokens.
         committed: Answer positions that hold a token, in and outside the window. `None` counts the
@@ -45,20 +60,18 @@ class View:
         temperature: Gumbel-max temperature of the proposals, 0 is greedy.
         keys: One noise key a row, whatever its progress; see `samplers.logits.noise.row_keys`.
             `None` is key 0.
-        lead: Position at which the row's own answer begins, negative if some of it lies before
-            position 0. `None`: 0 in every row.
+        lead: Answer position at which the row's own answer begins, negative if some of it lies
+            before position 0. `None`: 0 in every row.
         block: Columns of the window that are the open block.
-        asked: Which columns of the window the logits are of, each at most once, among them all that
-            are masked; `None`: all, in order.
         reads_committed: Whether statistics at committed positions are the model's, as
-            `Sampler.reads_committed` asks for; then the logits are of all columns.
+            `Sampler.reads_committed` asks for; then `computed` has all columns.
         leave_one_out: Probability of the token in place when the model cannot see it; 0 where
-            masked. Only for samplers that ask for it.
+            masked. `None` unless the sampler asks for it.
         logit_bias: What a wrapper adds to a few logits of each position, see `with_logit_bias`.
     """
 
     tokens: Int[Tensor, "B W"]
-    logits: Float[Tensor, "B N V"]
+    computed: Summary
     masked: Bool[Tensor, "B W"]
     eligible: Bool[Tensor, "B W"]
     start: int
@@ -68,10 +81,34 @@ class View:
     keys: Int[Tensor, " B"] | None = None
     lead: Int[Tensor, " B"] | None = None
     block: slice = field(default_factory=lambda: slice(None))
-    asked: Int[Tensor, "B N"] | None = None
     reads_committed: bool = True
     leave_one_out: Float[Tensor, "B W"] | None = None
     logit_bias: LogitBias | None = None
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "B W V"]:
+        """Logits of all W columns at temperature 1, in the model's dtype or float32.
+
+        [MASK] and ids that must never be written are at -inf. These are the logits that the
+        statistics describe: with `logit_bias`, and where a committed token is certain, 0 for that
+        token and -inf for all others. That may be a copy of the computed logits: a rule that can do
+        with the statistics is faster.
+        """
+        if self.reads_committed:
+            return self._raised_logits
+        spread = self._spread(self._raised_logits)
+        only = torch.full_like(spread, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
+        return self._certain(spread, only)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, V."""
+        return self.computed.logits.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the statistics: float32, or float64 for such logits."""
+        return torch.promote_types(self.computed.logits.dtype, torch.float32)
 
     @cached_property
     def proposal(self) -> Int[Tensor, "B W"]:
@@ -79,7 +116,8 @@ class View:
         if self.temperature == 0.0:
             return self.most_likely
         keys = self._position_keys
-        keys = keys if self.asked is None else keys.gather(1, self.asked)
+        columns = self.computed.columns
+        keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(self._raised_logits, self.temperature, keys)
         return self._certain(self._spread(drawn), self.tokens)
 
@@ -88,7 +126,7 @@ class View:
         """The token of the highest logit, the lowest id of ties."""
         logit_bias = self.logit_bias
         found = (
-            self._spread(self._plain.most_likely)
+            self._spread(self.computed.most_likely)
             if logit_bias is None
             else logit_bias.most_likely()
         )
@@ -96,19 +134,24 @@ class View:
 
     @cached_property
     def confidence(self) -> Float[Tensor, "B W"]:
-        """Probability of the proposal."""
+        """Probability of the proposal at temperature 1.
+
+        1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
+        """
+        if self.temperature == 0.0:
+            return (1.0 + self._odds_against).reciprocal()
         return self.probability(self.proposal)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
         """Probability of the most likely token less that of the second."""
-        top = (self.top_k(2).logits - self.log_normaliser[..., None]).exp()
+        top = self.likeliest(2).probabilities
         return top[..., 0] - top[..., 1]
 
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
-        plain = self._spread(self._plain.entropy)
+        plain = self._spread(self.computed.entropy)
         return self._certain(
             plain if self.logit_bias is None else self.logit_bias.entropy(plain), 0.0
         )
@@ -116,28 +159,26 @@ class View:
     @cached_property
     def log_normaliser(self) -> Float[Tensor, "B W"]:
         """Logarithm of the sum of the exponentials of the logits."""
-        if self.logit_bias is None:
-            found = self._spread(self._plain.log_normaliser)
-        else:
-            found = self.logit_bias.log_normaliser + self.logit_bias.growth()
-        return self._certain(found, 0.0)
-
-    @cached_property
-    def all_logits(self) -> Float[Tensor, "B W V"]:
-        """The logits that the statistics describe: `logits`, or a copy if these are others.
-
-        Only for those who compare whole distributions.
-        """
-        if self.reads_committed:
-            return self._raised_logits
-        spread = self._spread(self._raised_logits)
-        only = torch.full_like(spread, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
-        return self._certain(spread, only)
+        return self._largest + self._odds_against.log1p()
 
     @cached_property
     def progress(self) -> Float[Tensor, " B"]:
-        """Share of the answer that is committed, in [0, 1]."""
+        """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
+
+        It counts tokens, not steps, and the whole answer, not the block; given tokens and what
+        lies behind an EOS count as committed.
+        """
         return self._num_committed.double() / self.gen_length
+
+    @property
+    def num_left(self) -> Int[Tensor, " B"]:
+        """Answer tokens that each row has yet to commit, in and outside the window."""
+        return self.gen_length - self._num_committed
+
+    @property
+    def in_answer(self) -> Bool[Tensor, "B W"]:
+        """Columns of the window that belong to the row's own answer of `gen_length` tokens."""
+        return (self.positions >= 0) & (self.positions < self.gen_length)
 
     @property
     def positions(self) -> Int[Tensor, "B W"]:
@@ -155,7 +196,7 @@ class View:
         """
         if columns is not None:
             return self._part(columns).top_k(n)
-        plain = TopK(*(self._spread(part) for part in self._plain.top_k(n)))
+        plain = TopK(*(self._spread(part) for part in self.computed.top_k(n)))
         logits, tokens = plain if self.logit_bias is None else self.logit_bias.top_k(plain)
         only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
         return TopK(
@@ -163,12 +204,18 @@ class View:
             self._certain(tokens, self.tokens[..., None]),
         )
 
+    def likeliest(self, n: int) -> Likeliest:
+        """Returns the n most likely tokens of each position, and their probabilities."""
+        logits, tokens = self.top_k(n)
+        weights = (logits - self._largest[..., None]).exp()
+        return Likeliest(weights / (1.0 + self._odds_against[..., None]), tokens)
+
     def probability(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-        """Returns the probability of the given token at each position."""
+        """Returns the probability of the given token at each position, at temperature 1."""
         logits = self._look_up(tokens[..., None]).squeeze(-1)
         if self.logit_bias is not None:
             logits = logits + self.logit_bias.value_of(tokens)
-        return (logits - self.log_normaliser).exp()
+        return (logits - self._largest).exp() / (1.0 + self._odds_against)
 
     def scores(self, order: Order) -> Float[Tensor, "B W"]:
         """Returns a number a position whose descending order is the given one."""
@@ -188,30 +235,24 @@ class View:
 
     def with_logits(self, logits: Float[Tensor, "B W V"]) -> "View":
         """Returns a view whose statistics follow other logits."""
-        return replace(self, logits=logits, asked=None, logit_bias=None)
+        return replace(self, computed=Summary(logits), logit_bias=None)
 
     def with_logit_bias(
         self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]
     ) -> "View":
         """Returns a view whose statistics follow logits raised at a few tokens of each position.
 
-        No copy of the logits is made; a second bonus costs one.
+        No copy of the logits is made, unless the view has such a bias already.
 
         Args:
             tokens: Each at most once a position, the most likely one among them; -1 is an unused
                 slot.
             values: What is added to their logits, at least 0; 0 in unused slots.
         """
-        plain = self if self.logit_bias is None else self.with_logits(self.all_logits)
+        plain = self if self.logit_bias is None else self.with_logits(self.logits)
         logits = plain._look_up(tokens.clamp(min=0)).masked_fill(tokens < 0, -torch.inf)
-        logit_bias = LogitBias(tokens, values, logits, self.log_normaliser)
-        return replace(plain, logit_bias=logit_bias).knowing(plain)
-
-    def knowing(self, other: "View") -> "View":
-        """Takes over what another view of the very same logits has computed of them."""
-        if self.logits is other.logits:
-            vars(self)["_plain"] = other._plain
-        return self
+        logit_bias = LogitBias(tokens, values, logits, plain._largest, plain._odds_against)
+        return replace(plain, logit_bias=logit_bias)
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for."""
@@ -233,28 +274,27 @@ class View:
         return replace(
             self,
             tokens=self.tokens[rows],
-            logits=self.logits[rows],
+            computed=self.computed.take(rows),
             masked=self.masked[rows],
             eligible=self.eligible[rows],
             committed=None if self.committed is None else self.committed[rows],
             keys=None if self.keys is None else self.keys[rows],
             lead=None if self.lead is None else self.lead[rows],
-            asked=None if self.asked is None else self.asked[rows],
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows],
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
         )
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
         """Returns the view of some columns; what is known of whole rows stays."""
-        if self.asked is not None:
-            return self.with_logits(self.all_logits)._part(columns)
+        if self.computed.columns is not None:
+            return self.with_logits(self.logits)._part(columns)
         rows: Tensor | slice = slice(None)
         if not isinstance(columns, slice):
             rows = torch.arange(len(columns), device=columns.device)[:, None]
         return replace(
             self,
             tokens=self.tokens[rows, columns],
-            logits=self.logits[rows, columns],
+            computed=Summary(self.computed.logits[rows, columns]),
             masked=self.masked[rows, columns],
             eligible=self.eligible[rows, columns],
             committed=self._num_committed,
@@ -263,33 +303,47 @@ class View:
         )
 
     @cached_property
-    def _plain(self) -> Summary:
-        """Statistics of `logits`, without the bonus."""
-        return Summary(self.logits)
+    def _largest(self) -> Float[Tensor, "B W"]:
+        """The largest logit."""
+        bias = self.logit_bias
+        found = self._spread(self.computed.largest) if bias is None else bias.largest()
+        return self._certain(found, 0.0)
+
+    @cached_property
+    def _odds_against(self) -> Float[Tensor, "B W"]:
+        """(1 - p) / p of the most likely token."""
+        bias = self.logit_bias
+        found = self._spread(self.computed.odds_against) if bias is None else bias.odds_against()
+        return self._certain(found, 0.0)
 
     @property
     def _raised_logits(self) -> Float[Tensor, "B N V"]:
-        if self.logit_bias is None or self.asked is None:
-            return self.logits if self.logit_bias is None else self.logit_bias.added_to(self.logits)
-        rows = torch.arange(len(self.asked), device=self.asked.device)[:, None]
-        return self.logit_bias.at(rows, self.asked).added_to(self.logits)
+        """The computed logits, raised by the bias."""
+        logits, columns = self.computed.logits, self.computed.columns
+        if self.logit_bias is None:
+            return logits
+        if columns is None:
+            return self.logit_bias.added_to(logits)
+        rows = torch.arange(len(columns), device=columns.device)[:, None]
+        return self.logit_bias.at(rows, columns).added_to(logits)
 
     def _look_up(self, tokens: Int[Tensor, "B W R"]) -> Float[Tensor, "B W R"]:
-        """Returns the plain logits of some tokens of each position."""
-        asked = tokens
-        if self.asked is not None:
-            asked = tokens.gather(1, self.asked[..., None].expand(-1, -1, tokens.shape[2]))
-        found = self._spread(statistics.widen(self.logits.gather(-1, asked)))
+        """Returns the logits of some tokens of each position, without the bias."""
+        columns, looked_up = self.computed.columns, tokens
+        if columns is not None:
+            looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
+        found = self._spread(statistics.widen(self.computed.logits.gather(-1, looked_up)))
         if self.reads_committed:
             return found
         only = torch.zeros_like(found).masked_fill(tokens != self.tokens[..., None], -torch.inf)
         return self._certain(found, only)
 
     def _spread(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
-        """Puts what is found of the asked columns where they are, zeros elsewhere."""
-        if self.asked is None:
+        """Puts what is found of the computed columns where they are, zeros elsewhere."""
+        columns = self.computed.columns
+        if columns is None:
             return part
-        index = self.asked.view(*self.asked.shape, *[1] * (part.ndim - 2)).expand_as(part)
+        index = columns.view(*columns.shape, *[1] * (part.ndim - 2)).expand_as(part)
         return part.new_zeros(*self.tokens.shape, *part.shape[2:]).scatter_(1, index, part)
 
     def _certain(

@@ -1,17 +1,32 @@
 """Wide-in, narrow-out unmasking that takes tokens back (WINO)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler
+from samplers.checks import require_count, require_probability, require_share
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
 
 
+class Committed(NamedTuple):
+    """What was committed in the block.
+
+    Attributes:
+        given: Positions that held a token when the block was opened.
+        last_accepts: Tokens committed in the last step.
+    """
+
+    given: Bool[Tensor, "B W"]
+    last_accepts: Int[Tensor, " B"]
+
+
 @dataclass(frozen=True)
-class Wino(Sampler):
+class Wino(Sampler[Committed]):
     """Commits generously and makes tokens [MASK] again that the model would not have put there.
 
     Wide in: eligible positions whose confidence exceeds `low_threshold` are committed, at most
@@ -50,14 +65,14 @@ class Wino(Sampler):
     max_accepts: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("low_threshold", "high_threshold"):
-            if not 0.0 <= vars(self)[name] <= 1.0:
-                raise ValueError(f"{name} is a probability in [0, 1], got {vars(self)[name]}.")
-        if not 0.0 <= self.accept_share <= 1.0:
-            raise ValueError(f"accept_share is a share in [0, 1], got {self.accept_share}.")
-        if not 1 <= self.min_accepts <= self.max_accepts:
+        require_probability("low_threshold", self.low_threshold)
+        require_probability("high_threshold", self.high_threshold)
+        require_share("accept_share", self.accept_share)
+        require_count("min_accepts", self.min_accepts, 1, unit="tokens")
+        require_count("max_accepts", self.max_accepts, 1, unit="tokens")
+        if self.min_accepts > self.max_accepts:
             raise ValueError(
-                f"min_accepts is between 1 and max_accepts={self.max_accepts}, "
+                f"min_accepts must be at most max_accepts={self.max_accepts}, "
                 f"got {self.min_accepts}."
             )
 
@@ -65,15 +80,12 @@ class Wino(Sampler):
     def leave_one_out(self) -> bool:
         return True
 
-    def init(self, view: View) -> State:
-        return ~view.masked, torch.ones_like(view.tokens[:, 0])
+    def init(self, view: View) -> Committed:
+        return Committed(~view.masked, torch.ones_like(view.tokens[:, 0]))
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: Committed) -> tuple[Decision, Committed]:
         assert view.leave_one_out is not None
-        assert isinstance(state, tuple)
         given, last_accepts = state
-        assert isinstance(given, Tensor)
-        assert isinstance(last_accepts, Tensor)
         limit = (self.accept_share * view.eligible.sum(-1).double()).long()
         limit = limit.clamp(self.min_accepts, self.max_accepts)
         wide = view.eligible & (view.confidence > self.low_threshold)
@@ -82,4 +94,4 @@ class Wino(Sampler):
         accepts = commit.sum(-1)
         weak = ~view.masked & ~given & (view.leave_one_out < self.high_threshold)
         remask = highest(-view.leave_one_out, weak & (accepts > 1)[:, None], last_accepts - 1)
-        return Decision(commit=commit, remask=remask), (given, accepts)
+        return Decision(commit=commit, remask=remask), Committed(given, accepts)

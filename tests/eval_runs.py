@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import ForwardInputs
+from dllm_decode import DecodeConfig, ForwardInputs
 from eval.runs.names import parse_task
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
@@ -62,8 +62,9 @@ def runs(
     slow = model(wait_s)
     return [
         Run(
-            slow, TOKENIZER, parse_task(task), sampler, gen_length=8, block_length=4,
-            temperature=temperature, batch_size=batch_size,
+            slow, TOKENIZER, parse_task(task), sampler,
+            decoding=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
+            batch_size=batch_size,
         )
         for sampler in samplers
     ]  # fmt: skip

@@ -34,11 +34,10 @@ def random_logits(
 def check(logits: Tensor, *, atol: float = 2e-6) -> None:
     """Compares everything the kernel finds with float64, and the ids of ties with the lowest.
 
-    The normaliser is itself a float32 number as large as the logits, which bounds its accuracy.
+    Confidences above 0.99 are exact to 2e-7, whatever the size of the logits.
     """
     top, spread = fused.summarise(logits)
     exact = logits.double().cpu()
-    size = float(exact[exact.isfinite()].abs().max())
     ids = exact.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(top.tokens[..., 0].cpu(), ids.indices[..., 0])
     n = min(2, exact.shape[-1])
@@ -46,8 +45,10 @@ def check(logits: Tensor, *, atol: float = 2e-6) -> None:
     possible = ids.values[..., :n].isfinite()
     assert torch.equal(top.tokens[..., :n].cpu()[possible], ids.indices[..., :n][possible])
     assert ((top.tokens >= 0) & (top.tokens < exact.shape[-1])).all()
-    normaliser = spread.log_normaliser.double().cpu()
-    torch.testing.assert_close(normaliser, exact.logsumexp(-1), rtol=0, atol=atol + 1.2e-7 * size)
+    share = exact.softmax(-1).amax(-1)
+    found = 1.0 / (1.0 + spread.odds_against.double().cpu())
+    torch.testing.assert_close(found, share, rtol=2e-6, atol=2e-7)
+    assert ((found - share).abs() <= 2e-7)[share > 0.99].all()
     entropy = torch.special.entr(exact.softmax(-1)).sum(-1)
     torch.testing.assert_close(spread.entropy.double().cpu(), entropy, rtol=2e-6, atol=atol)
 
@@ -62,6 +63,19 @@ def test_a_vocabulary_of_real_size_is_read_to_its_end() -> None:
     logits = random_logits(1, 2, 126_464, dtype=torch.bfloat16)
     logits[0, 0, -1] = 50.0
     logits[0, 1, -2:] = torch.tensor([50.0, 49.0])
+    check(logits.to(DEVICE))
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
+def test_confidences_near_one_have_a_resolution_of_their_own(dtype: torch.dtype) -> None:
+    """Logits of 20 to 60, and tails of 1e-6 to 1e-2 whose shares are too small to add to 1."""
+    V, rows = 126_464, 8
+    largest = torch.linspace(20, 60, rows)[None, :, None]
+    logits = (largest + (torch.logspace(-6, -2, rows)[None, :, None] / V).log()).expand(-1, -1, V)
+    logits = logits.clone()
+    logits[..., 77_777] = largest[..., 0]
+    logits = logits.to(dtype)
+    assert (logits.double().softmax(-1).amax(-1) > 0.99).sum() >= rows - 1
     check(logits.to(DEVICE))
 
 
@@ -114,7 +128,7 @@ def excluded() -> Iterator[Tensor]:
 def test_excluded_tokens_count_as_nothing(logits: Tensor) -> None:
     check(logits.to(DEVICE))
     _, spread = fused.summarise(logits.to(DEVICE))
-    assert spread.log_normaliser.isfinite().all()
+    assert spread.odds_against.isfinite().all()
     alone = logits.isfinite().sum(-1) == 1
     assert (spread.entropy.cpu()[alone] == 0).all()
 
@@ -160,7 +174,7 @@ def test_a_nan_is_not_taken_for_certainty() -> None:
     logits = random_logits(1, 2, LANES + 5)
     logits[0, 0, LANES + 3] = torch.nan
     _, spread = fused.summarise(logits.to(DEVICE))
-    assert spread.log_normaliser.isnan().tolist() == [[True, False]]
+    assert spread.odds_against.isnan().tolist() == [[True, False]]
     assert spread.entropy.isnan().tolist() == [[True, False]]
 
 
@@ -196,7 +210,7 @@ def test_a_view_finds_everything_in_one_launch(
 
     def view(logits: Tensor) -> View:
         ones = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
-        made = View(ones.long(), logits, ones, ones, 0, 3)
+        made = View(ones.long(), summary.Summary(logits), ones, ones, 0, 3)
         if raised:
             tokens = made.most_likely[..., None]
             made = made.with_logit_bias(tokens, torch.full(tokens.shape, 0.5, device=DEVICE))
@@ -206,7 +220,7 @@ def test_a_view_finds_everything_in_one_launch(
     names = ("proposal", "confidence", "margin", "entropy", "log_normaliser")
     with monkeypatch.context() as patched:
         patched.setattr(summary, "_kernel", lambda device, dtype: Counted)
-        for scored_by_torch in ("top_k", "most_likely", "log_normaliser", "spread"):
+        for scored_by_torch in ("top_k", "most_likely", "odds_against", "spread"):
             patched.delattr(statistics, scored_by_torch)
         found = view(logits)
         values = {name: getattr(found, name) for name in names}

@@ -5,14 +5,14 @@ In a process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else 
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families_under_test import FAMILIES, load_tiny
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, load_model
+from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer
 from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network import operations_triton as fused
@@ -21,8 +21,6 @@ from dllm_decode.models.network.operations import Heads, KVSlots, LayerKV, Rotat
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
-MODELS = Path(__file__).parent / "golden" / "data" / "models"
-FAMILIES = ("llada", "dream", "sdar")
 HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 ON_CUDA = pytest.mark.skipif(INTERPRETED, reason="what a GPU does")
@@ -345,7 +343,7 @@ def compare(
 def test_whole_forwards_are_those_of_torch(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = load_model(MODELS / family, device=str(DEVICE), dtype=dtype)
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype)
     model.graphs = False
     chosen: list[Any] = [plain]
     monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: chosen[-1])
@@ -359,7 +357,7 @@ def test_whole_forwards_are_those_of_torch(
 def test_captured_forwards_are_those_of_torch(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = load_model(MODELS / family, device=str(DEVICE), dtype=dtype)
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype)
     model.graphs = False
     chosen: list[Any] = [plain]
     monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: chosen[-1])
@@ -399,7 +397,7 @@ def test_forwards_on_cuda_use_the_kernels() -> None:
 def test_the_kernels_agree_with_torch_when_they_are_first_used(
     family: str, dtype: torch.dtype
 ) -> None:
-    model, _ = load_model(MODELS / family, device=str(DEVICE), dtype=dtype, fused=True)
+    model = load_tiny(family, device=str(DEVICE), dtype=dtype, fused=True)
     for inputs, _ in forwards(model):
         model.predict(inputs)
     with torch.inference_mode():

@@ -2,22 +2,20 @@
 
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import torch
+from families_under_test import FAMILIES, LAW_OPTIONS, MODELS, load_tiny
 from torch import Tensor
 
-from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.base import ForwardInputs, KVCache
 
-MODELS = Path(__file__).parent / "golden" / "data" / "models"
-FAMILIES = ("llada", "dream", "sdar")
+__all__ = ["FAMILIES", "LAW_OPTIONS", "MODELS", "Spied", "load_tiny", "tiny"]
 
 
 @cache
 def tiny(family: str) -> MaskedTransformer:
-    model: MaskedTransformer = load_model(MODELS / family, dtype=torch.float64)[0]
-    return model
+    return load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
 
 
 @dataclass

@@ -10,16 +10,16 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from families_under_test import FAMILIES, OPTIONS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError, FakeTensorMode
 from torch.utils import backend_registration
 
 from dllm_decode.models import ForwardInputs, MaskedTransformer
-from dllm_decode.models.families.base import family_of
+from dllm_decode.models.families import family_of
 from dllm_decode.models.loading import placement
 from dllm_decode.models.network.transformer import Transformer
 
-FAMILIES = ("llada", "dream", "sdar")
 MAPS: dict[str, placement.DeviceMap] = {
     "halves": {"embedding": "fake:0", "layers.0": "fake:0", "": "fake:1"},
     "in turn": {"": "fake:1", "layers.1": "fake:0", "norm": "fake:0"},
@@ -29,7 +29,8 @@ MAPS: dict[str, placement.DeviceMap] = {
 
 def spread(config: Path, device_map: placement.DeviceMap) -> MaskedTransformer:
     read = json.loads(config.read_text())
-    facts = family_of(read).read(read)
+    options = OPTIONS.get(config.parent.name, {})
+    facts = family_of(read).read(read, mask_id=options.get("mask_id"))
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
     placed = placement.place(transformer, device_map)

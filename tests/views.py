@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers import Decision, Sampler, State, View
 from samplers.logits.noise import row_keys
+from samplers.logits.summary import Summary
 
 Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
 STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
@@ -25,9 +26,8 @@ def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: An
     eligible = torch.ones(B, W, dtype=torch.bool) if eligible is None else eligible
     logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
     options = {"masked": eligible, "start": 0, "gen_length": W} | options
-    return View(
-        tokens=torch.where(options["masked"], V, 0), logits=logits, eligible=eligible, **options
-    )
+    tokens = torch.where(options["masked"], V, 0)
+    return View(tokens=tokens, computed=Summary(logits), eligible=eligible, **options)
 
 
 def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:
@@ -130,7 +130,7 @@ def play(
         logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
         view = View(
             tokens=tokens,
-            logits=logits,
+            computed=Summary(logits),
             masked=masked,
             eligible=masked & in_block,
             start=4,

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 WordTokenizer: TypeAlias = PreTrainedTokenizerFast
+
+# Words and numbers, the answer marker of GSM8K, and each other mark by itself.
+_PIECES = r"####|\w+|[^\w\s]"
 
 
 def word_tokenizer(
@@ -14,8 +17,9 @@ def word_tokenizer(
 ) -> WordTokenizer:
     """Builds a tokenizer that has one token for every word.
 
-    Text is lower-cased and split at white space, so `decode(encode(text)) == text` for lower-case
-    words that single spaces separate.
+    Text is lower-cased and split at white space and around punctuation, so "12 apples." is the same
+    as "12 apples ." For lower-case words and marks that single spaces separate,
+    `decode(encode(text)) == text`.
 
     Args:
         words: In the order of their ids; the four special words are among them.
@@ -28,7 +32,12 @@ def word_tokenizer(
     ids = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+        ]
+    )
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=start,

@@ -6,6 +6,7 @@ from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
+from dllm_decode.verify.ar_verify.drafting.tree import Tree
 from dllm_decode.verify.base import NoVerifier, Verifier
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
@@ -22,6 +23,7 @@ __all__ = [
     "Proxy",
     "Sampled",
     "SelfVerify",
+    "Tree",
     "Uniform",
     "Verifier",
 ]

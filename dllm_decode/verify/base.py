@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -11,12 +12,26 @@ from torch import Tensor
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
-from samplers.base import Decision, Sampler, State
+from samplers.base import Decision, Sampler, first_state, next_step
 from samplers.view import View
 
+if TYPE_CHECKING:
+    # A default for a type variable is Python 3.13's. Type checkers know it without the package.
+    from typing_extensions import TypeVar
 
-class Verifier(ABC):
-    """Advances the canvas by one round: the sampler proposes, the verifier disposes."""
+    Carry = TypeVar("Carry", bound=tuple[Any, ...], default=Any)
+else:
+    from typing import TypeVar
+
+    Carry = TypeVar("Carry")
+
+
+class Verifier(ABC, Generic[Carry]):
+    """Advances the canvas by one round: the sampler proposes, the verifier disposes.
+
+    What it remembers from round to round of a block is its `Carry`: a NamedTuple of tensors, nested
+    as needed, batch axis first. Rows that have finished the block leave it.
+    """
 
     @property
     def looks_ahead(self) -> bool:
@@ -29,11 +44,16 @@ class Verifier(ABC):
         return True
 
     @property
+    def commits_proposals(self) -> bool:
+        """Whether every token that is committed is a proposal of a view that a sampler saw."""
+        return False
+
+    @property
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
 
-    def check(self, model: MaskPredictor) -> None:  # noqa: B027 - most verifiers serve any model
+    def check(self, model: MaskPredictor) -> None:
         """Raises ValueError if it cannot verify for this model; nothing unless overridden."""
 
     def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
@@ -50,8 +70,13 @@ class Verifier(ABC):
 
     @abstractmethod
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: Carry | None,
+    ) -> tuple[Canvas, Carry]:
         """Runs one round on the rows of `canvas`, all of which have masks left in the block.
 
         At least one row takes a step, and none takes two: observers see every step of a row. The
@@ -66,19 +91,37 @@ class Verifier(ABC):
         """
 
 
+class SamplerState(NamedTuple):
+    """The state of the sampler, which may be None.
+
+    Attributes:
+        state: What the sampler returned last.
+    """
+
+    state: Any
+
+
 @dataclass(frozen=True)
-class NoVerifier(Verifier):
+class NoVerifier(Verifier[SamplerState]):
     """Commits what the sampler decides: one forward and one step a round."""
 
+    @property
+    def commits_proposals(self) -> bool:
+        return True
+
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: SamplerState | None,
+    ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler, lean=True)
-        # The sampler's state may be None, so the carry wraps it.
-        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
-        decision, state = sampler.step(view, state)
+        state = first_state(sampler, view) if carry is None else carry.state
+        decision, state = next_step(sampler, view, state)
         check_decision(session, canvas, view, decision, sampler)
-        return settle(canvas, view, decision, sampler), (state,)
+        return settle(canvas, view, decision, sampler), SamplerState(state)
 
 
 def check_decision(
@@ -92,6 +135,8 @@ def check_decision(
     where = "masked" if sampler.scope != "block" else "eligible"
     session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
     session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
+    if decision.edit is not None:
+        session.forbid(decision.edit, sampler, "edit nothing: no cache can follow an edit yet")
     if decision.remask is not None:
         open_again = decision.remask & ~_committed(canvas, view)
         session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")

@@ -13,21 +13,22 @@ from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft
 from dllm_decode.verify.ar_verify.target_round import (
-    Judgement,
+    TargetRound,
+    ask_drafter,
+    ask_target,
     check_target,
     first_masks,
-    judge,
-    look,
     whole_answer,
     write,
 )
 from dllm_decode.verify.base import Verifier
-from samplers.base import Sampler, State
-from samplers.logits.statistics import gather, leading, log_normaliser, most_likely, num_larger
+from samplers.base import Sampler
+from samplers.checks import require_count, require_probability, require_share
+from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
 
 
 @dataclass(frozen=True)
-class Guided(Verifier):
+class Guided(Verifier[Past]):
     """Commits as many of the mask predictor's proposals as a causal model finds plausible.
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
@@ -69,15 +70,12 @@ class Guided(Verifier):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.num_proposals, self.top_k) < 1:
-            raise ValueError(
-                f"num_proposals and top_k are at least 1, got {self.num_proposals} and "
-                f"{self.top_k}."
-            )
-        if not 0.0 <= self.ratio <= 1.0:
-            raise ValueError(f"ratio is a share in [0, 1], got {self.ratio}.")
-        if not 0.0 <= self.threshold < 1.0:
-            raise ValueError(f"threshold is a probability in [0, 1), got {self.threshold}.")
+        require_count("num_proposals", self.num_proposals, 1)
+        require_count("top_k", self.top_k, 1)
+        require_share("ratio", self.ratio)
+        require_probability("threshold", self.threshold)
+        if self.threshold == 1.0:
+            raise ValueError("threshold must be below 1, which no probability exceeds, got 1.0.")
 
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="Guided")
@@ -93,27 +91,34 @@ class Guided(Verifier):
         return num_masks
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
-        past = Past(*carry) if isinstance(carry, tuple) else self.target.start(len(canvas))
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: Past | None,
+    ) -> tuple[Canvas, Past]:
+        past = self.target.start(len(canvas)) if carry is None else carry
         first = first_masks(canvas)
         counts = canvas.masked.sum(-1).clamp(max=self.num_proposals)
         window = Block(int(first.min()), int((first + counts).max()))
         session.open()
-        proposal = look(session, self.target, canvas, window, sampler).within("block").proposal
+        proposal = (
+            ask_drafter(session, self.target, canvas, window, sampler).within("block").proposal
+        )
         offsets = torch.arange(int(counts.max()), device=first.device)
         places = (first[:, None] - window.start + offsets).clamp(max=proposal.shape[1] - 1)
         draft = Draft(proposal.gather(1, places), counts)
         # The last proposal is judged without being read.
-        judgement = judge(session, self.target, canvas, draft._replace(counts=counts - 1), past)
-        passed = self._passes(draft, judgement) & (offsets < counts[:, None])
+        judged = ask_target(session, self.target, canvas, draft._replace(counts=counts - 1), past)
+        passed = self._passes(draft, judged) & (offsets < counts[:, None])
         accepted = torch.minimum(leading(passed), leading(~canvas.is_eos(draft.tokens)) + 1)
         session.count_drafts(canvas, drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)
-        return write(canvas, first, Draft(draft.tokens, num)), tuple(judgement.past(num))
+        return write(canvas, first, Draft(draft.tokens, num)), judged.past(num)
 
-    def _passes(self, draft: Draft, judgement: Judgement) -> Bool[Tensor, "B K"]:
-        logits, best = judgement.logits, most_likely(judgement.logits)
+    def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
+        logits, best = judged.logits, most_likely(judged.logits)
         own, largest = gather(logits, draft.tokens), gather(logits, best)
         passes = (own - largest).exp() >= self.ratio
         if self.top_k == 1:
@@ -121,5 +126,5 @@ class Guided(Verifier):
         else:
             passes &= num_larger(logits, own) < self.top_k
         if self.threshold > 0.0:
-            return passes & ((own - log_normaliser(logits, best)).exp() > self.threshold)
+            return passes & (probability(logits, draft.tokens) > self.threshold)
         return passes & (own > -torch.inf)

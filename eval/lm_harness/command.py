@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from eval.lm_harness.settings import DTYPES, NLL
+from eval.runs.arguments import given_of
 
 if TYPE_CHECKING:
     from eval.lm_harness.model import DecodeLM
@@ -19,52 +19,8 @@ RESULTS_FILE = "results.json"
 COST_FILE = "cost.jsonl"
 
 _MODEL_OPTIONS = (
-    "revision", "device", "dtype", "sampler", "cache", "verifier", "nll", "mc_num", "gen_length",
-    "block_length", "temperature", "seed", "batch_size",
+    "revision", "device", "dtype", "sampler", "cache", "verifier", "nll", "mc_num", "batch_size",
 )  # fmt: skip
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    _add_model(parser)
-    add = parser.add_argument
-    add("--tasks", required=True, help="names, joined by commas")
-    add("--include-path", metavar="FOLDER", help="with task files of your own")
-    add("--limit", type=float, help="examples of each task, or a share below 1 (default: all)")
-    add("--num-fewshot", type=int, metavar="N", help="(default: the task's)")
-    add("--fewshot-seed", type=int, default=1234, help="(default: 1234, the harness')")
-    add("--apply-chat-template", action="store_true", help="ask in the model's chat template")
-    add("--system-instruction", metavar="TEXT", help="the first turn, in a chat")
-    add("--gen-kwargs", default="", metavar="NAME=VALUE,...",
-        help="instead of the tasks' generation options")  # fmt: skip
-    add("--use-cache", metavar="PATH",
-        help="keep answers in files of this name, and use those of the same settings")  # fmt: skip
-    add("--output", type=Path, metavar="FOLDER",
-        help=f"write {RESULTS_FILE}, samples and {COST_FILE} there")  # fmt: skip
-    add("--confirm-run-unsafe-code", action="store_true",
-        help="run what the model writes, where a task asks for that")  # fmt: skip
-    parser.set_defaults(command=run)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
-    add("--revision", help="branch, tag or commit of a hub id")
-    add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
-    add("--cache", metavar="EXPR", help="(default: NoCache())")
-    add("--verifier", metavar="EXPR", help="(default: NoVerifier())")
-    add("--gen-length", metavar="N",
-        help="answer length in tokens, or 'task': what the task allows (default: 256)")  # fmt: skip
-    add("--block-length", type=int, help="tokens per block (default: 32)")
-    add("--temperature", type=float, help="of the proposals (default: the task's)")
-    add("--nll", choices=NLL,
-        help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
-    add("--mc-num", type=int, help="mask patterns an answer (default: 128)")
-    add("--seed", type=int, help="of noise and mask patterns (default: 0)")
-    add("--batch-size", type=int, help="rows of a forward (default: 16)")
-    add("--device", help="cpu, cuda, cuda:1; 'cuda' is each process's own (default: cpu)")
-    add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
-    add("--threads", type=int, default=0, help="processor threads (default: torch's choice)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,12 +38,14 @@ def run(options: argparse.Namespace) -> int:
     # Not before it is known to be there.
     from eval.lm_harness.model import DecodeLM
 
+    options.output = Path(options.output) if options.output else None
     if options.output and (options.output / RESULTS_FILE).exists():
         raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
         torch.set_num_threads(options.threads)
     arguments = {name: getattr(options, name) for name in _MODEL_OPTIONS}
     arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments |= given_of(options)
     gen_kwargs = _gen_kwargs(options)
     lm = DecodeLM.create_from_arg_obj({"pretrained": options.model, **arguments})
     try:
@@ -147,7 +105,7 @@ def _task_manager(tasks: list[str], include_path: str | None) -> Any:
     from lm_eval.tasks import TaskManager
 
     if include_path is not None and not Path(include_path).is_dir():
-        raise ValueError(f"include_path is a folder with task files, got {include_path!r}.")
+        raise ValueError(f"include_path must be a folder with task files, got {include_path!r}.")
     manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
     missing = [name for name in tasks if not manager.match_tasks([name])]
     if missing and include_path is not None:
@@ -155,7 +113,7 @@ def _task_manager(tasks: list[str], include_path: str | None) -> Any:
         missing = [name for name in tasks if not manager.match_tasks([name])]
     if missing or not tasks:
         raise ValueError(
-            f"Tasks are such as the harness knows, got {', '.join(missing) or 'none'}. Put task "
+            f"Tasks must be known to the harness, got {', '.join(missing) or 'none'}. Put task "
             "files of your own in a folder and name it with --include-path."
         )
     return manager

@@ -96,7 +96,7 @@ class MonteCarlo(Estimator):
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise ValueError(f"num_samples is at least 1, got {self.num_samples}.")
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
         offset = rng.random()

@@ -99,13 +99,13 @@ def _temperature(options: Mapping[str, Any]) -> float:
     samples = options.get("do_sample")
     temperature = options.get("temperature", 1.0 if samples else 0.0)
     if not isinstance(temperature, int | float) or not temperature >= 0.0:
-        raise ValueError(f"temperature is a number from 0, got {temperature!r}.")
+        raise ValueError(f"temperature must be a number from 0, got {temperature!r}.")
     return 0.0 if samples is False else float(temperature)
 
 
 def _until(until: object) -> tuple[str, ...]:
     stops = [until] if isinstance(until, str) else [] if until is None else until
     if not isinstance(stops, Sequence) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError(f"until is a text or a list of texts, got {until!r}.")
+        raise ValueError(f"until must be a text or a list of texts, got {until!r}.")
     # An empty text stands everywhere and would leave nothing.
     return tuple(stop for stop in stops if stop)

@@ -57,7 +57,7 @@ class Likelihood:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"batch_size is at least 1, got {self.batch_size}.")
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[Pair]) -> list[Scored]:

@@ -16,6 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
+from dllm_decode.config import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, Scored
 from eval.lm_harness.records import Ledger, cost_of, cost_of_score
@@ -62,8 +63,13 @@ class DecodeLM(TemplateLM):
         self._device = self._model.device
         self._codec = Codec(self.tokenizer, self.eot_token_id)
         self._likelihood = Likelihood(
-            self._model, self.settings.estimator, self.settings.seed, self.settings.batch_size
+            self._model,
+            self.settings.estimator,
+            self.settings.decoding.seed,
+            self.settings.batch_size,
         )
+        own = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
+        self._block_length = self.settings.decoding.block_length or own
         self.ledger = Ledger()
 
     @classmethod
@@ -156,7 +162,7 @@ class DecodeLM(TemplateLM):
         generation = Generation.of(
             options,
             gen_length=settings.gen_length,
-            block_length=settings.block_length,
+            block_length=self._block_length,
             temperature=settings.temperature,
         )
         return Prompt(number, self._codec.prompt(text), generation)
@@ -165,15 +171,16 @@ class DecodeLM(TemplateLM):
         settings, generation = self.settings, batch[0].generation
         request = first.request
         # One for each batch, whichever process decodes it: no two rows share their noise.
-        key = [settings.seed, request.task_name, request.doc_id, request.idx, first.repeat]
+        key = [settings.decoding.seed, request.task_name, request.doc_id, request.idx, first.repeat]
         return decode(
             self._model,
             [prompt.tokens for prompt in batch],
             settings.sampler,
             cache=settings.cache,
             verifier=settings.verifier,
+            config=settings.decoding,
             gen_length=generation.gen_length,
-            block_length=settings.block_length,
+            block_length=self._block_length,
             temperature=generation.temperature,
             seed=int(digest(key)[:15], 16),
         )

@@ -1,45 +1,41 @@
 """Everything that decides what the harness adapter answers, and how it is read from text."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-import torch
-
-from dllm_decode import CachePolicy, MaskPredictor, Verifier, load_model, load_target
+from dllm_decode import (
+    CachePolicy,
+    DecodeConfig,
+    MaskPredictor,
+    Verifier,
+    load_model,
+    load_target,
+)
+from eval.lm_harness.arguments import NLL
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
-from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
-from eval.runs import settings as runs
-from eval.runs.names import parse_cache, parse_verifier
+from eval.lm_harness.generation import AnswerLength
+from eval.runs import arguments
+from eval.runs.command import DTYPES
+from eval.runs.names import parse_cache, parse_sampler, parse_verifier
 from eval.runs.records import digest
 from eval.runs.settings import ALONE, Place
-from eval.tasks.base import Turn
-from samplers import Sampler, parse
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NLL = ("mc", "l2r")
+from eval.runs.sweep import OPTIONS
+from eval.tasks import tokenizer
+from samplers import Sampler
 
 # The harness' own keys are hashes.
 _STAMP = "settings of dllm_decode"
 
 
 @runtime_checkable
-class Tokenizer(runs.Tokenizer, Protocol):
-    """What the adapter needs of a tokenizer."""
+class Tokenizer(tokenizer.Tokenizer, Protocol):
+    """What the adapter needs of a tokenizer besides."""
 
     name_or_path: str
     bos_token_id: int | None
     all_special_ids: list[int]
-
-    def apply_chat_template(
-        self,
-        conversation: list[Turn],
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        continue_final_message: bool = False,
-    ) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,8 @@ class LmSettings:
         cache: Which columns to recompute.
         verifier: How proposals are checked.
         estimator: How likelihoods are computed.
-        gen_length: Answer length in tokens, or "task"; see `Generation.of`.
-        block_length: Tokens per block.
-        temperature: Of all answers; None takes the task's.
-        seed: Of noise and mask patterns.
+        decoding: All other options of the decode.
+        from_task: Those of them that a task decides: "gen_length", "temperature".
         batch_size: Rows of a forward.
     """
 
@@ -68,24 +62,31 @@ class LmSettings:
     cache: CachePolicy
     verifier: Verifier
     estimator: Estimator
-    gen_length: AnswerLength = DEFAULT_LENGTH
-    block_length: int = 32
-    temperature: float | None = None
-    seed: int = 0
+    decoding: DecodeConfig = DecodeConfig()
+    from_task: tuple[str, ...] = ("temperature",)
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("block_length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}.")
-        if self.gen_length != "task" and self.gen_length < 1:
-            raise ValueError(f"gen_length is 'task' or at least 1 token, got {self.gen_length}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+
+    @property
+    def gen_length(self) -> AnswerLength:
+        """Answer length in tokens, or "task"; see `Generation.of`."""
+        return "task" if "gen_length" in self.from_task else self.decoding.gen_length
+
+    @property
+    def temperature(self) -> float | None:
+        """Temperature of all answers; None takes the task's."""
+        return None if "temperature" in self.from_task else self.decoding.temperature
 
     def described(self) -> dict[str, Any]:
         """Returns all of it, ready for JSON."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = [f.name for f in fields(self) if f.name not in ("decoding", "from_task")]
+        own = {name: getattr(self, name) for name in names} | asdict(self.decoding)
         policies = ("sampler", "cache", "verifier", "estimator")
-        return own | {name: repr(own[name]) for name in policies}
+        own |= {name: repr(own[name]) for name in policies}
+        return own | dict.fromkeys(self.from_task, "task")
 
     def fingerprint(self) -> str:
         """Returns a short hash of all of it."""
@@ -131,11 +132,8 @@ class Options:
         verifier: Expression.
         nll: "mc" or "l2r", see `MonteCarlo` and `LeftToRight`.
         mc_num: Mask patterns an answer, for "mc".
-        gen_length: As in `LmSettings`.
-        block_length: As in `LmSettings`.
-        temperature: As in `LmSettings`.
-        seed: As in `LmSettings`.
         batch_size: As in `LmSettings`.
+        decoding: Options of the decode by name, those that are given; `gen_length` may be "task".
     """
 
     pretrained: str = "mini"
@@ -147,17 +145,18 @@ class Options:
     verifier: str = "NoVerifier()"
     nll: str = "mc"
     mc_num: int = 128
-    gen_length: int | str = DEFAULT_LENGTH
-    block_length: int = 32
-    temperature: float | None = None
-    seed: int = 0
     batch_size: int = 16
+    decoding: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.nll not in NLL:
-            raise ValueError(f"nll is one of {', '.join(NLL)}, got {self.nll!r}.")
+            raise ValueError(f"nll must be one of {', '.join(NLL)}, got {self.nll!r}.")
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"dtype is one of {', '.join(DTYPES)}, got {self.dtype!r}.")
+            raise ValueError(
+                f"dtype must be one of {', '.join(filter(None, DTYPES))}, got {self.dtype!r}."
+            )
+        # Wrong values are refused before the model is loaded.
+        self.config()
 
     @staticmethod
     def of(arguments: Mapping[str, Any]) -> "Options":
@@ -166,21 +165,33 @@ class Options:
         Raises:
             ValueError: If a name is unknown, or a number is none.
         """
-        known = {field.name for field in fields(Options)}
-        unknown = sorted(arguments.keys() - known)
+        own = {f.name for f in fields(Options) if f.name != "decoding"}
+        unknown = sorted(arguments.keys() - own - OPTIONS.keys())
         if unknown:
             raise ValueError(
-                f"The model's arguments are {', '.join(sorted(known))}, got {unknown[0]!r}. "
-                "An expression with a comma in it needs model_args to be a dictionary."
+                f"The model's arguments must be among {', '.join(sorted(own | OPTIONS.keys()))}, "
+                f"got {unknown[0]!r}. An expression with a comma in it needs model_args to be a "
+                "dictionary."
             )
         given = {name: value for name, value in arguments.items() if value is not None}
-        numbers = ("mc_num", "block_length", "seed", "batch_size")
-        given |= {name: _whole(name, given[name]) for name in numbers if name in given}
-        if given.get("gen_length", "task") != "task":
-            given["gen_length"] = _whole("gen_length", given["gen_length"])
-        if "temperature" in given:
-            given["temperature"] = _number("temperature", given["temperature"])
-        return Options(**given)
+        decoding = {n: _option(n, value) for n, value in given.items() if n in OPTIONS}
+        given = {name: value for name, value in given.items() if name in own}
+        given |= {n: _whole(n, given[n]) for n in ("mc_num", "batch_size") if n in given}
+        return Options(**given, decoding=decoding)
+
+    def config(self) -> DecodeConfig:
+        """Returns the options of the decode; those that a task decides have their defaults.
+
+        Raises:
+            ValueError: If one is out of its range.
+        """
+        return DecodeConfig(**{n: v for n, v in self.decoding.items() if v != "task"})
+
+    def from_task(self) -> tuple[str, ...]:
+        """Returns the options that a task decides."""
+        length = ("gen_length",) if self.decoding.get("gen_length") == "task" else ()
+        temperature = () if "temperature" in self.decoding else ("temperature",)
+        return length + temperature
 
     def open(self, place: Place = ALONE) -> Opened:
         """Loads the model, and the verifier's target if it has one.
@@ -190,17 +201,17 @@ class Options:
             ValueError: As `load_model`, or if an expression is none or there is no tokenizer.
         """
         # The expressions first: they are checked in no time.
-        sampler, cache = parse(self.sampler), parse_cache(self.cache)
+        sampler, cache = parse_sampler(self.sampler), parse_cache(self.cache)
         device = f"cuda:{place.local_rank}" if self.device == "cuda" else self.device
-        model, tokenizer = load_model(
+        model, words = load_model(
             self.pretrained,
             device=device,
-            dtype=DTYPES[self.dtype] if self.dtype else None,
+            dtype=DTYPES[self.dtype],
             revision=self.revision,
         )
-        if tokenizer is None:
+        if words is None:
             raise ValueError(f"Text needs a tokenizer, got none in {self.pretrained}; add it.")
-        target = partial(load_target, tokenizer=tokenizer, device=device)
+        target = partial(load_target, tokenizer=words, device=device)
         settings = LmSettings(
             model=self.pretrained,
             revision=self.revision,
@@ -209,25 +220,44 @@ class Options:
             cache=cache,
             verifier=parse_verifier(self.verifier, lambda source: target(source)),
             estimator=MonteCarlo(self.mc_num) if self.nll == "mc" else LeftToRight(),
-            gen_length=cast(AnswerLength, self.gen_length),
-            block_length=self.block_length,
-            temperature=self.temperature,
-            seed=self.seed,
+            decoding=self.config(),
+            from_task=self.from_task(),
             batch_size=self.batch_size,
         )
         # Its own types are wider than what is used here.
-        return Opened(model, cast(Tokenizer, tokenizer), settings)
+        return Opened(model, cast(Tokenizer, words), settings)
+
+
+def _option(name: str, value: Any) -> Any:
+    """Reads an option of the decode from what the harness makes of text."""
+    kind = OPTIONS[name]
+    if value == "task" and name == "gen_length":
+        return value
+    if kind is bool:
+        return _truth(name, value)
+    if kind is float:
+        return _number(name, value)
+    if kind == tuple[int, ...]:
+        items = str(value).strip("()[]").split(",")
+        return tuple(_whole(name, item) for item in items if item.strip())
+    return _whole(name, value) if kind in (int, int | None) else str(value)
+
+
+def _truth(name: str, value: object) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError(f"{name} must be true or false, got {value!r}.")
+    return str(value).lower() == "true"
 
 
 def _whole(name: str, value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise ValueError(f"{name} is a whole number, got {value!r}.") from None
+        raise ValueError(f"{name} must be a whole number, got {value!r}.") from None
 
 
 def _number(name: str, value: object) -> float:
     try:
         return float(str(value))
     except ValueError:
-        raise ValueError(f"{name} is a number, got {value!r}.") from None
+        raise ValueError(f"{name} must be a number, got {value!r}.") from None

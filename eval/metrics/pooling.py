@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from eval.metrics.statistics import Number, mean
 from eval.runs.records import Record, Settings
@@ -45,7 +45,7 @@ def pools(settings: Sequence[Settings], records: Iterable[Record]) -> list[Pool]
         by_setting[record["settings"]].append(record)
     alike: dict[Settings, list[Settings]] = defaultdict(list)
     for setting in settings:
-        alike[replace(setting, seed=0)].append(setting)
+        alike[setting.with_seed(0)].append(setting)
     found = []
     for group in alike.values():
         own = [record for setting in group for record in by_setting[setting.key("")]]

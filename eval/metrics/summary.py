@@ -3,9 +3,9 @@
 `docs/metrics.md` defines every number.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from eval.metrics.curves import Row, mark_fronts, methods
@@ -24,6 +24,7 @@ from eval.metrics.statistics import (
     mcnemar,
     mean,
     paired_bootstrap,
+    paired_score_interval,
     percentile,
     ratio_of_sums,
     standard_error,
@@ -56,18 +57,26 @@ def summarise(folder: Folder) -> dict[str, Any]:
             row["against_reference"] = _comparison(reference, pool)
         rows.append(row)
     mark_fronts(rows)
-    return {"rows": rows, "methods": methods(rows), "git": _shas(records)}
+    used = {record["machine"] for record in records}
+    machines = [machine for name, machine in folder.machines().items() if name in used]
+    dates = sorted(record["date"] for record in records if record["date"])
+    return {
+        "rows": rows, "methods": methods(rows), "git": _shas(records),
+        "machines": machines, "dates": [*dates[:1], *dates[-1:]],
+        "skipped": [one._asdict() for one in folder.skipped()],
+    }  # fmt: skip
 
 
 def _row(pool: Pool) -> Row:
     finished, failed = pool.finished, pool.failed
     row: Row = {
-        "settings": asdict(pool.settings),
+        "settings": pool.settings.written(),
         "seeds": list(pool.seeds),
         "num_records": len(pool.records),
         "num_missing": pool.num_expected - len(pool.records),
         "num_errors": len(failed),
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
+        "primary": next((record["primary"] for record in pool.records), None),
         "accuracy": _accuracy(pool),
         "scores": _scores(finished),
         "is_on_front": False,
@@ -80,18 +89,25 @@ def _row(pool: Pool) -> Row:
 
 
 def _accuracy(pool: Pool) -> Row | None:
-    """Averages the primary score. Wilson's interval is for right or wrong, not for means."""
-    values = list(_primary(pool).values())
+    """Averages the primary score, with an interval over examples that is never a point.
+
+    Wilson's interval where every score is 0 or 1. With several seeds it takes each example's mean
+    over them as that many right answers: a mean of values in [0, 1] varies at most as a share
+    does, so the interval is rather too wide. Of other scores, the bootstrap's; Wilson's if all are
+    equal, where the bootstrap's would have no width.
+    """
+    values = list(primary_scores(pool).values())
     if not values:
         return None
-    single = len(pool.seeds) == 1 and all(value in (0, 1) for value in values)
-    low, high = wilson(sum(values), len(values)) if single else bootstrap(values)
+    counts = all(record["scores"][record["primary"]] in (0, 1, None) for record in pool.finished)
+    is_wilson = counts or len(set(values)) == 1
+    low, high = wilson(math.fsum(values), len(values)) if is_wilson else bootstrap(values)
     return {"value": mean(values), "low": low, "high": high,
-            "interval": "wilson" if single else "bootstrap",
+            "interval": "wilson" if is_wilson else "bootstrap",
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
-def _primary(pool: Pool) -> dict[str, float]:
+def primary_scores(pool: Pool) -> dict[str, float]:
     """Returns the primary score by example; an error is wrong, an undefined score is left out.
 
     Where no finished example has one, such as for lack of an optional scorer, errors have none
@@ -145,7 +161,7 @@ def _verified(finished: Sequence[Record]) -> Row:
     length, target_nfe = (sum(field(finished, n).values()) for n in ("length", "target_nfe"))
     num_examples = len(field(finished, "drafted"))
     return {
-        "accepted_length": sum(gains) / len(gains),
+        "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
         "drafted": drafted / num_examples,
         "accepted": accepted / num_examples,
@@ -197,27 +213,42 @@ def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
 
 def _comparison(reference: Pool, own: Pool) -> Row:
     """Compares on the examples that both have."""
-    scores = _paired(_primary(reference), _primary(own))
-    found: Row = {"num_shared": len(scores[0])}
-    if scores[0]:
-        found["accuracy"] = paired_bootstrap(*scores)._asdict()
-        if all(score in (0, 1) for score in (*scores[0], *scores[1])):
-            test = mcnemar(*scores)
-            found["mcnemar"] = test._asdict()
-            discordant = (test.gained + test.lost) / len(scores[0])
-            found["detectable_difference"] = detectable_difference(discordant, len(scores[0]))
+    scores = paired(primary_scores(reference), primary_scores(own))
+    found: Row = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, own.finished
     for name, number in (("step_speedup", "nfe"), ("compute_speedup", "query_positions")):
-        pairs = _paired(field(before, number), field(after, number))
+        pairs = paired(field(before, number), field(after, number))
         if pairs[0]:
             found[name] = sum(pairs[0]) / sum(pairs[1])
-    seconds_s = _paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
+    seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
     if seconds_s[0]:
         found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
     return found
 
 
-def _paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
+def difference(first: Sequence[float], second: Sequence[float]) -> Row:
+    """Compares the scores of two settings on the same examples.
+
+    The interval of the difference is Tango's score interval where every score is 0 or 1, and the
+    bootstrap's over examples otherwise.
+    """
+    if not first:
+        return {}
+    if any(score not in (0, 1) for score in (*first, *second)):
+        return {"accuracy": paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}}
+    test = mcnemar(first, second)
+    low, high = paired_score_interval(first, second)
+    value = (test.gained - test.lost) / len(first)
+    return {
+        "accuracy": {"value": value, "low": low, "high": high, "interval": "score"},
+        "mcnemar": test._asdict(),
+        "detectable_difference": detectable_difference(
+            (test.gained + test.lost) / len(first), len(first)
+        ),
+    }
+
+
+def paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
     shared = sorted(first.keys() & second.keys())
     return [first[example] for example in shared], [second[example] for example in shared]
 

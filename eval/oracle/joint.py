@@ -106,7 +106,7 @@ class Joint:
         """
         if sum(sizes) != self.length or min(sizes) < 1:
             raise ValueError(
-                f"sizes are positive and sum to the answer's length {self.length}, got {sizes}."
+                f"sizes must be positive and sum to the answer's length {self.length}, got {sizes}."
             )
         orders = list(partitions(tuple(range(self.length)), list(sizes)))
         return sum((self.accuracy(order) for order in orders), Fraction(0)) / len(orders)

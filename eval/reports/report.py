@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from eval.metrics.curves import Row
 from eval.metrics.metrics import Point
 from eval.metrics.summary import summarise
-from eval.oracle.theory import curve
+from eval.oracle.exact import curve
+from eval.reports.page import report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.table import accepted_lengths, line, name_of, seeds_of, table
@@ -18,13 +20,16 @@ from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings
 from eval.tasks import ListTask
 
+PAGE = "report.html"
 
-def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
-    """Writes `report.md`, `summary.json`, pictures and replay pages into a results folder.
+
+def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
+    """Writes `report.html`, `report.md`, `summary.json`, pictures and replays into a folder.
 
     Args:
         folder: Its records are read anew.
-        num_replays: Examples of each task that get a page.
+        num_replays: Examples of each task that get a replay page. Those that settings disagree on
+            come first.
 
     Returns:
         The path of `report.md`.
@@ -34,15 +39,36 @@ def write_report(folder: Folder, *, num_replays: int = 2) -> Path:
     """
     summary = summarise(folder)
     _write(folder.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    notice = _unfinished(summary["rows"])
+    replays = _replays(folder, num_replays, notice)
+    by_task = _by_task(summary["rows"])
+    exact = {task: _exact(task) for _, task in by_task}
+    page = report_page([folder], replays=replays, exact=exact)
+    _write(folder.path / PAGE, page)
     parts = [_opening(summary)]
-    for (model, task), rows in _by_task(summary["rows"]).items():
-        parts += [f"## {task}\n\nModel `{model}`.", table(rows), accepted_lengths(rows)]
-        parts += [_methods(summary, model, task)]
-        parts += _pictures(folder, model, task, rows)
-    parts += _replays(folder, num_replays)
+    for (model, task), rows in by_task.items():
+        parts += [f"## {task}\n\nModel `{model}`.", notice and f"**{notice}**", table(rows)]
+        parts += [accepted_lengths(rows), _methods(summary, model, task)]
+        parts += _pictures(folder, model, task, rows, exact[task])
+    links = [f"- [{task}, example {example}]({name})" for (task, example), name in replays.items()]
+    parts += ["## Replays", "\n".join(links)] if links else []
     report = folder.path / "report.md"
     _write(report, "\n\n".join(part for part in parts if part) + "\n")
     return report
+
+
+def write_comparison(before: Folder, after: Folder, path: Path) -> None:
+    """Writes a page that compares two results folders, setting by setting.
+
+    Raises:
+        ValueError: If a folder is damaged or holds no records.
+    """
+    _write(path, report_page([before, after]))
+
+
+def _unfinished(rows: Sequence[Row]) -> str:
+    missing = sum(row["num_missing"] for row in rows)
+    return unfinished_notice(missing, missing + sum(row["num_records"] for row in rows))
 
 
 def _opening(summary: dict[str, Any]) -> str:
@@ -51,7 +77,7 @@ def _opening(summary: dict[str, Any]) -> str:
     missing = sum(row["num_missing"] for row in rows)
     total = sum(row["settings"]["num_examples"] * len(row["seeds"]) for row in rows)
     said = [
-        "# Results",
+        f"# Results\n\nTo sort, search and replay, open [{PAGE}]({PAGE}).",
         "Accuracy with its 95 % interval: Wilson's, or the bootstrap's over examples where there "
         "are several seeds, which are averaged for each example first. Against the reference, the "
         "first row of a task: paired difference with its 95 % bootstrap interval over examples, "
@@ -80,7 +106,9 @@ def _opening(summary: dict[str, Any]) -> str:
             "optional package. Scores that are defined are in `summary.json`."
         )
     if missing:
-        said.append(f"**{missing} of {total} examples are missing.** Start the run again.")
+        said.append(
+            f"**Unfinished: {missing} of {total} examples are missing.** Start the run again."
+        )
     return "\n\n".join([*said, _settings(rows)])
 
 
@@ -121,7 +149,9 @@ def _methods(summary: dict[str, Any], model: str, task: str) -> str:
     return "\n".join(lines)
 
 
-def _pictures(folder: Folder, model: str, task: str, rows: Sequence[Row]) -> list[str]:
+def _pictures(
+    folder: Folder, model: str, task: str, rows: Sequence[Row], exact: Sequence[Point]
+) -> list[str]:
     drawn = [row for row in rows if row["accuracy"] is not None and "speed" in row]
     if not drawn:
         return []
@@ -129,11 +159,13 @@ def _pictures(folder: Folder, model: str, task: str, rows: Sequence[Row]) -> lis
     count = f"n = {drawn[0]['accuracy']['num_examples']}"
     if len(drawn[0]["seeds"]) > 1:
         count += f", mean of {len(drawn[0]['seeds'])} seeds"
+    if any(row["num_missing"] for row in drawn):
+        count += ", UNFINISHED"
     draw_trade_off(
         drawn,
         folder.path / name,
         title=f"{task}, model {model}, {count}, 95 % intervals",
-        exact=_exact(task),
+        exact=exact,
     )
     return [f"![accuracy against tokens per forward, {task}]({name}.png)"]
 
@@ -144,22 +176,30 @@ def _exact(task: str) -> list[Point]:
     return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
 
 
-def _replays(folder: Folder, num_replays: int) -> list[str]:
+def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[str, str], str]:
+    """Writes replay pages and returns their names by task and example."""
     by_key = {settings.key(""): settings for settings in folder.settings()}
     examples: dict[tuple[str, str], list[tuple[Settings, Record]]] = {}
     for record in folder.records():
         settings = by_key.get(record["settings"])
         if settings is not None and record["error"] is None and record["trace"] is not None:
-            examples.setdefault((settings.task, record["example"]), []).append((settings, record))
-    links = []
-    count: dict[str, int] = {}
-    for (task, example), found in examples.items():
-        count[task] = count.get(task, 0) + 1
+            key = (settings.task, str(record["example"]))
+            examples.setdefault(key, []).append((settings, record))
+    # Stable: within both kinds in the order in which they were decoded.
+    ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
+    written: dict[tuple[str, str], str] = {}
+    count: Counter[str] = Counter()
+    for (task, example), found in ordered:
+        count[task] += 1
         if count[task] <= num_replays:
             name = f"replay-{_slug(f'{task}-{example}')}.html"
-            _write(folder.path / name, replay_page(found))
-            links.append(f"- [{task}, example {example}]({name})")
-    return ["## Replays", "\n".join(links)] if links else []
+            _write(folder.path / name, replay_page(found, report=PAGE, notice=notice))
+            written[task, example] = name
+    return written
+
+
+def _disagree(found: Sequence[tuple[Settings, Record]]) -> bool:
+    return len({record["scores"][record["primary"]] for _, record in found}) > 1
 
 
 def _slug(text: str) -> str:

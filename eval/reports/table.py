@@ -88,7 +88,9 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
     own = row["settings"]
     parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
-    for field in ("cache", "verifier", "prompts", "gen_length", "block_length"):
+    # The verifier asks the sampler or writes itself; seeds are pooled; the task stands above.
+    hidden = ("sampler", "seed", "task", "task_version", "examples", "num_examples", "model")
+    for field in (name for name in own if name not in hidden):
         if len({str(other["settings"][field]) for other in rows}) > 1:
             parts.append(own[field] if field in ("cache", "verifier") else f"{field}={own[field]}")
     if len({seeds_of(other) for other in rows}) > 1:

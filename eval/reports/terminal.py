@@ -1,123 +1,11 @@
-"""The canvas on a terminal: live while it denoises, or afterwards from a record."""
+"""A record's answer on a terminal; the live view is `dllm_decode.streaming`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
-
-import torch
-from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
-from dllm_decode import Observer, StepEvent
+from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.runs.records import Record
 
-_MASK = "·"
-
-
-@runtime_checkable
-class Decoder(Protocol):
-    """What the display needs of a tokenizer."""
-
-    def decode(self, token_ids: list[int]) -> str: ...
-
-
-@runtime_checkable
-class DraftStreamer(Protocol):
-    """What transformers' `TextDiffusionStreamer` offers: drafts that are overwritten, then text."""
-
-    def put_draft(self, value: torch.Tensor) -> None: ...
-
-    def put(self, value: torch.Tensor) -> None: ...
-
-    def end(self) -> None: ...
-
-
-@contextmanager
-def stream_to_terminal(
-    tokenizer: Decoder, *, row: int = 0, console: Console | None = None
-) -> Iterator[Observer]:
-    """Shows an answer while it is decoded; the context's value is an observer.
-
-        with stream_to_terminal(tokenizer) as watch:
-            decode(model, prompts, sampler, observers=[watch])
-
-    Tokens of the last step are highlighted, masks are dots. Where the output is no terminal, only
-    the final answer is written. Also for `decode_many`, while the answer is iterated for.
-
-    Args:
-        tokenizer: Turns one id into text.
-        row: Which answer, by the index of its prompt.
-        console: Where to; `None` is standard output.
-    """
-    console = Console() if console is None else console
-    view = _LiveView(tokenizer, row)
-    if not console.is_terminal:
-        yield view
-        console.print(view.final(), soft_wrap=True)
-        return
-    with Live(console=console, auto_refresh=False) as live:
-        view.live = live
-        yield view
-        live.update(view.final(), refresh=True)
-
-
-class _LiveView:
-    def __init__(self, tokenizer: Decoder, row: int) -> None:
-        self._tokenizer = tokenizer
-        self._row = row
-        self._text = Text()
-        self._separator = ""
-        self._num_rounds = 0
-        self.live: Live | None = None
-
-    def __call__(self, event: StepEvent) -> None:
-        index = (event.requests == self._row).nonzero().flatten()
-        if not len(index):
-            return
-        self._num_rounds += 1
-        after = event.after.take(index).answers()[0]
-        fresh = (after != event.before.take(index).answers()[0]).tolist()
-        self._text = Text(overflow="fold")
-        self._separator = _separator_of(self._tokenizer, event.after.eos_ids[0])
-        for position, token in enumerate(after.tolist()):
-            masked = token == event.after.mask_id
-            piece = _MASK if masked else self._tokenizer.decode([token])
-            style = "dim" if masked else "bold black on yellow" if fresh[position] else ""
-            self._text.append(piece, style=style).append(self._separator)
-        if self.live is not None:
-            counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
-            self.live.update(Group(self._text, counted), refresh=True)
-
-    def final(self) -> Text:
-        """Returns the last state without highlights."""
-        return Text(self._text.plain.rstrip())
-
-
-def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
-    """Returns an observer that feeds a transformers `TextDiffusionStreamer`.
-
-    Each round's open answer is a draft; when the row is finished its answer is put for good.
-
-    Args:
-        streamer: Such as `TextDiffusionStreamer(tokenizer)`; it shows one row.
-        row: Which answer, by the index of its prompt.
-    """
-
-    def observe(event: StepEvent) -> None:
-        index = (event.requests == row).nonzero().flatten()
-        if not len(index):
-            return
-        after = event.after.take(index)
-        answer = after.answers().cpu()
-        if after.masked.any():
-            streamer.put_draft(answer[0])
-        else:
-            ends = torch.isin(answer[0], torch.tensor(after.eos_ids)).nonzero().flatten()
-            streamer.put(answer[0, : int(ends[0])] if len(ends) else answer[0])
-            streamer.end()
-
-    return observe
+__all__ = ["draft_observer", "picture_of", "stream_to_terminal"]
 
 
 def picture_of(record: Record) -> Text:
@@ -143,9 +31,3 @@ def picture_of(record: Record) -> Text:
 # From violet to yellow in the 256 colours that terminals share.
 _COLOURS = (54, 61, 67, 73, 79, 114, 149, 184, 220)
 _NUM_SHADES = len(_COLOURS) - 1
-
-
-def _separator_of(tokenizer: Decoder, token: int) -> str:
-    """Returns what a tokenizer writes between tokens: a space if tokens are words, else nothing."""
-    piece = tokenizer.decode([token])
-    return " " if tokenizer.decode([token, token]) == f"{piece} {piece}" else ""

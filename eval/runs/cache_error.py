@@ -17,24 +17,31 @@ from dllm_decode import (
     Block,
     CachePolicy,
     Canvas,
+    DecodeConfig,
     DecodeOutput,
     DelayedCache,
     DualCache,
     FreeCache,
     MaskPredictor,
     NoCache,
+    NoVerifier,
     PrefixCache,
     Verifier,
     decode,
     load_model,
 )
+from dllm_decode.loop import Decoder
 from dllm_decode.session import Session
-from dllm_decode.verify.base import settle
+from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
-from eval.runs.names import Selection, parse_cache, parse_task
+from eval.runs.arguments import given_of
+from eval.runs.command import DTYPES
+from eval.runs.names import Selection, parse_cache, parse_sampler, parse_task
 from eval.runs.prompts import encode_prompt
-from eval.runs.runner import Tokenizer
-from samplers import Sampler, State, parse
+from eval.runs.sweep import decoding_of
+from eval.tasks.tokenizer import Tokenizer
+from samplers import Sampler
+from samplers.base import first_state, next_step
 
 CACHES: tuple[CachePolicy, ...] = (
     NoCache(),
@@ -47,9 +54,10 @@ CACHES: tuple[CachePolicy, ...] = (
     DelayedCache(),
 )
 
-_SETTINGS = (
-    "task", "model", "sampler", "num_prompts", "gen_length", "block_length", "seed", "batch_size",
-)  # fmt: skip
+_SETTINGS = ("task", "model", "revision", "dtype", "sampler", "num_prompts", "batch_size")
+
+# Of answers to random prompts.
+_RANDOM_LENGTH = 64
 
 Score = Callable[[Sequence[list[int]]], Sequence[float]]
 """Scores answers, token ids before EOS, in the order of the prompts; each in [0, 1]."""
@@ -105,7 +113,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Compared(Verifier):
+class Compared(Verifier[SamplerState]):
     """Takes the sampler's word on the cached view, and notes what the exact one would have said.
 
     Attributes:
@@ -117,22 +125,29 @@ class Compared(Verifier):
     tally: Tally
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: SamplerState | None,
+    ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler)
         exact = self.exact.forward(canvas, block, sampler)
-        (state,) = carry if isinstance(carry, tuple) else (sampler.init(view),)
+        state = first_state(sampler, view) if carry is None else carry.state
         other, _ = sampler.step(exact, state)
-        decision, state = sampler.step(view, state)
+        decision, state = next_step(sampler, view, state)
         after = settle(canvas, view, decision, sampler)
         changed = (settle(canvas, exact, other, sampler).tokens != after.tokens).any(-1)
-        divergence = _divergence(exact.logits, view.logits).masked_fill(~view.eligible, 0.0)
+        divergence = _divergence(exact.computed.logits, view.computed.logits).masked_fill(
+            ~view.eligible, 0.0
+        )
         rows = canvas.rows.cpu()
         self.tally.divergence[rows] += divergence.sum(-1).cpu()
         self.tally.positions[rows] += view.eligible.sum(-1).cpu()
         self.tally.changed[rows] += changed.cpu()
         self.tally.steps[rows] += 1
-        return after, (state,)
+        return after, SamplerState(state)
 
 
 @dataclass(frozen=True)
@@ -143,10 +158,7 @@ class Trial:
         model: A model with keys and values.
         prompts: Token ids, one sequence per row.
         sampler: Decides every step, on the cached view.
-        gen_length: Answer length in tokens.
-        block_length: Tokens per block; at most the answer's length is used.
-        temperature: Of the proposals.
-        seed: Of the noise.
+        decoding: All other options of the decode.
         batch_size: Rows decoded together.
         score: Scores the answers; `None` leaves accuracy out.
     """
@@ -154,10 +166,7 @@ class Trial:
     model: MaskPredictor
     prompts: Sequence[Sequence[int]]
     sampler: Sampler
-    gen_length: int = 256
-    block_length: int = 32
-    temperature: float = 0.0
-    seed: int = 0
+    decoding: DecodeConfig = DecodeConfig()
     batch_size: int = 16
     score: Score | None = None
 
@@ -191,63 +200,58 @@ class Trial:
     def _decode(
         self, prompts: Sequence[Sequence[int]], cache: CachePolicy
     ) -> tuple[Tally, DecodeOutput]:
-        model, inner = self.model, self.model.causal_block_length
-        canvas = Canvas.blank(
-            prompts, self.gen_length, mask_id=model.mask_id, eos_ids=model.eos_ids,
-            align=inner or 1, device=model.device,
-        )  # fmt: skip
-        exact = Session(model, canvas, NoCache(), temperature=self.temperature, seed=self.seed)
+        exactly = Decoder(self.model, self.sampler, NoCache(), NoVerifier(), self.decoding)
         tally = Tally(len(prompts))
+        exact = exactly.session(exactly.blank(prompts))
         out = decode(
-            model, prompts, self.sampler, cache=cache, verifier=Compared(exact, tally),
-            gen_length=self.gen_length, temperature=self.temperature, seed=self.seed,
-            block_length=max(inner, min(self.block_length, self.gen_length)),
+            self.model, prompts, self.sampler, cache=cache, verifier=Compared(exact, tally),
+            config=self.decoding,
         )  # fmt: skip
         return tally, out
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    add = parser.add_argument
-    add("task", nargs="?", default="",
-        help="address of the task (default: random prompts, no accuracy)")  # fmt: skip
-    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
-    add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR")
-    add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: all)")
-    add("--num-prompts", type=int, default=16, help="random prompts (default: 16)")
-    add("--gen-length", type=int, default=0, help="in tokens (default: the task's, or 64)")
-    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
-    add("--seed", type=int, default=0, help="of noise and random prompts (default: 0)")
-    add("--batch-size", type=int, default=16, help="rows decoded together (default: 16)")
-    add("--device", default="cpu", help="(default: cpu)")
-    add("--threads", type=int, default=0, help="processor threads (default: torch's choice)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.set_defaults(command=run)
-
-
 def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
+    caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
+    sampler = parse_sampler(options.sampler)
+    given = given_of(options)
+    decoding = DecodeConfig(**{"gen_length": _RANDOM_LENGTH, **given})
+    selection = parse_task(options.task) if options.task else None
+    if selection:
+        # Before the model is loaded: files may be missing.
+        selection.task.require_scorable()
+        selection.examples()
+    written = _writable(options.json)
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, tokenizer = load_model(options.model, device=options.device)
-    trial = Trial(
-        model, random_prompts(model, options.num_prompts, seed=options.seed),
-        parse(options.sampler), gen_length=options.gen_length or 64,
-        block_length=options.block_length, seed=options.seed, batch_size=options.batch_size,
+    model, tokenizer = load_model(
+        options.model, device=options.device, dtype=DTYPES[options.dtype],
+        revision=options.revision or None,
     )  # fmt: skip
-    if options.task:
+    prompts = random_prompts(model, options.num_prompts, seed=decoding.seed)
+    trial = Trial(model, prompts, sampler, decoding, options.batch_size)
+    if selection:
         if tokenizer is None:
             raise ValueError(f"A task needs a tokenizer, got none in {options.model}.")
-        named = cast(Tokenizer, tokenizer)
-        trial = on_task(trial, parse_task(options.task), named, options.gen_length)
-    caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
+        trial = on_task(replace(trial, decoding=decoding_of(selection, given)), selection,
+                        cast(Tokenizer, tokenizer))  # fmt: skip
     errors = [trial.error_of(cache) for cache in caches]
     Console().print(markdown(errors), markup=False, highlight=False, soft_wrap=True, end="")
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+    if written:
+        own = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+        settings = own | asdict(trial.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _writable(path: str | None) -> Path | None:
+    """Returns where figures go; refuses it before they are computed."""
+    if path is None:
+        return None
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"--json must be a file in a folder that is there, got {path!r}.")
+    return Path(path)
 
 
 def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> list[list[int]]:
@@ -258,8 +262,8 @@ def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> 
     return [rng.choices(ids, k=rng.randint(16, 64)) for _ in range(num_prompts)]
 
 
-def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer, gen_length: int = 0) -> Trial:
-    """Returns the trial on a task's examples, scored by the task; length 0 is the task's."""
+def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer) -> Trial:
+    """Returns the trial on a task's examples, scored by the task."""
     task = selection.task
     task.require_scorable()
     examples = selection.examples()
@@ -273,7 +277,6 @@ def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer, gen_length
     return replace(
         trial,
         prompts=[encode_prompt(tokenizer, example, chat=chat) for example in examples],
-        gen_length=gen_length or task.gen_length,
         score=score,
     )
 

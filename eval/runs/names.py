@@ -1,11 +1,13 @@
 """Tasks, caches, verifiers and models by text, as the command line and sweep files name them."""
 
-import ast
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
-from urllib.parse import parse_qsl
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+from urllib.parse import unquote
 
 import dllm_decode
 from dllm_decode import CachePolicy, CausalTarget, Verifier, verify
@@ -26,7 +28,8 @@ from eval.tasks import (
     WordsToSentence,
 )
 from eval.tasks.jsonl import JsonLines
-from samplers.expression import parse_expression
+from samplers import Sampler, parse
+from samplers.expression import parse_plugin
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
@@ -42,6 +45,7 @@ LISTS = "lists/"
 JSON_LINES = "jsonl:"
 PARALLEL_BENCH = "parallelbench:"
 SELECTION = ("split", "limit", "examples_seed")
+MAX_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,16 @@ class Selection:
     examples_seed: int
 
     def examples(self) -> Sequence[Example]:
-        """Returns the examples, the same in every process."""
-        return self.task.examples(self.split, self.limit, self.examples_seed)
+        """Returns the examples, the same in every process.
+
+        Raises:
+            ValueError: If the split has fewer than `limit`, does not exist or cannot be read.
+        """
+        if self.limit is not None and self.limit > MAX_LIMIT:
+            raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")
+        found = self.task.examples(self.split, self.limit, self.examples_seed)
+        self.task.require_enough(self.split, len(found), self.limit)
+        return found
 
     @property
     def prompts(self) -> str:
@@ -105,15 +117,39 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     )
 
 
+def parse_sampler(text: str) -> Sampler:
+    """Builds a sampler from its repr, from "module:Class(...)", or from "@card.json".
+
+    Raises:
+        ValueError: If the text does not describe one.
+    """
+    return parse(_of_card(text[1:], "sampler") if text.startswith("@") else text)
+
+
+def _of_card(path: str, part: str) -> str:
+    """Returns the sampler, cache or verifier that a card of `calibrate` certifies.
+
+    Raises:
+        ValueError: If the file is no such card.
+    """
+    try:
+        written = json.loads(Path(path).read_text(encoding="utf-8"))
+        chosen = written["expressions"][part]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"A {part} after @ must be named by a card that calibrate wrote, got {path!r}."
+        ) from None
+    return str(chosen)
+
+
 def parse_cache(text: str) -> CachePolicy:
     """Builds a cache policy from its repr.
 
     Raises:
         ValueError: If the text does not describe one.
     """
-    cache = parse_expression(text, _exported(CachePolicy))
-    assert isinstance(cache, CachePolicy)
-    return cache
+    text = _of_card(text[1:], "cache") if text.startswith("@") else text
+    return parse_plugin(text, CachePolicy, _exported(CachePolicy))  # type: ignore[type-abstract]  # never constructed
 
 
 def no_target(source: str) -> CausalTarget:
@@ -131,11 +167,9 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     Raises:
         ValueError: If the text does not describe a verifier.
     """
-    parts = {name: getattr(verify, name) for name in verify.__all__}
-    verifier = parse_expression(text, {**parts, "CausalTarget": target})
-    if not isinstance(verifier, Verifier):
-        raise ValueError(f"A verifier is such as NoVerifier() or SelfVerify(), got {text!r}.")
-    return verifier
+    text = _of_card(text[1:], "verifier") if text.startswith("@") else text
+    known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
+    return parse_plugin(text, Verifier, known)  # type: ignore[type-abstract]  # never constructed
 
 
 def _exported(base: type) -> dict[str, Callable[..., Any]]:
@@ -148,16 +182,16 @@ def _exported(base: type) -> dict[str, Callable[..., Any]]:
 
 
 def _options(query: str, address: str) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError:
+    pairs = [one.partition("=") for one in query.split("&") if one]
+    if any(not equals for _, equals, _ in pairs):
         raise ValueError(
-            f"Options are written name=value and joined by &, got {address!r}; "
+            f"Options must be written name=value and joined by &, got {address!r}; "
             "an address is such as 'word_problems?split=test&limit=200'."
-        ) from None
-    options = dict(sorted(pairs))
+        )
+    # Of an URL's escapes only %26 and the like: a plus sign in a path is a plus sign.
+    options = dict(sorted((name, unquote(text)) for name, _, text in pairs))
     if len(options) < len(pairs):
-        raise ValueError(f"An address gives each option once, got {address!r}.")
+        raise ValueError(f"An address must give each option once, got {address!r}.")
     return options
 
 
@@ -182,7 +216,7 @@ def _maker(name: str) -> Callable[..., Task]:
         others = (f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>")
         known = ", ".join([*TASKS, *others])
         raise ValueError(
-            f"A task is one of {known}, got {name!r}; "
+            f"A task must be one of {known}, got {name!r}; "
             "an address is such as 'word_problems?split=test&limit=200'."
         )
     return TASKS[name]
@@ -214,22 +248,48 @@ def _make(name: str, make: Callable[..., Task], options: Mapping[str, str]) -> T
             raise ValueError(
                 f"{name} has the options {', '.join([*SELECTION, *known])}, got {key!r}."
             )
-    return make(**{key: _value(text, known[key].annotation) for key, text in options.items()})
+    return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
 
 
-def _value(text: str, annotation: object) -> object:
-    if annotation is str or annotation == str | None:
-        return text
-    if annotation == tuple[str, ...]:
+def _value(name: str, text: str, annotation: Any) -> object:
+    """Reads an option as the type that the task declares for it."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    if tuple[str, ...] in kinds:
         return tuple(text.split(","))
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    if str in kinds:
         return text
-    return value
+    if type(None) in kinds and text == "None":
+        return None
+    if get_origin(annotation) is Literal:
+        return text
+    if bool in kinds:
+        return _one_of(name, text, {"true": True, "false": False, "1": True, "0": False})
+    if float in kinds:
+        return _number(name, text)
+    return _integer(name, text)
+
+
+def _one_of(name: str, text: str, values: Mapping[str, object]) -> object:
+    if text.lower() not in values:
+        raise ValueError(f"{name} must be true or false, got {text!r}.")
+    return values[text.lower()]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}.") from None
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, got {text!r}.") from None
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal():
-        raise ValueError(f"{name} is a whole number, got {text!r}.")
+        raise ValueError(f"{name} must be a whole number, got {text!r}.")
     return int(text)

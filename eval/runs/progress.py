@@ -10,13 +10,11 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
-    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
+from rich.table import Column
 
 from dllm_decode import StepEvent
 from eval.runs.records import Record
@@ -45,13 +43,13 @@ class Reporter(ABC):
         """Ends the display."""
 
     @abstractmethod
-    def begin(self, label: str, num_examples: int, num_done: int) -> None:
+    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
         Args:
             label: What is run.
             num_examples: Examples of this process.
-            num_done: How many of them an earlier run has done.
+            done: Their records from earlier runs.
         """
 
     @abstractmethod
@@ -69,7 +67,7 @@ class Silent(Reporter):
     def end(self) -> None:
         pass
 
-    def begin(self, label: str, num_examples: int, num_done: int) -> None:
+    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         pass
 
     def add(self, records: Sequence[Record]) -> None:
@@ -87,22 +85,25 @@ class Tally:
 
     Attributes:
         num_examples: Examples in all.
-        num_done: Finished ones, those of earlier runs included.
-        num_right: Sum of the primary scores in this run.
-        num_scored: Examples with a primary score in this run.
-        num_errors: Examples that raised in this run.
-        num_tokens: Answer tokens in this run.
-        nfe: Forwards in this run, summed over examples.
+        num_done: Finished ones.
+        num_right: Sum of the primary scores.
+        num_scored: Examples with a primary score.
+        num_errors: Examples that raised.
+        num_tokens: Answer tokens.
+        nfe: Forwards, summed over examples.
     """
 
-    def __init__(self, num_examples: int, num_done: int) -> None:
+    def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
+        """Starts with the records of earlier runs; only speed in seconds is this run's own."""
         self.num_examples = num_examples
-        self.num_done = num_done
+        self.num_done = 0
         self.num_right = 0.0
         self.num_scored = 0
         self.num_errors = 0
         self.num_tokens = 0
         self.nfe = 0
+        self.add(done)
+        self._tokens_before = self.num_tokens
         self.started = time.monotonic()
 
     def add(self, records: Sequence[Record]) -> None:
@@ -125,12 +126,23 @@ class Tally:
         if self.num_scored:
             parts.append(f"accuracy {self.num_right / self.num_scored:.3f}")
         if self.nfe:
-            elapsed_s = max(1e-9, time.monotonic() - self.started)
             parts.append(f"{self.num_tokens / self.nfe:.2f} tokens/forward")
-            parts.append(f"{self.num_tokens / elapsed_s:.0f} tokens/s")
+        num_tokens = self.num_tokens - self._tokens_before
+        if num_tokens:
+            elapsed_s = max(1e-9, time.monotonic() - self.started)
+            parts.append(f"{num_tokens / elapsed_s:.0f} tokens/s")
         if self.num_errors:
             parts.append(f"{self.num_errors} errors")
         return ", ".join(parts)
+
+    def short(self) -> str:
+        """Returns accuracy and errors in at most 20 characters: bars have little room."""
+        parts = []
+        if self.num_scored:
+            parts.append(f"acc {self.num_right / self.num_scored:.3f}")
+        if self.num_errors:
+            parts.append(f"{self.num_errors} errors")
+        return " ".join(parts)
 
 
 class Lines(Reporter):
@@ -143,14 +155,14 @@ class Lines(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._label = ""
-        self._tally = Tally(0, 0)
+        self._tally = Tally(0)
         self._written = 0.0
 
     def end(self) -> None:
         pass
 
-    def begin(self, label: str, num_examples: int, num_done: int) -> None:
-        self._label, self._tally = label, Tally(num_examples, num_done)
+    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
+        self._label, self._tally = label, Tally(num_examples, done)
         self._write()
 
     def add(self, records: Sequence[Record]) -> None:
@@ -170,33 +182,28 @@ class Lines(Reporter):
         self._written = time.monotonic()
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        rate = task.finished_speed or task.speed
-        return Text("" if rate is None else f"{rate:.1f}/s", style="progress.data.speed")
-
-
 class Bar(Reporter):
-    """Shows a bar with examples a second, running accuracy and tokens per forward.
+    """Shows label, bar, count, running accuracy and time left, within 80 columns.
 
-    The bar also moves within a batch, as positions are committed.
+    The bar also moves within a batch, as positions are committed. Long labels lose their end.
 
     Attributes:
         console: Where to.
     """
 
     def __init__(self, console: Console) -> None:
+        label = Column(ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=label, markup=False),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console,
+            expand=True,
         )
         self._task = TaskID(0)
-        self._tally = Tally(0, 0)
+        self._tally = Tally(0)
         self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
@@ -206,15 +213,15 @@ class Bar(Reporter):
     def end(self) -> None:
         self._progress.stop()
 
-    def begin(self, label: str, num_examples: int, num_done: int) -> None:
-        self._tally = Tally(num_examples, num_done)
+    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
+        self._tally = Tally(num_examples, done)
         self._task = self._progress.add_task(
-            label, total=num_examples, completed=num_done, words=""
+            label, total=num_examples, completed=len(done), words=self._tally.short()
         )
 
     def add(self, records: Sequence[Record]) -> None:
         self._tally.add(records)
-        self._progress.update(self._task, completed=self._tally.num_done, words=self._tally.words())
+        self._progress.update(self._task, completed=self._tally.num_done, words=self._tally.short())
 
     def __call__(self, event: StepEvent) -> None:
         now = time.monotonic()

@@ -1,21 +1,9 @@
 """From an example's prompt to token ids."""
 
-from typing import Protocol, runtime_checkable
+from eval.tasks.base import Example
+from eval.tasks.tokenizer import Tokenizer
 
-from eval.tasks.base import Example, Turn
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What evaluation needs of a tokenizer."""
-
-    chat_template: str | None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def apply_chat_template(
-        self, conversation: list[Turn], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str: ...
+__all__ = ["Tokenizer", "encode_prompt", "require_template"]
 
 
 def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list[int]:
@@ -31,13 +19,18 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list
     """
     if isinstance(example.prompt, str) and not chat:
         return tokenizer.encode(example.prompt)
-    if not tokenizer.chat_template:
-        raise ValueError(
-            "A chat prompt needs a tokenizer with a chat template, got one without; "
-            "choose plain prompts."
-        )
+    require_template(tokenizer)
     text = tokenizer.apply_chat_template(
         example.turns(), tokenize=False, add_generation_prompt=True
     )
     # The template has written every special token there is to be.
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def require_template(tokenizer: Tokenizer) -> None:
+    """Raises ValueError if a tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "A chat prompt needs a tokenizer with a chat template, got one without; "
+            "choose plain prompts."
+        )

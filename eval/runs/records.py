@@ -3,16 +3,22 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from filelock import FileLock, Timeout
+
+from dllm_decode.config import DecodeConfig
+from eval.runs.fields import Fields, require_fields, require_record
 
 Record: TypeAlias = dict[str, Any]
-"""What `eval.runs.runner` writes for one example; see `eval.runs.runner.record_of`."""
+"""What `eval.runs.worker` writes for one example; `eval.runs.fields` lists the fields."""
 
 SETTINGS_FILE = "settings.json"
-FORMAT = 2
+FORMAT = 3
 
 _NOTHING = ("", "NoCache()", "NoVerifier()")
 
@@ -32,11 +38,7 @@ class Settings:
         sampler: Its repr; empty if the verifier asks none.
         cache: Its repr.
         verifier: Its repr.
-        gen_length: Answer length in tokens.
-        block_length: Tokens per block.
-        temperature: Of the proposals.
-        seed: Of the noise.
-        stop_at_eos: Whether rows stop at EOS.
+        decoding: All other options of the decode, with the block length that was used.
         batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
         prompts: "chat" or "plain".
     """
@@ -51,17 +53,19 @@ class Settings:
     sampler: str
     cache: str
     verifier: str
-    gen_length: int
-    block_length: int
-    temperature: float
-    seed: int
-    stop_at_eos: bool
+    decoding: DecodeConfig
     batch_size: int
     prompts: str
 
-    def key(self, example_id: str) -> str:
-        """Returns the key of an example's record under these settings."""
-        return digest({"settings": asdict(self), "example": example_id})
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+        return self.decoding.seed
+
+    @property
+    def block_length(self) -> int | None:
+        """Tokens per block."""
+        return self.decoding.block_length
 
     @property
     def parts(self) -> list[str]:
@@ -69,10 +73,48 @@ class Settings:
         parts = (self.sampler, self.cache, self.verifier)
         return [text for text in parts if text not in _NOTHING]
 
+    def key(self, example_id: str) -> str:
+        """Returns the key of an example's record under these settings."""
+        return digest({"settings": self.written(), "example": example_id})
+
+    def with_seed(self, seed: int) -> "Settings":
+        """Returns the same settings with another seed."""
+        return replace(self, decoding=replace(self.decoding, seed=seed))
+
+    def written(self) -> dict[str, Any]:
+        """Returns the settings for JSON, the options of the decode beside the others."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
+        options = asdict(self.decoding)
+        # JSON has no tuples: what is written and what is read are the same.
+        return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
+
     @staticmethod
-    def of(written: Mapping[str, Any]) -> "Settings":
-        """Reads what `asdict` wrote."""
-        return Settings(**written)
+    def of(written: Mapping[str, Any], where: str = "Settings") -> "Settings":
+        """Reads what `written` gave.
+
+        Raises:
+            ValueError: If a field is missing, unknown or of the wrong type.
+        """
+        own: Fields = {f.name: f.type for f in fields(Settings) if f.name != "decoding"}
+        options: Fields = {f.name: f.type for f in fields(DecodeConfig)}
+        require_fields(written, {**own, **options}, where)
+        values = {name: written[name] for name in options}
+        # JSON has no tuples.
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        decoding = DecodeConfig(**values)
+        return Settings(decoding=decoding, **{name: written[name] for name in own})
+
+
+class Skipped(NamedTuple):
+    """A setting that was not run because its parts do not fit together.
+
+    Attributes:
+        setting: Its parts, in words.
+        reason: The refusal.
+    """
+
+    setting: str
+    reason: str
 
 
 def digest(value: object) -> str:
@@ -91,54 +133,68 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def claim(self, runs: Iterable[Settings]) -> None:
-        """Makes the folder the home of these runs.
+    def claim(
+        self, runs: Iterable[Settings], *, skipped: Iterable[Skipped] = (), alone: bool = False
+    ) -> list[Settings]:
+        """Adds runs to the folder and returns the runs that it holds besides.
 
-        A folder may grow: it takes further runs, as long as those it has are among them.
+        A run that an earlier command asked for stays if it has records, so that a corrected
+        sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
+
+        Args:
+            runs: What is to be run, the reference first.
+            skipped: What was asked for and is not run.
+            alone: Show these runs only. Records of others stay on the disk; a later command that
+                asks for them finds them again.
 
         Raises:
-            ValueError: If the folder holds runs with other settings.
+            ValueError: If the folder is none, or is in another format.
         """
-        runs = list(runs)
+        runs = list(dict.fromkeys(runs))
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / SETTINGS_FILE
+        earlier: list[Settings] = []
         if file.exists():
-            self._require_same(self.settings(), runs)
+            earlier = [] if alone else self._with_records(self.settings())
         elif any(self.path.glob("part-*.jsonl")):
             raise ValueError(
-                f"{self.path} holds records but no {SETTINGS_FILE}; choose another folder."
+                f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
+                "choose another folder."
             )
-        written = {"format": FORMAT, "runs": [asdict(run) for run in runs]}
+        others = [run for run in earlier if run not in runs]
+        # A corrected file has its own order; what is added to a folder comes behind what is there.
+        listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
+        written = {
+            "format": FORMAT,
+            "runs": [run.written() for run in listed],
+            "skipped": [one._asdict() for one in skipped],
+        }
         # Written beside and renamed, so that a reader never sees half a file.
         beside = file.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
         beside.replace(file)
+        return others
 
     def settings(self) -> list[Settings]:
-        """Returns the runs that the folder was claimed for, the reference first.
+        """Returns the runs of the folder, the reference first.
 
         Raises:
             ValueError: If the path is no results folder, or one of another version.
         """
-        file = self.path / SETTINGS_FILE
-        if not file.is_file():
-            raise ValueError(
-                f"A results folder holds {SETTINGS_FILE}, got {self.path} without it; "
-                "give the folder that a run wrote."
-            )
-        try:
-            written = json.loads(file.read_text(encoding="utf-8"))
-            if written["format"] == FORMAT:
-                return [Settings.of(run) for run in written["runs"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{file} is not what this version writes ({error}); choose another folder."
-            ) from error
-        raise ValueError(
-            f"{file} is in format {written['format']}, this version reads and writes {FORMAT}: its "
-            "records lack numbers that are needed here. Run anew into another folder, or use the "
-            "version that wrote it."
-        )
+        where = str(self.path / SETTINGS_FILE)
+        runs = self._written()["runs"]
+        return [Settings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
+
+    def skipped(self) -> list[Skipped]:
+        """Returns what the last command asked for and did not run, with the reasons.
+
+        Raises:
+            ValueError: As `settings`.
+        """
+        found = self._written().get("skipped", [])
+        for one in found:
+            require_fields(one, {"setting": str, "reason": str}, str(self.path / SETTINGS_FILE))
+        return [Skipped(**one) for one in found]
 
     def records(self) -> list[Record]:
         """Returns all records, of all processes, each key once.
@@ -146,7 +202,7 @@ class Folder:
         A later record of a key replaces an error, nothing else.
 
         Raises:
-            ValueError: If a line other than a torn last one is damaged.
+            ValueError: If a line other than a torn last one is damaged, or lacks a field.
         """
         kept: dict[str, Record] = {}
         for part in sorted(self.path.glob("part-*.jsonl")):
@@ -156,6 +212,26 @@ class Folder:
                     kept[record["key"]] = record
         return list(kept.values())
 
+    @contextmanager
+    def writing(self, rank: int) -> Iterator[Path]:
+        """Gives the file of a process, a torn last line removed, to this process alone.
+
+        Raises:
+            ValueError: If another process writes it.
+        """
+        lock = FileLock(self.path / f".part-{rank}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"A results folder must have one writer, got {self.path} while another process "
+                f"writes part-{rank}.jsonl; wait for it, or choose another folder."
+            ) from None
+        try:
+            yield self.part(rank)
+        finally:
+            lock.release()
+
     def part(self, rank: int) -> Path:
         """Returns the file of a process, a torn last line removed."""
         path = self.path / f"part-{rank}.jsonl"
@@ -163,13 +239,44 @@ class Folder:
             _mend(path)
         return path
 
-    def _require_same(self, old: list[Settings], new: list[Settings]) -> None:
-        for run in old:
-            if run not in new:
-                raise ValueError(
-                    f"{self.path} holds records of other settings ({_difference(run, new)}). "
-                    "Choose another folder, or run with the folder's settings to finish it."
-                )
+    def note_machine(self, machine: Mapping[str, Any]) -> str:
+        """Writes down what a run was made on and with; returns the name that records give it."""
+        name = digest(machine)
+        file = self.path / f"machine-{name}.json"
+        if not file.exists():
+            beside = file.with_suffix(f".{os.getpid()}")
+            beside.write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
+            beside.replace(file)
+        return name
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Returns by name what the folder's runs were made on and with."""
+        found = {}
+        for file in sorted(self.path.glob("machine-*.json")):
+            written = _json_of(file)
+            found[file.stem.removeprefix("machine-")] = written
+        return found
+
+    def _with_records(self, runs: list[Settings]) -> list[Settings]:
+        with_records = {record["settings"] for record in self.records()}
+        return [run for run in runs if run.key("") in with_records]
+
+    def _written(self) -> dict[str, Any]:
+        file = self.path / SETTINGS_FILE
+        if not file.is_file():
+            raise ValueError(
+                f"A results folder must hold {SETTINGS_FILE}, got {self.path} without it; "
+                "give the folder that a run wrote."
+            )
+        written = _json_of(file)
+        found = written.get("format")
+        if found != FORMAT or not isinstance(written.get("runs"), list):
+            raise ValueError(
+                f"{file} must be in format {FORMAT}, got format {found}: its records were written "
+                "by another version, and lack options that are compared here. Run anew into "
+                "another folder, or read it with the version that wrote it."
+            )
+        return written
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
@@ -179,17 +286,30 @@ def append(path: Path, records: Iterable[Record]) -> None:
         file.write("".join(line + "\n" for line in lines))
 
 
+def _json_of(file: Path) -> dict[str, Any]:
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{file} must be JSON as this version writes it, got {error}; choose another folder."
+        ) from None
+    if not isinstance(written, dict):
+        raise ValueError(f"{file} must hold a JSON object, got {type(written).__name__}.")
+    return written
+
+
 def _read(path: Path) -> Iterator[Record]:
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
+        where = f"Line {number} of {path}"
         try:
             record = json.loads(line)
-            record["key"], record["error"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, RecursionError):
             raise ValueError(
-                f"Line {number} of {path} is a record, got {line[:60]!r}; "
+                f"{where} must be a record, got {line[:60]!r}; "
                 "move the line elsewhere to decode its example anew."
-            ) from error
+            ) from None
+        require_record(record, where)
         yield record
 
 
@@ -199,16 +319,3 @@ def _mend(path: Path) -> None:
     if whole < len(written):
         with path.open("r+b") as file:
             file.truncate(whole)
-
-
-def _difference(run: Settings, others: list[Settings]) -> str:
-    """Names the fields in which a run differs from the one of the others that is nearest."""
-
-    def differing(other: Settings) -> list[str]:
-        return [f.name for f in fields(run) if getattr(run, f.name) != getattr(other, f.name)]
-
-    nearest = min(others, key=lambda other: len(differing(other)))
-    return "; ".join(
-        f"{name}: {getattr(run, name)!r} there, {getattr(nearest, name)!r} here"
-        for name in differing(nearest)
-    )

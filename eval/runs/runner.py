@@ -1,14 +1,33 @@
 """Runs settings over examples into a results folder; can be killed and started again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from eval.runs.names import Selection
 from eval.runs.progress import SILENT, Reporter
-from eval.runs.records import Folder
-from eval.runs.settings import ALONE, Place, Run, Tokenizer
+from eval.runs.provenance import machine_of
+from eval.runs.records import Folder, Settings, Skipped
+from eval.runs.settings import ALONE, Place, Run
 from eval.runs.worker import Worker
+from eval.tasks import Example
 
-__all__ = ["ALONE", "Place", "Run", "Tokenizer", "execute"]
+__all__ = ["ALONE", "Place", "Run", "execute"]
+
+
+class Checked(NamedTuple):
+    """A run that can be decoded, with its examples and the settings that name it."""
+
+    run: Run
+    examples: Sequence[Example]
+    settings: Settings
+
+
+class Plan(NamedTuple):
+    """Which runs can be decoded and which cannot, before the first forward."""
+
+    runs: list[Checked]
+    skipped: list[Skipped]
 
 
 def execute(
@@ -18,11 +37,15 @@ def execute(
     place: Place = ALONE,
     reporter: Reporter = SILENT,
     retry_errors: bool = False,
+    skip_impossible: bool = False,
+    drop_others: bool = False,
+    on_plan: Callable[[Plan, list[Settings]], None] = lambda plan, others: None,
 ) -> Folder:
     """Decodes and scores what the folder lacks; the first run is the reference of the report.
 
-    Batches are the same whatever was done before and however many processes share them, so a run
-    that was killed and started again has the records of one that was not.
+    Every run is checked before the first forward. Batches are the same whatever was done before
+    and however many processes share them, so a run that was killed and started again has the
+    records of one that was not.
 
     Args:
         runs: What to run.
@@ -30,25 +53,69 @@ def execute(
         place: Which batches are this process's: every `world_size`-th.
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
+        skip_impossible: Leave out runs whose parts do not fit together, and note why.
+        drop_others: Show these runs only, see `Folder.claim`.
+        on_plan: Told, before the first forward, what will be run, and what else is in the folder.
 
     Returns:
         The results folder.
 
     Raises:
-        ValueError: If the folder holds records of other settings, or a setting is refused before
-            any example is decoded.
+        ValueError: If a run is impossible, all of them are, two are the same, or another process
+            writes the folder.
     """
-    for run in runs:
-        run.selection.task.require_scorable()
-    examples = [run.selection.examples() for run in runs]
-    settings = [run.settings(some) for run, some in zip(runs, examples, strict=True)]
+    plan = plan_of(runs, skip_impossible=skip_impossible)
+    settings = [one.settings for one in plan.runs]
     results = Folder(folder)
-    results.claim(settings)
-    part = results.part(place.rank)
-    done = {
-        record["key"] for record in results.records() if record["error"] is None or not retry_errors
-    }
-    with reporter:
-        for run, some, setting in zip(runs, examples, settings, strict=True):
-            Worker(run, setting, part, reporter).work(some, done, place)
+    others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
+    on_plan(plan, others)
+    with results.writing(place.rank) as part, reporter:
+        done = {
+            record["key"]: record
+            for record in results.records()
+            if record["error"] is None or not retry_errors
+        }
+        machine = results.note_machine(machine_of(runs[0].model.device))
+        for run, examples, setting in plan.runs:
+            Worker(run, setting, part, reporter, machine).work(examples, done, place)
     return results
+
+
+def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> Plan:
+    """Checks runs without a forward.
+
+    Raises:
+        ValueError: If a run is impossible and may not be skipped, all are, or two are the same.
+    """
+    plan = Plan([], [])
+    reasons: list[str] = []
+    examples: dict[Selection, Sequence[Example]] = {}
+    for run in runs:
+        some = examples.setdefault(run.selection, run.selection.examples())
+        try:
+            run.check(some)
+            plan.runs.append(Checked(run, some, run.settings(some)))
+        except ValueError as error:
+            reasons.append(str(error))
+            plan.skipped.append(Skipped(run.name, str(error)))
+    if plan.skipped and (not skip_impossible or not plan.runs):
+        raise ValueError(_refusal(plan, len(runs)))
+    settings = [one.settings for one in plan.runs]
+    for index, one in enumerate(settings):
+        if one in settings[:index]:
+            raise ValueError(
+                f"Each setting must be named once, got {plan.runs[index].run.name} twice: "
+                "it would count as two."
+            )
+    return plan
+
+
+def _refusal(plan: Plan, num_runs: int) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for setting, reason in plan.skipped:
+        by_reason.setdefault(reason, []).append(setting)
+    if len(plan.skipped) == num_runs == 1:
+        return plan.skipped[0].reason
+    lines = [f"- {reason} ({'; '.join(names)})" for reason, names in by_reason.items()]
+    remedy = "" if not plan.runs else " Correct them, or leave them out with --skip-impossible."
+    return "\n".join([f"{len(plan.skipped)} of {num_runs} settings cannot be run.{remedy}", *lines])

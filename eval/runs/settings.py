@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
 
-from dllm_decode import CachePolicy, MaskPredictor, NoCache, NoVerifier, Verifier
-from eval.runs import prompts
+from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
+from dllm_decode.loop import Decoder
 from eval.runs.names import Selection, digest_of
+from eval.runs.prompts import require_template
 from eval.runs.records import Settings
 from eval.tasks import Example
+from eval.tasks.tokenizer import Tokenizer
 from samplers import Sampler
 
 _LAUNCH_VARIABLES = {
@@ -17,13 +18,6 @@ _LAUNCH_VARIABLES = {
     "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
 }
-
-
-@runtime_checkable
-class Tokenizer(prompts.Tokenizer, Protocol):
-    """What a run needs of a tokenizer."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -64,11 +58,7 @@ class Run:
         sampler: Which positions to commit.
         cache: Which columns to recompute.
         verifier: How proposals are checked.
-        gen_length: Answer length in tokens; None is the task's.
-        block_length: Tokens per block, None is the task's; at most the answer's length is used.
-        temperature: Of the proposals.
-        seed: Of the noise.
-        stop_at_eos: Whether rows stop at EOS.
+        decoding: All other options of the decode.
         batch_size: Rows decoded together.
         prompts: "chat" or "plain"; None is the task's habit.
         model_source: What `load_model` was given; None is the model's name.
@@ -83,11 +73,7 @@ class Run:
     sampler: Sampler
     cache: CachePolicy = field(default_factory=NoCache)
     verifier: Verifier = field(default_factory=NoVerifier)
-    gen_length: int | None = None
-    block_length: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
-    stop_at_eos: bool = True
+    decoding: DecodeConfig = field(default_factory=DecodeConfig)
     batch_size: int = 16
     prompts: str | None = None
     model_source: str | None = None
@@ -97,20 +83,34 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"batch_size is at least 1, got {self.batch_size}.")
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
         if self.prompts not in (None, "chat", "plain"):
-            raise ValueError(f"prompts is 'chat' or 'plain', got {self.prompts!r}.")
+            raise ValueError(f"prompts must be 'chat' or 'plain', got {self.prompts!r}.")
 
     @property
-    def length(self) -> int:
-        """Answer length in tokens."""
-        return self.selection.task.gen_length if self.gen_length is None else self.gen_length
+    def name(self) -> str:
+        """The setting in words, for messages."""
+        parts = (self.sampler, self.cache, self.verifier)
+        shown = [repr(part) for part in parts if repr(part) not in ("NoCache()", "NoVerifier()")]
+        return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}"
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Refuses, before anything is decoded, what no prompt could make right.
+
+        Raises:
+            ValueError: If model, sampler, cache, verifier and lengths do not fit together, answers
+                cannot be scored, or prompts need a chat template that is not there.
+        """
+        Decoder(self.model, self.sampler, self.cache, self.verifier, self.decoding)
+        self.selection.task.require_scorable()
+        has_turns = any(not isinstance(example.prompt, str) for example in examples)
+        if has_turns or (self.prompts or self.selection.prompts) == "chat":
+            require_template(self.tokenizer)
 
     def settings(self, examples: Sequence[Example]) -> Settings:
         """Returns what decides the answers to these examples."""
         inner = self.model.causal_block_length
-        task = self.selection.task
-        block_length = task.block_length if self.block_length is None else self.block_length
+        block_length = self.decoding.resolved_block_length(inner, model=self.model.name)
         return Settings(
             model=self.model_source or self.model.name,
             revision=self.revision,
@@ -122,11 +122,7 @@ class Run:
             sampler=repr(self.sampler) if self.verifier.asks_sampler else "",
             cache=repr(self.cache),
             verifier=repr(self.verifier),
-            gen_length=self.length,
-            block_length=max(inner, min(block_length, self.length)),
-            temperature=self.temperature,
-            seed=self.seed,
-            stop_at_eos=self.stop_at_eos,
+            decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.prompts,
         )

@@ -1,18 +1,48 @@
-"""Sweeps: a product of tasks, samplers, caches and verifiers, written in a small TOML file."""
+"""Sweeps: a product of models, tasks, plug-ins and options, as a small TOML file names it."""
 
 import difflib
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from dllm_decode import CausalTarget, MaskPredictor
-from eval.runs.names import no_target, parse_cache, parse_task, parse_verifier
-from eval.runs.settings import Run, Tokenizer
+from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
+from eval.runs.fields import is_of
+from eval.runs.names import (
+    Selection,
+    no_target,
+    parse_cache,
+    parse_sampler,
+    parse_task,
+    parse_verifier,
+)
+from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
-from samplers import parse
+from eval.tasks.tokenizer import Tokenizer
+
+Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""By field of `DecodeConfig` its values, each of which is run."""
+
+OPTIONS: Mapping[str, Any] = {option.name: option.type for option in fields(DecodeConfig)}
+"""By field of `DecodeConfig` its type."""
+
+
+class Loaded(NamedTuple):
+    """A model that is ready to answer.
+
+    Attributes:
+        model: The mask predictor.
+        tokenizer: Its tokenizer.
+        dtype: Of its parameters.
+        target: Loads a verifier's causal model.
+    """
+
+    model: MaskPredictor
+    tokenizer: Tokenizer
+    dtype: str
+    target: Callable[[str], CausalTarget] = no_target
 
 
 @dataclass(frozen=True)
@@ -20,92 +50,114 @@ class Sweep:
     """What a sweep file holds. Every combination is run; of each task the first is the reference.
 
     Attributes:
-        model: Embedded name, folder or hub id.
+        models: Embedded names, folders or hub ids.
         tasks: Addresses.
         samplers: Expressions.
         caches: Expressions.
         verifiers: Expressions.
-        seeds: Of the noise.
-        gen_length: Answer length in tokens; 0 is the task's own.
-        block_length: Tokens per block; 0 is the task's own.
-        temperature: Of the proposals.
+        decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
+            An option that is not named is the task's own, else the default.
         batch_size: Rows decoded together.
         prompts: "chat" or "plain"; empty is the task's habit.
         revision: Branch, tag or commit of a hub id.
     """
 
-    model: str
+    models: tuple[str, ...]
     tasks: tuple[str, ...]
     samplers: tuple[str, ...]
     caches: tuple[str, ...] = ("NoCache()",)
     verifiers: tuple[str, ...] = ("NoVerifier()",)
-    seeds: tuple[int, ...] = (0,)
-    gen_length: int = 0
-    block_length: int = 0
-    temperature: float = 0.0
+    decoding: Axes = field(default_factory=dict)
     batch_size: int = 16
     prompts: str = ""
     revision: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "samplers", "caches", "verifiers", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} has at least one entry, got none.")
-        for address in self.tasks:
-            parse_task(address)
-        for sampler in self.samplers:
-            parse(sampler)
-        for cache in self.caches:
-            parse_cache(cache)
-        for verifier in self.verifiers:
-            # A target is loaded once, later, beside the model.
-            if "CausalTarget(" not in verifier:
-                parse_verifier(verifier)
+        _require_distinct("models", self.models, self.models)
+        _require_distinct("tasks", self.tasks, [parse_task(a).address for a in self.tasks])
+        _require_distinct(
+            "samplers", self.samplers, [repr(parse_sampler(s)) for s in self.samplers]
+        )
+        _require_distinct("caches", self.caches, [repr(parse_cache(c)) for c in self.caches])
+        # A target is loaded once, later, beside the model.
+        own = [v if "CausalTarget(" in v else repr(parse_verifier(v)) for v in self.verifiers]
+        _require_distinct("verifiers", self.verifiers, own)
+        for name, values in self.decoding.items():
+            _require_distinct(name, values, values)
+        for chosen in self._options():
+            DecodeConfig(**chosen)
+
+    def selections(self, code: CodeRunner = NO_CODE) -> list[Selection]:
+        """Returns the tasks' examples, read and scorable, before a model is loaded.
+
+        Args:
+            code: Runs the programs of tasks that are scored by running them.
+
+        Raises:
+            ValueError: If files are missing or damaged, a split does not exist or is too small, or
+                answers cannot be scored.
+        """
+        found = [parse_task(address, code) for address in self.tasks]
+        for selection in found:
+            selection.task.require_scorable()
+            selection.examples()
+        return found
 
     def runs(
-        self,
-        model: MaskPredictor,
-        tokenizer: Tokenizer,
-        *,
-        dtype: str,
-        trace: bool,
-        target: Callable[[str], CausalTarget] = no_target,
-        code: CodeRunner = NO_CODE,
+        self, loaded: Mapping[str, Loaded], selections: Sequence[Selection], *, trace: bool
     ) -> Iterator[Run]:
         """Yields the runs, task by task; one for all samplers where the verifier asks none.
 
         Args:
-            model: What `load_model(self.model)` returned.
-            tokenizer: Likewise.
-            dtype: Of the model's parameters.
+            loaded: What `models` are.
+            selections: As `selections` returns them.
             trace: Record step and confidence of every position.
-            target: Loads a verifier's causal model.
-            code: Runs the programs of tasks that are scored by running them.
         """
-        for address, cache, verifier, seed, sampler in product(
-            self.tasks, self.caches, self.verifiers, self.seeds, self.samplers
+        for source, selection, cache, verifier, options, sampler in product(
+            self.models, selections, self.caches, self.verifiers, self._options(), self.samplers
         ):
-            parsed = parse_verifier(verifier, target)
+            own = loaded[source]
+            parsed = parse_verifier(verifier, own.target)
             if not parsed.asks_sampler and sampler != self.samplers[0]:
                 continue
             yield Run(
-                model=model,
-                tokenizer=tokenizer,
-                selection=parse_task(address, code),
-                sampler=parse(sampler),
+                model=own.model,
+                tokenizer=own.tokenizer,
+                selection=selection,
+                sampler=parse_sampler(sampler),
                 cache=parse_cache(cache),
                 verifier=parsed,
-                gen_length=self.gen_length or None,
-                block_length=self.block_length or None,
-                temperature=self.temperature,
-                seed=seed,
+                decoding=decoding_of(selection, options),
                 batch_size=self.batch_size,
                 prompts=self.prompts or None,
-                model_source=self.model,
+                model_source=source,
                 revision=self.revision or None,
-                dtype=dtype,
+                dtype=own.dtype,
                 trace=trace,
             )
+
+    def _options(self) -> list[dict[str, Any]]:
+        """Returns every combination of the options; the seed changes last but for nothing."""
+        names = sorted(self.decoding, key=lambda name: (name == "seed", name))
+        return [
+            dict(zip(names, values, strict=True))
+            for values in product(*(self.decoding[name] for name in names))
+        ]
+
+
+def decoding_of(selection: Selection, options: Mapping[str, Any]) -> DecodeConfig:
+    """Returns the options of a decode: those given, else the task's own, else the defaults.
+
+    Raises:
+        ValueError: If an option is out of its range.
+    """
+    task = selection.task
+    given = {"gen_length": task.gen_length, **options}
+    if task.block_length is not None:
+        # A published block length may be more than the answer length that was asked for.
+        own = min(task.block_length, given["gen_length"])
+        given = {"block_length": own, **given}
+    return DecodeConfig(**given)
 
 
 def read_sweep(path: str | Path) -> Sweep:
@@ -116,37 +168,58 @@ def read_sweep(path: str | Path) -> Sweep:
     """
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"A sweep is a TOML file, got {path}, which does not exist.")
+        raise ValueError(f"A sweep must be a TOML file, got {path}, which does not exist.")
     try:
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from None
-    known = {field.name: field for field in fields(Sweep)}
+        raise ValueError(f"{path} must be valid TOML: {error}.") from None
+    known = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
+    own: dict[str, Any] = {}
+    decoding: dict[str, tuple[Any, ...]] = {}
     for name, value in written.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(known)}."
-            raise ValueError(f"{path} has an entry {name!r} that no sweep has; {hint}")
-        _require_type(path, name, value, known[name].type)
+        if name == "model":
+            own["models"] = _values(path, name, value, str)
+        elif name in OPTIONS:
+            decoding[name] = _values(path, name, value, OPTIONS[name])
+        elif name in known:
+            own[name] = _own(path, name, value, known[name])
+        else:
+            raise ValueError(_unknown(path, name, ["model", *known, *OPTIONS]))
     for name in ("model", "tasks", "samplers"):
         if name not in written:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
-    }
-    return Sweep(**values)
+    return Sweep(decoding=decoding, **own)
 
 
-def _require_type(path: str | Path, name: str, value: object, wanted: object) -> None:
-    items = value if isinstance(value, list) else [value]
-    kinds: dict[object, tuple[Any, bool]] = {
-        str: (str, False), int: (int, False), float: ((int, float), False),
-        tuple[str, ...]: (str, True), tuple[int, ...]: (int, True),
-    }  # fmt: skip
-    kind, is_list = kinds[wanted]
-    right = isinstance(value, list) == is_list and all(
-        isinstance(item, kind) and not isinstance(item, bool) for item in items
-    )
-    if not right:
-        shape = "a list" if is_list else "a value"
-        raise ValueError(f"{name} in {path} is {shape} of type {wanted}, got {value!r}.")
+def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
+    if not is_of(value, kind):
+        shape = "a list of texts" if kind == tuple[str, ...] else f"of type {kind.__name__}"
+        raise ValueError(f"{name} in {path} must be {shape}, got {value!r}.")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    """Reads one value of an option, or a list of them."""
+    values = [value] if is_of(value, kind) or not isinstance(value, list) else value
+    if not values or not all(is_of(one, kind) for one in values):
+        shown = kind.__name__ if isinstance(kind, type) else str(kind)
+        raise ValueError(
+            f"{name} in {path} must be a value of type {shown} or a list of them, got {value!r}."
+        )
+    return tuple(tuple(one) if isinstance(one, list) else one for one in values)
+
+
+def _unknown(path: str | Path, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(known)}."
+    return f"{path} has an entry {name!r} that no sweep has; {hint}"
+
+
+def _require_distinct(name: str, written: Sequence[Any], meant: Sequence[Any]) -> None:
+    if not written:
+        raise ValueError(f"{name} must have at least one entry, got none.")
+    for index, one in enumerate(meant):
+        if one in meant[:index]:
+            raise ValueError(
+                f"{name} must be distinct, got {written[index]!r} twice: it would count as two."
+            )

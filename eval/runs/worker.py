@@ -1,15 +1,16 @@
 """Decodes and scores the batches of one run that belong to this process."""
 
 import math
-import subprocess
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
 from eval.runs import prompts
 from eval.runs.progress import Reporter
+from eval.runs.provenance import now, package_commit
 from eval.runs.records import Record, Settings, append
+from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
 
@@ -35,51 +36,82 @@ _ROW_STRIDE = 1 << 20
 _NUM_WARM_UP = 10
 
 
-@lru_cache(maxsize=1)
-def git_sha() -> str | None:
-    """Returns the commit of the code, `+` behind it if files have changed; None without git."""
-    here = Path(__file__).parent
-    try:
-        sha = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{sha}+" if changed else sha
-
-
 class Worker:
     """Decodes the batches of one run that belong to this process."""
 
-    def __init__(self, run: Run, settings: Settings, part: Path, reporter: Reporter) -> None:
+    def __init__(
+        self, run: Run, settings: Settings, part: Path, reporter: Reporter, machine: str
+    ) -> None:
+        """Takes a run.
+
+        Args:
+            run: What to decode.
+            settings: What names it in the records.
+            part: Where records go.
+            reporter: Follows the progress.
+            machine: Name of the folder's note on this process, see `Folder.note_machine`.
+        """
         self._run = run
+        self._machine = machine
+        self._num_begun = 0
         self._settings = settings
         self._part = part
         self._reporter = reporter
 
-    def work(self, examples: Sequence[Example], done: set[str], place: Place) -> None:
-        """Decodes what is not done of this process's batches and appends the records."""
-        size = self._run.batch_size
-        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
-        mine = list(range(place.rank, len(batches), place.world_size))
-        num_examples = sum(len(batches[index]) for index in mine)
-        num_done = sum(self._key(e) in done for index in mine for e in batches[index])
-        label = f"{self._settings.task} {' + '.join(self._settings.parts)}"
-        label += f" seed {self._settings.seed}" if self._settings.seed else ""
-        self._reporter.begin(label, num_examples, num_done)
-        num_begun = 0
+    def work(
+        self, examples: Sequence[Example], done: Mapping[str, Record], place: Place
+    ) -> None:
+        """Decodes what is not done of this process's batches and appends the records.
+
+        Args:
+            examples: All examples of the run.
+            done: Records of earlier runs by key.
+            place: Which batches are this process's.
+        """
+        mine = range(place.rank, self.num_batches(examples), place.world_size)
+        keys = [self._key(e) for index in mine for e in self._batch(examples, index)]
+        finished = [done[key] for key in keys if key in done]
+        self._reporter.begin(self.label, len(keys), finished)
         for index in mine:
-            wanted = {e.id for e in batches[index] if self._key(e) not in done}
-            if wanted:
-                seed = self._settings.seed + _BATCH_STRIDE * index
-                records = [r for r in self._decode(batches[index], seed) if r["example"] in wanted]
-                warm_up = num_begun < _NUM_WARM_UP
-                num_begun += len(batches[index])
-                append(self._part, [{**record, "warm_up": warm_up} for record in records])
-                self._reporter.add(records)
+            self.finish_batch(examples, index, done)
+
+    @property
+    def label(self) -> str:
+        """The setting in words, what tells it apart first."""
+        seed = f" seed {self._settings.seed}" if self._settings.seed else ""
+        return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
+
+    def num_batches(self, examples: Sequence[Example]) -> int:
+        """Returns how many batches there are."""
+        return -(-len(examples) // self._run.batch_size)
+
+    def finish_batch(
+        self, examples: Sequence[Example], index: int, done: Mapping[str, Record]
+    ) -> list[Record]:
+        """Decodes a batch unless all of it is done; returns its records, in order.
+
+        Args:
+            examples: All examples of the run.
+            index: Which batch.
+            done: Records of earlier runs by key.
+        """
+        batch = self._batch(examples, index)
+        missing = {e.id for e in batch if self._key(e) not in done}
+        new: dict[str, Record] = {}
+        if missing:
+            seed = self._settings.seed + _BATCH_STRIDE * index
+            warm_up = self._num_begun < _NUM_WARM_UP
+            self._num_begun += len(batch)
+            records = [r for r in self._decode(batch, seed) if r["example"] in missing]
+            new = {record["key"]: {**record, "warm_up": warm_up} for record in records}
+            append(self._part, new.values())
+            self._reporter.add(list(new.values()))
+        keys = [self._key(example) for example in batch]
+        return [new[key] if key in new else done[key] for key in keys]
+
+    def _batch(self, examples: Sequence[Example], index: int) -> Sequence[Example]:
+        size = self._run.batch_size
+        return examples[index * size : (index + 1) * size]
 
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)
@@ -103,10 +135,10 @@ class Worker:
     def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
         chat = self._settings.prompts == "chat"
         encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
-        trace, gains = Trace(), Gains()
+        trace, runners_up, gains = Trace(), RunnersUp(), Gains()
         observers: list[Observer] = [self._reporter, gains]
         if self._run.trace:
-            observers.append(trace)
+            observers += [trace, runners_up]
         output = self._call(encoded, seed, observers)
         texts = [
             self._run.tokenizer.decode(answer, skip_special_tokens=True)
@@ -125,30 +157,31 @@ class Worker:
                 "batch_target_forwards": output.target_forwards,
                 "batch_s": output.wall_s,
                 "tokens": output.tokens[row].tolist(),
-                "trace": self._traced(trace, row, encoded[row]) if self._run.trace else None,
+                "trace": self._traced(trace, runners_up, row, encoded[row])
+                if self._run.trace
+                else None,
             }
             for row, example in enumerate(examples)
         ]
         for record in records if self._run.trace else []:
             replaced = {revision[1] for revision in record["trace"]["revisions"]}
-            record["pieces"] = self._pieces({*record["tokens"], *replaced})
+            likely = {
+                token for told in record["trace"]["runners_up"] if told for token, _ in told[1]
+            }
+            record["pieces"] = self._pieces({*record["tokens"], *replaced, *likely})
         return records
 
     def _call(
         self, encoded: list[list[int]], seed: int, observers: Sequence[Observer]
     ) -> DecodeOutput:
-        run, settings = self._run, self._settings
+        run = self._run
         return decode(
             run.model,
             encoded,
             run.sampler,
             cache=run.cache,
             verifier=run.verifier,
-            gen_length=settings.gen_length,
-            block_length=settings.block_length,
-            temperature=settings.temperature,
-            seed=seed,
-            stop_at_eos=settings.stop_at_eos,
+            config=replace(self._settings.decoding, seed=seed),
             observers=observers,
         )
 
@@ -170,17 +203,21 @@ class Worker:
             "sampler": self._settings.sampler,
             "cache": self._settings.cache,
             "verifier": self._settings.verifier,
-            "git": git_sha(),
+            "git": package_commit(),
+            "machine": self._machine,
+            "date": now(),
             "error": None,
             "primary": self._run.selection.task.primary,
             "prompt": example.turns()[-1]["content"],
             "target": example.target,
         }
 
-    def _traced(self, trace: Trace, row: int, prompt: list[int]) -> Record:
+    def _traced(self, trace: Trace, runners_up: RunnersUp, row: int, prompt: list[int]) -> Record:
         """Returns step and confidence of each position; -1 and None where no round committed it."""
+        steps = trace.steps[row].tolist()
         return {
-            "steps": trace.steps[row].tolist(),
+            "steps": steps,
+            "runners_up": runners_up.of(row, steps),
             "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
             "revisions": [
                 [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]

@@ -16,7 +16,6 @@ NUM_BUCKETS = 20
 VAL_BUCKET = 0
 TEST_BUCKET = 1
 DEFAULT_NUM_EXAMPLES = 200
-DEFAULT_BLOCK_LENGTH = 32
 MAX_MISSES = 1_000
 
 
@@ -70,9 +69,9 @@ class Task(ABC):
         """Default answer length in tokens, room for EOS included."""
 
     @property
-    def block_length(self) -> int:
-        """Default number of tokens per block; at most the answer's length is used."""
-        return DEFAULT_BLOCK_LENGTH
+    def block_length(self) -> int | None:
+        """Published number of tokens per block, at most the answer's length; None: the model's."""
+        return None
 
     @property
     def prompts(self) -> str:
@@ -108,6 +107,10 @@ class Task(ABC):
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Returns the scores of an answer, each in [0, 1], or None where one is undefined."""
 
+    def extract(self, text: str) -> str:
+        """Returns what an answer comes to, to tell whether two answers agree; here all its text."""
+        return " ".join(cut_at(text, self.stop).split())
+
     def allowing(self, code: CodeRunner) -> "Task":
         """Returns the task with `code` to run programs; itself if it needs none run."""
         return self
@@ -126,9 +129,21 @@ class Task(ABC):
             ValueError: If the split does not exist or `num_examples` is not positive.
         """
         if split not in self.splits:
-            raise ValueError(f"split is one of {', '.join(self.splits)}, got {split!r}.")
+            raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}.")
         if num_examples is not None and num_examples < 1:
-            raise ValueError(f"num_examples is at least 1, got {num_examples}.")
+            raise ValueError(f"limit must be at least 1, got {num_examples}.")
+
+    def require_enough(self, split: str, num_available: int, wanted: int | None) -> None:
+        """Checks that a split has as many examples as were asked for.
+
+        Raises:
+            ValueError: If it has fewer.
+        """
+        if wanted is not None and wanted > num_available:
+            raise ValueError(
+                f"limit must be at most {num_available}, the number of examples in the split "
+                f"{split!r} of {self.name}, got {wanted}."
+            )
 
 
 class GeneratedTask(Task):

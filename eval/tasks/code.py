@@ -39,9 +39,11 @@ class CodeTask(Task):
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol is one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
+            raise ValueError(
+                f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}."
+            )
         if self.gen_length < 1:
-            raise ValueError(f"gen_length is at least 1, got {self.gen_length}.")
+            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
 
     @property
     def prompts(self) -> str:
@@ -64,8 +66,7 @@ class CodeTask(Task):
             twice = next(i for i in ids if ids.count(i) > 1)
             raise ValueError(f"Problems of {self.name} are distinct, got {twice!r} twice.")
         wanted = len(found) if num_examples is None else num_examples
-        if not 0 < wanted <= len(found):
-            raise ValueError(f"num_examples is at most {len(found)} for {split!r}, got {wanted}.")
+        self.require_enough(split, len(found), wanted)
         if seed != 0:
             return random.Random(f"{self.name};{split};{seed}").sample(found, wanted)
         return found[:wanted]

@@ -32,9 +32,9 @@ class Equations(GeneratedTask):
 
     def __post_init__(self) -> None:
         if self.max_value < 4:
-            raise ValueError(f"max_value is at least 4, got {self.max_value}.")
+            raise ValueError(f"max_value must be at least 4, got {self.max_value}.")
         if self.max_factor < 1:
-            raise ValueError(f"max_factor is at least 1, got {self.max_factor}.")
+            raise ValueError(f"max_factor must be at least 1, got {self.max_factor}.")
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one equation."""

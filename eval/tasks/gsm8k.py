@@ -65,13 +65,15 @@ class Gsm8k(Task):
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol is one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
+            raise ValueError(
+                f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}."
+            )
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ValueError(f"num_fewshot is at least 0, got {self.num_fewshot}.")
+            raise ValueError(f"num_fewshot must be at least 0, got {self.num_fewshot}.")
         if self.gen_length == OF_PROTOCOL:
             object.__setattr__(self, "gen_length", self._protocol.gen_length)
         if self.gen_length < 1:
-            raise ValueError(f"gen_length is at least 1, got {self.gen_length}.")
+            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -99,8 +101,7 @@ class Gsm8k(Task):
         self.require(split, num_examples)
         rows = self._rows(split)
         wanted = len(rows) if num_examples is None else num_examples
-        if wanted > len(rows):
-            raise ValueError(f"num_examples is at most {len(rows)} for {split!r}, got {wanted}.")
+        self.require_enough(split, len(rows), wanted)
         chosen = list(range(wanted))
         if seed != 0:
             chosen = random.Random(f"gsm8k;{split};{seed}").sample(range(len(rows)), wanted)
@@ -130,6 +131,10 @@ class Gsm8k(Task):
             "answer_flexible": float(flexible_answer(text) == gold),
         }
 
+    def extract(self, text: str) -> str:
+        """Returns the last number; all of the text if there is none."""
+        return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
+
     @property
     def _protocol(self) -> Protocol:
         return PROTOCOLS[self.protocol]
@@ -150,7 +155,7 @@ class Gsm8k(Task):
         pool = self._rows("train")
         if count >= len(pool):
             raise ValueError(
-                f"num_fewshot is below the number of training rows, {len(pool)}, got {count}."
+                f"num_fewshot must be below the number of training rows, {len(pool)}, got {count}."
             )
         return [
             [row for row in drawn if row.question != asked.question][:count]

@@ -38,9 +38,9 @@ class JsonLines(Task):
 
     def __post_init__(self) -> None:
         if self.match not in _MATCHES:
-            raise ValueError(f"match is one of {', '.join(_MATCHES)}, got {self.match!r}.")
+            raise ValueError(f"match must be one of {', '.join(_MATCHES)}, got {self.match!r}.")
         if self.gen_length < 1:
-            raise ValueError(f"gen_length is at least 1, got {self.gen_length}.")
+            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
 
     @property
     def name(self) -> str:
@@ -66,6 +66,7 @@ class JsonLines(Task):
         if len(set(ids)) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
             raise ValueError(f"Examples of {self.path} have distinct ids, got {twice!r} twice.")
+        self.require_enough(split, len(found), num_examples)
         return found[:num_examples]
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:

@@ -80,9 +80,9 @@ class ListTask(GeneratedTask):
 
     def __post_init__(self) -> None:
         if self.keyword not in OUTPUTS:
-            raise ValueError(f"keyword is one of {', '.join(OUTPUTS)}, got {self.keyword!r}.")
+            raise ValueError(f"keyword must be one of {', '.join(OUTPUTS)}, got {self.keyword!r}.")
         if self.style not in STYLES:
-            raise ValueError(f"style is one of {', '.join(STYLES)}, got {self.style!r}.")
+            raise ValueError(f"style must be one of {', '.join(STYLES)}, got {self.style!r}.")
         if self.n is not None and self.keyword in FIXED_LENGTH:
             raise ValueError(f"{self.keyword!r} has one length only, got n={self.n}; leave n out.")
         if self.n is not None and not 2 <= self.n <= LONG_LENGTHS[1]:

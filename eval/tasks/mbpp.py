@@ -105,7 +105,7 @@ class Mbpp(CodeTask):
         others = [problem for problem in pool if problem.number != asked.number]
         if len(others) < self.num_fewshot:
             raise ValueError(
-                f"num_fewshot is at most the number of other problems with task_id 1 to 10, "
+                f"num_fewshot must be at most the number of other problems with task_id 1 to 10, "
                 f"{len(others)}, got {self.num_fewshot}; give the whole file, or num_fewshot=0."
             )
         return others[: self.num_fewshot]

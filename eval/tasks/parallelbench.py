@@ -84,8 +84,7 @@ class ParallelBench(Task):
         wanted = len(rows) if num_examples is None else num_examples
         if not rows:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        if wanted > len(rows):
-            raise ValueError(f"num_examples is at most {len(rows)} for {self.name}, got {wanted}.")
+        self.require_enough(split, len(rows), wanted)
         known = SCORERS.get(rows[0].metric, UNKNOWN).names
         if self.primary not in known:
             raise ValueError(

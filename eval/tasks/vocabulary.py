@@ -56,7 +56,7 @@ def vocabulary(max_number: int = 200) -> tuple[str, ...]:
         ValueError: If `max_number` is below 200.
     """
     if max_number < MAX_SUM:
-        raise ValueError(f"max_number is at least {MAX_SUM}, got {max_number}.")
+        raise ValueError(f"max_number must be at least {MAX_SUM}, got {max_number}.")
     used_words = {*NAMES, *HELD_OUT_NAMES, *OBJECTS, *HELD_OUT_OBJECTS, *ITEMS, *OUTPUTS}
     used_words |= {"latin", "sudoku4", ANSWER_MARKER.split()[0]}
     used_words |= {word for template in TEMPLATES for word in template.words()}

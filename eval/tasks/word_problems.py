@@ -86,13 +86,13 @@ class WordProblems(GeneratedTask):
 
     def __post_init__(self) -> None:
         if self.max_value < 20:
-            raise ValueError(f"max_value is at least 20, got {self.max_value}.")
+            raise ValueError(f"max_value must be at least 20, got {self.max_value}.")
         if self.max_factor < 2:
-            raise ValueError(f"max_factor is at least 2, got {self.max_factor}.")
+            raise ValueError(f"max_factor must be at least 2, got {self.max_factor}.")
         unknown = sorted(set(self.templates) - set(TEMPLATE_IDS))
         if unknown:
             raise ValueError(
-                f"templates are ids such as {TEMPLATE_IDS[0]!r}, got {', '.join(unknown)}; "
+                f"templates must be ids such as {TEMPLATE_IDS[0]!r}, got {', '.join(unknown)}; "
                 f"the ids are {', '.join(TEMPLATE_IDS)}."
             )
 
@@ -147,6 +147,11 @@ class WordProblems(GeneratedTask):
             "format": float(SOLUTION.fullmatch(text.strip()) is not None),
         }
 
+    def extract(self, text: str) -> str:
+        """Returns the number after `####`; all of the text if there is none."""
+        strict = STRICT_ANSWER.search(text)
+        return strict[1] if strict else super().extract(text)
+
     @cached_property
     def _chosen(self) -> tuple[Template, ...]:
         wanted = self.templates or TEMPLATE_IDS
@@ -166,7 +171,7 @@ class WordProblems(GeneratedTask):
 
     def _recipes_of(self, split: str) -> tuple["Recipe", ...]:
         if split not in ACCEPTS:
-            raise ValueError(f"split is one of {', '.join(SPLITS)}, got {split!r}.")
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
         recipes = self._recipes_by_role[split == "test_template"]
         if not recipes:
             raise ValueError(

@@ -92,9 +92,9 @@ class WordsToSentence(GeneratedTask):
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MAX_WORDS:
-            raise ValueError(f"n is a number of words from 2 to {MAX_WORDS}, got {self.n}.")
+            raise ValueError(f"n must be a number of words from 2 to {MAX_WORDS}, got {self.n}.")
         if self.level not in LEVELS:
-            raise ValueError(f"level is one of {', '.join(LEVELS)}, got {self.level!r}.")
+            raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {self.level!r}.")
 
     def sample(self, rng: random.Random, split: str = "train") -> Example:
         """Draws the words of a split.

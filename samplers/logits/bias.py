@@ -12,51 +12,62 @@ from samplers.logits.statistics import TopK, widen
 class LogitBias(NamedTuple):
     """What is added to the logits of a few tokens of each position.
 
-    Every statistic of the raised distribution follows exactly from that of the plain one: with p
-    the plain probabilities and b the bonus, p is reweighted to p exp(b) / S, where
-    S = 1 + sum p (exp(b) - 1) runs over the raised tokens only.
+    Every statistic of the raised distribution follows exactly from the plain one and the listed
+    tokens: the weight of all tokens that are not listed is known from the plain odds. Weights are
+    relative to the largest logit throughout, see `statistics.odds_against`.
 
     Attributes:
         tokens: Each at most once a position, the most likely one among them; -1 is an unused slot.
-        values: The bonus, at least 0.
-        logits: Of these tokens, without the bonus; -inf in unused slots.
-        log_normaliser: log sum exp of all logits, without the bonus.
+        values: What is added, at least 0.
+        logits: Plain logits of these tokens; -inf in unused slots.
+        plain_largest: Largest plain logit.
+        plain_odds: Odds against the most likely token of the plain distribution.
     """
 
     tokens: Int[Tensor, "B W R"]
     values: Float[Tensor, "B W R"]
     logits: Float[Tensor, "B W R"]
-    log_normaliser: Float[Tensor, "B W"]
+    plain_largest: Float[Tensor, "B W"]
+    plain_odds: Float[Tensor, "B W"]
 
-    def growth(self) -> Float[Tensor, "B W"]:
-        """Returns log S, by which the log normaliser grows."""
-        shares = (self.logits - self.log_normaliser[..., None]).exp()
-        return (shares * self.values.expm1()).sum(-1).log1p()
+    @property
+    def raised(self) -> Float[Tensor, "B W R"]:
+        """Raised logits of the listed tokens."""
+        return self.logits + self.values
+
+    def largest(self) -> Float[Tensor, "B W"]:
+        """Returns the largest raised logit, which is that of a listed token."""
+        return self.raised.amax(-1)
+
+    def odds_against(self) -> Float[Tensor, "B W"]:
+        """Returns the odds against the most likely token of the raised distribution."""
+        largest = self.largest()
+        unlisted = (self.plain_odds - _others(self.logits, self.plain_largest)).clamp(min=0.0)
+        return _others(self.raised, largest) + unlisted * (self.plain_largest - largest).exp()
 
     def most_likely(self) -> Int[Tensor, "B W"]:
         """Returns the most likely token of the raised distribution."""
-        best = (self.logits + self.values).argmax(-1, keepdim=True)
+        best = self.raised.argmax(-1, keepdim=True)
         return self.tokens.gather(-1, best).squeeze(-1)
 
     def value_of(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-        """Returns the bonus of the given token at each position."""
+        """Returns what is added to the logit of the given token at each position."""
         return (self.values * (self.tokens == tokens[..., None])).sum(-1)
 
     def entropy(self, plain: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
         """Returns the raised distribution's entropy in nats, from the plain one's."""
-        logs = self.logits - self.log_normaliser[..., None]
+        plain_log = self.plain_odds.log1p()
+        logs = self.logits - self.plain_largest[..., None] - plain_log[..., None]
         before = torch.special.entr(logs.exp())
         after = torch.special.entr((logs + self.values).exp())
-        growth = self.growth()
+        growth = self.largest() - self.plain_largest + self.odds_against().log1p() - plain_log
         entropy: Tensor = growth + (plain + (after - before).sum(-1)) * (-growth).exp()
         return entropy
 
     def top_k(self, plain: TopK) -> TopK:
         """Returns as many largest raised logits as there are plain ones, and their tokens."""
         listed = (plain.tokens[..., :, None] == self.tokens[..., None, :]).any(-1)
-        logits = torch.cat(
-            [plain.logits.masked_fill(listed, -torch.inf), self.logits + self.values], -1
-        )
+        logits = torch.cat([plain.logits.masked_fill(listed, -torch.inf), self.raised], -1)
         tokens = torch.cat([plain.tokens, self.tokens.clamp(min=0)], -1)
         best = logits.topk(plain.logits.shape[-1], dim=-1)
         return TopK(best.values, tokens.gather(-1, best.indices))
@@ -67,5 +78,11 @@ class LogitBias(NamedTuple):
         return wide.scatter_add(-1, self.tokens.clamp(min=0), self.values.to(wide.dtype))
 
     def at(self, rows: Tensor | slice, columns: Tensor | slice = slice(None)) -> "LogitBias":
-        """Returns the bonus of some rows and columns."""
+        """Returns what is added in some rows and columns."""
         return LogitBias(*(part[rows, columns] for part in self))
+
+
+def _others(logits: Float[Tensor, "B W R"], largest: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Adds up the weights of the listed tokens but the best of them."""
+    weights = (logits - largest[..., None]).exp()
+    return weights.scatter(-1, logits.argmax(-1, keepdim=True), 0.0).sum(-1)

@@ -23,11 +23,11 @@ _NUM_WARPS = 8
 
 
 def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
-    """Returns the two largest logits, the log normaliser and the entropy, in float32.
+    """Returns the two largest logits, the odds against the first, and the entropy, in float32.
 
     One program reads each position once, wherever its logits lie, and adds up in a fixed order: a
     position's results do not depend on the others, nor on the run. Of ties the lowest id comes
-    first. A NaN makes normaliser and entropy NaN and is never the largest.
+    first. A NaN makes odds and entropy NaN and is never the largest.
 
     Args:
         logits: float16, bfloat16 or float32; at least one of each position is finite.
@@ -35,7 +35,7 @@ def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
     B, W, V = logits.shape
     values = logits.new_empty((B, W, 2), dtype=torch.float32)
     tokens = logits.new_empty((B, W, 2), dtype=torch.long)
-    normalisers, entropies = values.new_empty(B, W), values.new_empty(B, W)
+    odds, entropies = values.new_empty(B, W), values.new_empty(B, W)
     if B * W > 0:
         # Triton launches on the current device, whichever holds the logits.
         with torch.cuda.device_of(logits):
@@ -46,12 +46,12 @@ def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
                 V,
                 values,
                 tokens,
-                normalisers,
+                odds,
                 entropies,
                 num_lanes=_NUM_LANES,
                 num_warps=_NUM_WARPS,
             )
-    return TopK(values, tokens), Spread(normalisers, entropies)
+    return TopK(values, tokens), Spread(odds, entropies)
 
 
 @cache
@@ -76,14 +76,14 @@ def _summarise(
     vocab_size,
     top_logits,
     top_tokens,
-    normalisers,
+    odds_against,
     entropies,
     num_lanes: tl.constexpr,
 ):
     # In 64 bits: a batch of long windows has more than 2^31 logits.
     position = tl.program_id(0).to(tl.int64)
     logits += position // num_columns * row_stride + position % num_columns * column_stride
-    best, best_id, second, second_id, mass, moment = _by_lane(
+    best, best_id, second, second_id, others, moment = _by_lane(
         logits, token_stride, vocab_size, num_lanes
     )
     top = tl.max(best, 0)
@@ -95,28 +95,30 @@ def _summarise(
     runner_up_token = tl.min(tl.where(rest == runner_up, rest_id, vocab_size), 0)
     gap = _finite(best - top)
     share = tl.exp(gap)
-    total = tl.sum(share * mass, 0)
-    surplus = tl.sum(share * (moment + mass * gap), 0)
+    # Without the 1 of the winner, which would swallow the shares of the other tokens.
+    odds = tl.sum(tl.where(best_id == token, others, share * (others + 1.0)), 0)
+    surplus = tl.sum(share * (moment + (others + 1.0) * gap), 0)
     tl.store(top_logits + 2 * position, top)
     tl.store(top_logits + 2 * position + 1, runner_up)
     tl.store(top_tokens + 2 * position, token.to(tl.int64))
     tl.store(top_tokens + 2 * position + 1, runner_up_token.to(tl.int64))
-    tl.store(normalisers + position, top + tl.log(total))
-    tl.store(entropies + position, tl.log(total) - surplus / total)
+    tl.store(odds_against + position, odds)
+    tl.store(entropies + position, tl.log(1.0 + odds) - surplus / (1.0 + odds))
 
 
 @triton.jit
 @no_type_check
 def _by_lane(logits, token_stride, vocab_size, num_lanes: tl.constexpr):
     # Each lane strides through the vocabulary on its own, and they meet at the end: a reduction at
-    # every step would cost more than the arithmetic. `mass` is a lane's sum of exp(x - best),
-    # `moment` that of (x - best) exp(x - best), rescaled whenever `best` grows.
+    # every step would cost more than the arithmetic. `others` is a lane's sum of exp(x - best)
+    # without the best's own 1, `moment` that of (x - best) exp(x - best), rescaled whenever `best`
+    # grows.
     lane = tl.arange(0, num_lanes)
     best = tl.full((num_lanes,), -float("inf"), tl.float32)
     second = tl.full((num_lanes,), -float("inf"), tl.float32)
     best_id = lane
     second_id = lane + num_lanes
-    mass = tl.zeros((num_lanes,), tl.float32)
+    others = tl.zeros((num_lanes,), tl.float32)
     moment = tl.zeros((num_lanes,), tl.float32)
     for start in range(0, vocab_size, num_lanes):
         ids = start + lane
@@ -126,15 +128,16 @@ def _by_lane(logits, token_stride, vocab_size, num_lanes: tl.constexpr):
         gap = _finite(tl.where(higher, best - x, x - best))
         # A NaN must reach the sums.
         share = tl.where(x == x, tl.exp(gap), x)
-        moment = tl.where(higher, share * (moment + mass * gap), moment + share * gap)
-        mass = tl.where(higher, share * mass + 1.0, mass + share)
+        grown = share * (moment + (others + 1.0) * gap)
+        moment = tl.where(higher, grown, moment + share * gap)
+        others = tl.where(higher, share * (others + 1.0), others + share)
         # Strictly greater, so that the lowest id of ties stays.
         is_next = x > second
         second_id = tl.where(higher, best_id, tl.where(is_next, ids, second_id))
         second = tl.where(higher, best, tl.where(is_next, x, second))
         best_id = tl.where(higher, ids, best_id)
         best = tl.where(higher, x, best)
-    return best, best_id, second, second_id, mass, moment
+    return best, best_id, second, second_id, others, moment
 
 
 @triton.jit

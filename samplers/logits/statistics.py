@@ -37,9 +37,14 @@ class _Largest(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How the probability of each position is spread over its tokens."""
+    """How the probability of each position is spread over its tokens.
 
-    log_normaliser: Float[Tensor, "B W"]
+    Attributes:
+        odds_against: (1 - p) / p of the most likely token.
+        entropy: In nats.
+    """
+
+    odds_against: Float[Tensor, "B W"]
     entropy: Float[Tensor, "B W"]
 
 
@@ -48,27 +53,53 @@ def most_likely(logits: Float[Tensor, "B W V"]) -> Int[Tensor, "B W"]:
     return top_k(logits, 1).tokens.squeeze(-1)
 
 
+def odds_against(
+    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]
+) -> Float[Tensor, "B W"]:
+    """Returns the odds against the most likely token, in float32 or better.
+
+    They are (1 - p) / p = sum over all other tokens j of exp(l_j - l_max), so that p is
+    1 / (1 + odds). Unlike exp(l_max - log_normaliser), which has the resolution of the logits
+    (2e-6 at 20), this tells probabilities near 1 apart. The 1 of the token itself is left out of
+    the sum, where it would swallow the shares of a long vocabulary.
+
+    Args:
+        logits: Half precision is widened as it is read.
+        tokens: The most likely one of each position.
+    """
+    return _by_chunk(_odds_against, logits, tokens)
+
+
 def log_normaliser(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]
 ) -> Float[Tensor, "B W"]:
     """Returns log sum exp over the vocabulary, in float32 or better.
 
+    A probability is not to be had from it by exp(logit - log_normaliser); see `probability`.
+
     Args:
         logits: Half precision is widened as it is read.
         tokens: The most likely one of each position.
     """
-    return gather(logits, tokens) - _by_chunk(_log_share, logits, tokens)
+    return gather(logits, tokens) + odds_against(logits, tokens).log1p()
+
+
+def probability(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Returns the probability of the given token at each position, in float32 or better."""
+    best = most_likely(logits)
+    gap = gather(logits, tokens) - gather(logits, best)
+    return gap.exp() / (1.0 + odds_against(logits, best))
 
 
 def spread(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Spread:
-    """Returns `log_normaliser` and the entropy in nats, in one pass; -inf counts as 0.
+    """Returns `odds_against` and the entropy in nats, in one pass; -inf counts as 0.
 
     Args:
         logits: Half precision is widened as it is read.
         tokens: The most likely one of each position.
     """
-    found = _by_chunk(_log_share_and_entropy, logits, tokens)
-    return Spread(gather(logits, tokens) - found[..., 0], found[..., 1])
+    found = _by_chunk(_odds_and_entropy, logits, tokens)
+    return Spread(found[..., 0], found[..., 1])
 
 
 def divergence(new: Float[Tensor, "B W V"], old: Float[Tensor, "B W V"]) -> Float[Tensor, "B W"]:
@@ -198,21 +229,34 @@ def _largest(values: Float[Tensor, "*shape V"], n: int) -> _Largest:
     return _Largest(*(torch.cat(pair, -1) for pair in zip(first, second, strict=True)))
 
 
-def _log_share(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return _shares(logits).gather(-1, tokens[:, None]).squeeze(-1).log()
+def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    # In place: one more array of this size can cost more in page faults than in arithmetic.
+    return _without(_gaps(logits, tokens).exp_(), tokens).sum(-1)
 
 
-def _log_share_and_entropy(
+def _odds_and_entropy(
     logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]
 ) -> Float[Tensor, "n 2"]:
-    shares = _shares(logits)
-    log_share = shares.gather(-1, tokens[:, None]).log()
-    # In place: one more array of this size can cost more in page faults than in arithmetic.
-    gaps = logits.to(shares.dtype, copy=True).sub_(logits.gather(-1, tokens[:, None]))
-    # Of p times log p / p_max, excluded tokens have 0 times -inf, which counts as 0. If a logit is
-    # NaN, so is the share.
-    surplus = shares.mul_(gaps).nansum(-1, keepdim=True)
-    return torch.cat([log_share, -log_share - surplus], -1)
+    gaps = _gaps(logits, tokens)
+    weights = _without(gaps.exp(), tokens)
+    odds = weights.sum(-1, keepdim=True)
+    # An excluded token has 0 times -inf, which counts as 0. If a logit is NaN, so are the odds.
+    surplus = weights.mul_(gaps).nansum(-1, keepdim=True)
+    return torch.cat([odds, odds.log1p() - surplus / (1.0 + odds)], -1)
+
+
+def _gaps(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
+    """Returns a copy of the logits less that of the given token, in float32 or better."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    largest = logits.gather(-1, tokens[:, None]).to(dtype)
+    # One pass where nothing is widened.
+    return logits - largest if logits.dtype == dtype else logits.to(dtype).sub_(largest)
+
+
+def _without(weights: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
+    """Takes the 1 away that each given token has; what is NaN stays NaN. In place."""
+    one = weights.new_full((1, 1), -1.0).expand(len(tokens), 1)
+    return weights.scatter_add_(-1, tokens[:, None], one)
 
 
 def _shares(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:

@@ -1,4 +1,4 @@
-"""The statistics of one window of logits, in as few passes over them as their use allows."""
+"""Logits of a window, and their statistics in as few passes over them as their use allows."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,17 +14,26 @@ from samplers.logits.statistics import Spread, TopK
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What samplers ask about the logits of each position, found on first use and kept.
+    """Logits that a forward computed, and what samplers ask about them, found once and kept.
 
-    On CUDA a fused kernel finds all of it in one pass, if Triton is installed and can compile it;
-    float64 is left to torch. Otherwise the normaliser alone costs a pass, and a longer one finds
-    the entropy with it; which is made depends on what is asked for first.
+    Views that share a summary share what was found. On CUDA a fused kernel finds everything in one
+    pass, if Triton is installed and can compile it; float64 is left to torch. Otherwise the odds
+    alone cost a pass, and a longer one finds the entropy with them; which is made depends on what
+    is asked for first.
 
     Attributes:
-        logits: At least one of each position is finite.
+        logits: At temperature 1, at least one of each position finite.
+        columns: Which columns of the window the logits predict, each at most once; `None`: all, in
+            order.
     """
 
-    logits: Float[Tensor, "B W V"]
+    logits: Float[Tensor, "B N V"]
+    columns: Int[Tensor, "B N"] | None = None
+
+    def take(self, rows: Int[Tensor, " N"]) -> "Summary":
+        """Returns the logits of some rows."""
+        columns = None if self.columns is None else self.columns[rows]
+        return Summary(self.logits[rows], columns)
 
     @cached_property
     def top(self) -> TopK:
@@ -38,27 +47,34 @@ class Summary:
         return TopK(self.top.logits[..., :n], self.top.tokens[..., :n])
 
     @property
-    def most_likely(self) -> Int[Tensor, "B W"]:
+    def most_likely(self) -> Int[Tensor, "B N"]:
         """The token of the largest logit; of ties the lowest id."""
         return self.top.tokens[..., 0] if self._knows("top") else self._most_likely
 
     @property
-    def log_normaliser(self) -> Float[Tensor, "B W"]:
-        """Logarithm of the sum of the exponentials of the logits."""
-        return self._spread.log_normaliser if self._knows("_spread") else self._log_normaliser
+    def odds_against(self) -> Float[Tensor, "B N"]:
+        """(1 - p) / p of the most likely token; see `statistics.odds_against`."""
+        return self._spread.odds_against if self._knows("_spread") else self._odds_against
+
+    @cached_property
+    def largest(self) -> Float[Tensor, "B N"]:
+        """The largest logit."""
+        if self._knows("top"):
+            return self.top.logits[..., 0]
+        return statistics.gather(self.logits, self.most_likely)
 
     @property
-    def entropy(self) -> Float[Tensor, "B W"]:
+    def entropy(self) -> Float[Tensor, "B N"]:
         """Entropy in nats."""
         return self._spread.entropy
 
     @cached_property
-    def _most_likely(self) -> Int[Tensor, "B W"]:
+    def _most_likely(self) -> Int[Tensor, "B N"]:
         return statistics.most_likely(self.logits)
 
     @cached_property
-    def _log_normaliser(self) -> Float[Tensor, "B W"]:
-        return statistics.log_normaliser(self.logits, self.most_likely)
+    def _odds_against(self) -> Float[Tensor, "B N"]:
+        return statistics.odds_against(self.logits, self.most_likely)
 
     @cached_property
     def _spread(self) -> Spread:

@@ -56,8 +56,13 @@ def test_run_report_and_trace(
     assert main(["trace", out, "--html", str(page)]) == 0
     assert "FixedSchedule" in page.read_text()
     assert main(["trace", out, "--example", "nonsense"]) == 2
-    assert main([*command, "--temperature", "0.7"]) == 2
-    assert "other settings (temperature: 0.0 there, 0.7 here)" in capsys.readouterr().err
+    assert main([*command, "--temperature", "0.7"]) == 0
+    shown = capsys.readouterr()
+    assert "holds 2 settings besides" in shown.err
+    assert "temperature=0.7" in shown.out
+    assert len(Folder(out).settings()) == 4
+    assert main([*command, "--drop-others"]) == 0
+    assert len(Folder(out).settings()) == 2
 
 
 def test_a_sweep_of_a_file(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +155,7 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["run", "nothing", "out"], "A task is one of"),
+        (["run", "nothing", "out"], "A task must be one of"),
         (["run", "lists/copy", "out", "--sampler", "Nothing()"], "'Nothing' is not known"),
         (["report", "nowhere"], "without it"),
         (["sweep", "nowhere.toml", "out"], "does not exist"),

@@ -11,7 +11,7 @@ import torch
 from drafted import tiny_llama
 from pretended import DEVICE, Accelerator, Pretended
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, MODELS
+from spied import FAMILIES, LAW_OPTIONS, MODELS
 
 from dllm_decode import (
     ARVerify,
@@ -114,10 +114,12 @@ def compare(on_cpu: DecodeOutput, out: DecodeOutput) -> None:
         assert torch.equal(torch.as_tensor(expected), torch.as_tensor(found)), name
 
 
-def pair(source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float64) -> Pair:
-    here = load_model(source, dtype=dtype)[0]
+def pair(
+    source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float64, **options: Any
+) -> Pair:
+    here = load_model(source, dtype=dtype, **options)[0]
     with Accelerator() as accelerator:
-        there = load_model(source, device="cuda", dtype=dtype)[0]
+        there = load_model(source, device="cuda", dtype=dtype, **options)[0]
     there.graphs = graphs
     there._runner = GraphRunner(capture=Recorder(accelerator))
     assert there.device == DEVICE
@@ -126,12 +128,14 @@ def pair(source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float6
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, Pair]:
-    return {family: pair(MODELS / family) for family in FAMILIES}
+    return {family: pair(MODELS / family, **LAW_OPTIONS[family]) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Pair]:
-    return {family: pair(MODELS / family, graphs=True) for family in FAMILIES}
+    return {
+        family: pair(MODELS / family, graphs=True, **LAW_OPTIONS[family]) for family in FAMILIES
+    }
 
 
 def target_on(device: str, vocab_size: int) -> CausalTarget:

@@ -20,6 +20,7 @@ from samplers import (
 )
 from samplers.less import _coarse_divergence
 from samplers.logits.statistics import divergence
+from samplers.logits.summary import Summary
 
 
 def num_committed(sampler: Sampler, view: View) -> int:
@@ -201,7 +202,7 @@ def test_bfloat16_logits_are_compared_in_float32() -> None:
     eligible = torch.ones(1, 2, dtype=torch.bool)
     view = View(
         tokens=torch.zeros(1, 2, dtype=torch.long),
-        logits=logits,
+        computed=Summary(logits),
         masked=eligible,
         eligible=eligible,
         start=0,

@@ -3,29 +3,49 @@
 The recordings say where they come from: see the metadata of each golden.safetensors.
 """
 
-from pathlib import Path
+import json
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
+from families_under_test import EVERY_FAMILY, MODELS, load_tiny
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, load_model
+from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer
+from dllm_decode.models.families import FAMILIES
 
-DATA = Path(__file__).parent / "data" / "models"
-FAMILIES = ("llada", "dream", "sdar")
-# Different kernels and shapes differ by up to 6e-5 between machines; a wrong switch by 0.1 or more.
+# Different kernels and shapes differ by up to 1e-4 between machines; a wrong switch by 0.1 or more.
 TOLERANCE = 1e-3
 
 
-@pytest.fixture(scope="module")
+@cache
+def golden_of(family: str) -> dict[str, Tensor]:
+    return load_file(MODELS / family / "golden.safetensors")
+
+
+@cache
+def model_of(family: str) -> MaskedTransformer:
+    return load_tiny(family, dtype=torch.float32)
+
+
+def families_with(key: str) -> Any:
+    """All families whose recording has a key; a law about none of them would be no law."""
+    found = [family for family in EVERY_FAMILY if key in golden_of(family)]
+    assert found
+    return pytest.mark.parametrize("family", found)
+
+
+@pytest.fixture
 def goldens() -> dict[str, dict[str, Tensor]]:
-    return {family: load_file(DATA / family / "golden.safetensors") for family in FAMILIES}
+    return {family: golden_of(family) for family in ("llada", "dream", "sdar")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def models() -> dict[str, MaskedTransformer]:
-    return {family: load_model(DATA / family, dtype=torch.float32)[0] for family in FAMILIES}
+    return {family: model_of(family) for family in ("llada", "dream", "sdar")}
 
 
 def predict(
@@ -63,20 +83,41 @@ def assert_close(got: Tensor, recorded: Tensor) -> None:
     assert worst < TOLERANCE, f"off by {worst}"
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_a_full_canvas_has_the_official_logits(family, goldens, models) -> None:
-    golden = goldens[family]
-    assert_close(predict(models[family], golden["full.input_ids"]), golden["full.logits"])
+def attend_of(family: str, num_rows: int, length: int) -> Tensor | None:
+    """The mask of whole rows that the official code makes by itself."""
+    block_length = model_of(family).causal_block_length
+    return block_causal(num_rows, length, block_length) if block_length else None
 
 
-def test_sdar_has_the_official_logits_under_its_block_causal_mask(goldens, models) -> None:
-    golden, model = goldens["sdar"], models["sdar"]
-    assert model.causal_block_length == golden["block_causal.block_length"].item()
-    attend = block_causal(3, 48, model.causal_block_length)
+def test_every_family_has_a_recording() -> None:
+    for family in EVERY_FAMILY:
+        assert (MODELS / family / "golden.safetensors").is_file(), family
+
+
+@families_with("full.logits")
+def test_a_full_canvas_has_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
+    assert_close(predict(model_of(family), golden["full.input_ids"]), golden["full.logits"])
+
+
+@families_with("bidirectional.logits")
+def test_a_block_causal_model_without_a_mask_has_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
+    got = predict(model_of(family), golden["full.input_ids"])
+    assert_close(got, golden["bidirectional.logits"])
+    assert (got - golden["block_causal.logits"]).abs().max() > 1
+
+
+@families_with("block_causal.logits")
+def test_a_block_causal_mask_gives_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
+    block_length = int(golden["block_causal.block_length"])
+    found = load_tiny(family, block_length=block_length).causal_block_length
+    assert found == block_length
+    attend = block_causal(3, 48, block_length)
     assert torch.equal(attend[0], golden["block_causal.mask"])
-    tokens = golden["full.input_ids"]
-    assert_close(predict(model, tokens, attend=attend), golden["block_causal.logits"])
-    assert_close(predict(model, tokens), golden["bidirectional.logits"])
+    got = predict(model_of(family), golden["full.input_ids"], attend=attend)
+    assert_close(got, golden["block_causal.logits"])
 
 
 def test_dream_predicts_the_next_column_and_says_so(goldens, models) -> None:
@@ -89,50 +130,73 @@ def test_dream_predicts_the_next_column_and_says_so(goldens, models) -> None:
     assert (got - golden["full.logits"]).abs().max() > 1
 
 
-@pytest.mark.parametrize("single", [0, 1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_single_unpadded_sequence_has_the_official_logits(
-    family, single, goldens, models
-) -> None:
-    golden, model = goldens[family], models[family]
-    tokens = golden[f"seq{single}.input_ids"]
-    block_length = model.causal_block_length
-    attend = block_causal(1, tokens.shape[1], block_length) if block_length else None
-    assert_close(predict(model, tokens, attend=attend), golden[f"seq{single}.logits"])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_single_unpadded_sequence_has_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
+    singles = [name for name in golden if name.startswith("seq") and name.endswith("input_ids")]
+    assert singles
+    for name in singles:
+        tokens = golden[name]
+        attend = attend_of(family, 1, tokens.shape[1])
+        got = predict(model_of(family), tokens, attend=attend)
+        assert_close(got, golden[name.replace("input_ids", "logits")])
 
 
-def padded_attend(family: str, golden: dict[str, Tensor]) -> Tensor:
-    if family == "sdar":
+def padded_attend(golden: dict[str, Tensor]) -> Tensor:
+    # Dream's recorded mask is empty for queries that are padding; see further below.
+    if "padded.mask4d" in golden:
         return golden["padded.mask4d"][:, 0]
     return golden["padded.attention_mask"].bool()[:, None]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_left_padded_batch_has_the_official_logits(family, goldens, models) -> None:
-    golden, model = goldens[family], models[family]
+def predict_padded(family: str) -> Tensor:
+    golden = golden_of(family)
+    return predict(
+        model_of(family),
+        golden["padded.input_ids"],
+        positions=golden.get("padded.position_ids"),
+        attend=padded_attend(golden),
+    )
+
+
+@families_with("padded.logits")
+def test_a_left_padded_batch_has_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
     valid = golden["padded.attention_mask"].bool()
     assert not valid.all()
-    got = predict(
-        model,
-        golden["padded.input_ids"],
-        positions=golden.get("padded.position_ids"),
-        attend=padded_attend(family, golden),
-    )
-    assert_close(got[valid], golden["padded.logits"][valid])
+    assert_close(predict_padded(family)[valid], golden["padded.logits"][valid])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padding_changes_no_row(family, goldens, models) -> None:
-    golden = goldens[family]
+@families_with("padded.logits")
+def test_padding_changes_no_row(family: str) -> None:
+    golden, got = golden_of(family), predict_padded(family)
+    alone = {row: golden.get(f"seq{row}.logits") for row in range(3)}
+    for row, logits in alone.items():
+        if logits is not None:
+            assert_close(got[row : row + 1, -logits.shape[1] :], logits)
+
+
+@families_with("bd3lm.logits")
+def test_a_batch_that_is_padded_to_whole_blocks_has_the_official_logits(family: str) -> None:
+    golden = golden_of(family)
+    valid = golden["bd3lm.attention_mask"].bool()
     got = predict(
-        models[family],
-        golden["padded.input_ids"],
-        positions=golden.get("padded.position_ids"),
-        attend=padded_attend(family, golden),
+        model_of(family),
+        golden["bd3lm.input_ids"],
+        positions=golden["bd3lm.position_ids"],
+        attend=golden["bd3lm.mask4d"][:, 0],
     )
-    for row in range(3):
-        alone = golden[f"seq{row}.logits"]
-        assert_close(got[row : row + 1, -alone.shape[1] :], alone)
+    assert_close(got[valid], golden["bd3lm.logits"][valid])
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_the_shift_is_the_recorded_one(family: str) -> None:
+    with safe_open(MODELS / family / "golden.safetensors", "pt") as opened:
+        says = json.loads(opened.metadata()["info"])["logits"]
+    # Nemotron's autoregressive mode is shifted; its diffusion mode, which is decoded here, is not.
+    says = says.partition("; AR mode")[0]
+    assert ("token i+1" in says) != ("token i (no shift)" in says) or family == "llada_moe"
+    assert FAMILIES[family].logit_shift == int("token i+1" in says)
 
 
 def test_queries_that_see_nothing_leave_the_others_alone(goldens, models) -> None:
@@ -146,18 +210,43 @@ def test_queries_that_see_nothing_leave_the_others_alone(goldens, models) -> Non
     assert_close(got[valid], golden["padded.logits"][valid])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_gives_the_official_bits(family, goldens) -> None:
-    golden = goldens[family]
-    model, _ = load_model(DATA / family)
+@families_with("full.logits_bf16")
+def test_bfloat16_gives_the_official_proposals(family: str) -> None:
+    golden = golden_of(family)
+    model = load_tiny(family)
     assert model.dtype == torch.bfloat16
-    attend = block_causal(3, 48, 4) if family == "sdar" else None
+    attend = attend_of(family, 3, 48)
     got = predict(model, golden["full.input_ids"], attend=attend)
     recorded = golden["full.logits_bf16"]
     # Bits hold on the kernels that the recording ran on; other CPUs may round sums otherwise.
     same = torch.equal(got, recorded)
     agreement = (got.argmax(-1) == recorded.argmax(-1)).float().mean().item()
     assert same or agreement > 0.97, f"{agreement:.3f} of the proposals agree"
+
+
+@families_with("block_causal.topk_idx.1")
+def test_the_router_chooses_the_official_experts(family: str) -> None:
+    golden = golden_of(family)
+    check_routing(family, golden, "block_causal", attend_of(family, 3, 48))
+
+
+def test_the_router_of_a_bidirectional_model_chooses_the_official_experts() -> None:
+    check_routing("rnd1", golden_of("rnd1"), "full", None)
+
+
+def check_routing(family: str, golden: dict[str, Tensor], kind: str, attend: Tensor | None) -> None:
+    model, routings = model_of(family), []
+    router = model.transformer.layers[1].mlp.router
+    handle = router.register_forward_hook(lambda module, inputs, output: routings.append(output))
+    predict(model, golden["full.input_ids"], attend=attend)
+    handle.remove()
+    (routing,) = routings
+    experts = golden[f"{kind}.topk_idx.1"].flatten(0, -2)
+    weights = golden[f"{kind}.topk_weight.1"].flatten(0, -2)
+    # In which order a token's experts are listed is nobody's business.
+    order, theirs = routing.experts.argsort(-1), experts.argsort(-1)
+    assert torch.equal(routing.experts.gather(-1, order), experts.gather(-1, theirs))
+    assert_close(routing.weights.gather(-1, order), weights.gather(-1, theirs))
 
 
 def turned(keys: Tensor, theta: float) -> Tensor:
@@ -232,24 +321,81 @@ def test_dual_caching_overwrites_the_block_and_nothing_else(
     assert torch.equal(kv_cache.values[..., end:, :], before[..., end:, :])
 
 
-def test_sdar_commits_a_block_and_reads_the_next(goldens, models) -> None:
-    golden, model = goldens["sdar"], models["sdar"]
+def attend_before(end: int, num_rows: int) -> Tensor:
+    return (torch.arange(48) < end).expand(num_rows, 1, 48)
+
+
+class Blocks:
+    """Decodes by blocks through a memory, as the official code does."""
+
+    def __init__(self, family: str, prefix_attend: Tensor) -> None:
+        self.golden, self.model = golden_of(family), model_of(family)
+        self.start, self.end = self.golden["cache.block"].tolist()
+        self.tokens = self.golden["full.input_ids"]
+        self.kv_cache = self.model.new_kv_cache(3, 48)
+        predict(
+            self.model,
+            self.tokens[:, : self.start],
+            columns=torch.arange(self.start),
+            attend=torch.nn.functional.pad(prefix_attend, (0, 48 - self.start)),
+            kv_cache=self.kv_cache,
+        )
+
+    def block(self, fresh: Tensor, first: int, attend: Tensor | None = None) -> Tensor:
+        columns = torch.arange(first, first + fresh.shape[1])
+        if attend is None:
+            attend = attend_before(first + fresh.shape[1], 3)
+        return predict(self.model, fresh, columns=columns, attend=attend, kv_cache=self.kv_cache)
+
+
+@families_with("cache.block_logits")
+def test_a_block_reads_its_prefix_from_memory(family: str) -> None:
+    golden = golden_of(family)
     start, end = golden["cache.block"].tolist()
-    tokens = golden["full.input_ids"]
-    kv_cache = model.new_kv_cache(3, 48)
-    predict(
-        model,
-        tokens[:, :start],
-        columns=torch.arange(start),
-        attend=torch.nn.functional.pad(block_causal(3, start, 4), (0, 48 - start)),
-        kv_cache=kv_cache,
+    if family == "nemotron_labs_diffusion":
+        prefix = torch.ones(start, start).bool().tril().expand(3, -1, -1)
+    else:
+        prefix = block_causal(3, start, end - start)
+    blocks = Blocks(family, prefix)
+    got = blocks.block(blocks.tokens[:, start:end], start)
+    assert_close(got, golden["cache.block_logits"])
+
+
+@families_with("cache.committed_block")
+def test_a_committed_block_is_stored_and_read_by_the_next(family: str) -> None:
+    golden = golden_of(family)
+    start, end = golden["cache.block"].tolist()
+    width = end - start
+    causal = torch.ones(48, 48).bool().tril()
+    is_causal = "cache.commit_logits" in golden
+    prefix = (
+        causal[:start, :start].expand(3, -1, -1) if is_causal else block_causal(3, start, width)
     )
+    blocks = Blocks(family, prefix)
+    attend = causal[start:end].expand(3, -1, -1) if is_causal else None
+    committed = blocks.block(golden["cache.committed_block"], start, attend)
+    if is_causal:
+        assert_close(committed, golden["cache.commit_logits"])
+    following = blocks.block(blocks.tokens[:, end : end + width], end)
+    assert_close(following, golden["cache.next_block_logits"])
 
-    def block(fresh: Tensor, first: int) -> Tensor:
-        attend = (torch.arange(48) < first + 4).expand(3, 1, 48)
-        columns = torch.arange(first, first + 4)
-        return predict(model, fresh, columns=columns, attend=attend, kv_cache=kv_cache)
 
-    assert_close(block(tokens[:, start:end], start), golden["cache.block_logits"])
-    block(golden["cache.committed_block"], start)
-    assert_close(block(tokens[:, end : end + 4], end), golden["cache.next_block_logits"])
+def test_fast_dllm_v2_recomputes_a_part_of_a_block() -> None:
+    golden = golden_of("fast_dllm_v2")
+    start, end = golden["cache.block"].tolist()
+    blocks = Blocks("fast_dllm_v2", block_causal(3, start, end - start))
+    blocks.block(blocks.tokens[:, start:end], start)
+    first, last = golden["subblock.range"].tolist()
+    part = golden["subblock.x1"][:, first - start : last - start]
+    got = blocks.block(part, first, attend_before(end, 3))
+    assert_close(got, golden["subblock.logits"])
+
+
+def test_nemotron_is_causal_and_bidirectional_under_the_masks_that_say_so() -> None:
+    golden, model = golden_of("nemotron_labs_diffusion"), model_of("nemotron_labs_diffusion")
+    tokens = golden["full.input_ids"]
+    causal = torch.ones(48, 48).bool().tril().expand(3, -1, -1)
+    assert_close(predict(model, tokens, attend=causal), golden["causal.logits"])
+    mixed = golden["mixed.mask"].expand(3, -1, -1)
+    length = mixed.shape[-1]
+    assert_close(predict(model, tokens[:, :length], attend=mixed), golden["mixed.logits"])

@@ -6,12 +6,13 @@ from functools import cache
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES
+from samplers_under_test import FEW, INSTANCES, OF_ONE_BLOCK_LENGTH
 from torch import Tensor
 from views import STYLES, Style, Turn, play
 
 from samplers import ALL_SAMPLERS, Learn2PD, Sampler, State, View, parse
-from samplers.base import take_state
+from samplers.logits.summary import Summary
+from samplers.state import take_state
 
 SEEDS = (1, 2)
 # Every way a model may answer at temperature 0, and the usual one with noise.
@@ -49,8 +50,10 @@ def assert_same_state(one: State, other: State) -> None:
 
 
 def test_every_sampler_is_under_test() -> None:
-    # The filter of Learn2PD reads blocks of one length; it has these laws in its own tests.
-    assert {type(sampler) for sampler in INSTANCES} == {*ALL_SAMPLERS} - {Learn2PD}
+    under_test = {type(sampler) for sampler in (*INSTANCES, *OF_ONE_BLOCK_LENGTH)}
+    assert under_test == {*ALL_SAMPLERS}
+    assert {type(sampler) for sampler in OF_ONE_BLOCK_LENGTH} == {Learn2PD}
+    assert {*FEW} <= {*INSTANCES}
 
 
 @every_sampler
@@ -117,7 +120,7 @@ def only_masked(view: View) -> View:
     most = int(view.masked.sum(-1).max())
     asked = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     logits = view.logits.gather(1, asked[..., None].expand(-1, -1, view.logits.shape[-1]))
-    return replace(view, logits=logits, asked=asked, reads_committed=False)
+    return replace(view, computed=Summary(logits, asked), reads_committed=False)
 
 
 @every_sampler
@@ -154,6 +157,7 @@ def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sa
             for name, value in given.items():
                 if isinstance(value, Tensor):
                     assert torch.equal(getattr(view, name), value), name
+            assert torch.equal(view.computed.logits, given["computed"].logits)
             assert_same_state(state, turn.state)
             assert torch.equal(decision.commit, turn.decision.commit)
             assert_same_state(next_state, turn.next_state)

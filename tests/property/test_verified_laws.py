@@ -2,11 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jaxtyping
 import pytest
 import torch
 from drafted import DriftingModel
@@ -42,17 +40,6 @@ from samplers.view import Scope
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 CACHES: tuple[CachePolicy, ...] = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unchecked_shapes() -> Iterator[None]:
-    """Switches the checks of tensor shapes off, which take most of the time of these decodes.
-
-    The unit tests run the same code with them.
-    """
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 SAMPLER = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)

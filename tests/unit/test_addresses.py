@@ -33,17 +33,35 @@ def test_an_address_is_canonical_whatever_the_order() -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("word_problem", "A task is one of"),
-        ("lists/shufle", "keyword is one of"),
+        ("word_problem", "A task must be one of"),
+        ("lists/shufle", "keyword must be one of"),
         ("word_problems?limt=3", "has the options .* got 'limt'"),
-        ("word_problems?limit=x", "limit is a whole number, got 'x'"),
+        ("word_problems?limit=x", "limit must be a whole number, got 'x'"),
         ("word_problems?limit", "name=value"),
         ("lists/copy?n=3&n=4", "each option once"),
+        ("lists/copy?n=3.5", "n must be a whole number, got '3.5'"),
+        ("gsm8k?num_fewshot=many", "num_fewshot must be a whole number, got 'many'"),
     ],
 )
 def test_wrong_addresses_are_refused(address: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_task(address)
+
+
+def test_a_plus_sign_in_a_path_stays_one() -> None:
+    """It became a space, and the file was not found."""
+    assert parse_task("gsm8k?path=/data/a+b c%26d").task.path == "/data/a+b c&d"
+
+
+@pytest.mark.parametrize("name", ["lists/copy?n=3", "jsonl", "word_problems"])
+def test_too_many_examples_are_refused_alike(tmp_path: Path, name: str) -> None:
+    """One task returned fewer, one raised, one never came back."""
+    if name == "jsonl":
+        name = "jsonl:" + write(tmp_path / "own.jsonl", '{"prompt": "a", "answer": "b"}')
+    most = 10**9 if name == "word_problems" else 10**6
+    joined = "&" if "?" in name else "?"
+    with pytest.raises(ValueError, match=rf"limit must be at most \d+.*, got {most}"):
+        parse_task(f"{name}{joined}limit={most}").examples()
 
 
 def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_others() -> None:
@@ -108,7 +126,7 @@ def test_bad_files_are_refused_with_the_line(
 def test_a_missing_file_and_an_unknown_match_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         JsonLines(str(tmp_path / "none.jsonl")).examples()
-    with pytest.raises(ValueError, match="match is one of"):
+    with pytest.raises(ValueError, match="match must be one of"):
         JsonLines("x", "nearly")
 
 
@@ -125,13 +143,25 @@ def test_every_sweep_of_the_repository_can_be_read() -> None:
     ("text", "message"),
     [
         ('model = "mini"', "lacks 'tasks'"),
-        ('model = "mini"\ntasks = "lists/copy"\nsamplers = []', "tasks .* is a list"),
-        ('model = "mini"\ntasks = ["lists/copy"]\nsamplers = []', "samplers has at least one"),
+        ('model = "mini"\ntasks = "lists/copy"\nsamplers = []', "tasks .* must be a list"),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = []',
+            "samplers must have at least one",
+        ),
         ('model = "mini"\ntask = ["lists/copy"]', "did you mean 'tasks'"),
-        ('model = "mini"\ntasks = ["copy"]\nsamplers = ["Factor()"]', "A task is one of"),
+        ('model = "mini"\ntasks = ["copy"]\nsamplers = ["Factor()"]', "A task must be one of"),
         ('model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Fctor()"]', "did you mean 'Factor'"),
-        ('model = "mini', "not valid TOML"),
+        ('model = "mini', "must be valid TOML"),
         ('model = "mini"\ntemperature = true', "temperature"),
+        ('model = "mini"\nseed = [1, "a"]', "seed .* or a list of them"),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\nseed = [1, 1]',
+            "seed must be distinct, got 1 twice",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\ntop_p = 0.0',
+            "top_p must be in",
+        ),
     ],
 )
 def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -20,6 +20,7 @@ from dllm_decode import (
     PathSearch,
     Sampled,
     StepEvent,
+    Tree,
     decode,
 )
 from dllm_decode.models.base import ForwardInputs
@@ -207,7 +208,7 @@ def ended(law: Law, eos: int) -> Law:
 @pytest.mark.parametrize(
     ("drafting", "is_biased", "stop_at_eos"),
     [(ARGMAX, False, True), (PathSearch(1, weight=1.0, num_forwards=2), False, True),
-     (Sampled(), False, True), (Sampled(), False, False),
+     (Sampled(), False, True), (Sampled(), False, False), (Tree(5), False, True),
      (Biased("law"), True, True), (Biased("value"), True, True)],
     ids=repr,
 )  # fmt: skip
@@ -332,12 +333,14 @@ def test_a_target_with_other_ids_is_refused_before_any_forward() -> None:
     model = HashModel()
     model.predict = never  # type: ignore[method-assign]
     verifier = ARVerify(tiny_target(30))
-    with pytest.raises(ValueError, match="of hash model, 24 of them, got tiny llama with 30"):
+    with pytest.raises(
+        ValueError, match="the ids of hash model, 24 of them, got tiny llama with 30"
+    ):
         decode(model, [[1]], SAMPLER, verifier=verifier, gen_length=4, block_length=4)
 
 
 def test_an_answer_with_gaps_is_refused() -> None:
-    with pytest.raises(ValueError, match="writes from left to right"):
+    with pytest.raises(ValueError, match="must give the beginning of an answer"):
         decode(
             HashModel(), [[1]], SAMPLER, verifier=ARVerify(tiny_target()), gen_length=4,
             block_length=4, templates=[[23, 5]],
@@ -347,18 +350,18 @@ def test_an_answer_with_gaps_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: DraftLength(0, 3), "shortest is between 1 and longest=3 tokens, got 0"),
-        (lambda: DraftLength(growth=-1), "growth is at least 0 tokens, got -1"),
-        (lambda: DraftLength(momentum=0.0), r"momentum is a weight in \(0, 1\], got 0.0"),
-        (lambda: DraftLength(start="one"), 'start is "longest" or "zero", got \'one\''),
-        (lambda: PathSearch(0), "width and max_candidates are at least 1, got 0"),
-        (lambda: PathSearch(mass=0.0), r"mass is a probability in \(0, 1\], got 0.0"),
-        (lambda: PathSearch(weight=2.0), r"weight is a share in \[0, 1\], got 2.0"),
-        (lambda: PathSearch(eos="no"), 'eos is "within_mass" or "always", got \'no\''),
-        (lambda: PathSearch(length_power=-1.0), "length_power is at least 0, got -1.0"),
-        (lambda: PathSearch(num_forwards=0), "num_forwards is at least 1, got 0"),
-        (lambda: NGram(10, 0), "length is at least 1 token, got 0"),
-        (lambda: NGram(10, strength=0.0), "strength is above 0 tokens, got 0.0"),
+        (lambda: DraftLength(0, 3), "shortest must be between 1 and longest=3 tokens, got 0"),
+        (lambda: DraftLength(growth=-1), "growth must be at least 0 tokens, got -1"),
+        (lambda: DraftLength(momentum=0.0), r"momentum must be a weight in \(0, 1\], got 0.0"),
+        (lambda: DraftLength(start="one"), 'start must be "longest" or "zero", got \'one\''),
+        (lambda: PathSearch(0), "width and max_candidates must be at least 1, got 0"),
+        (lambda: PathSearch(mass=0.0), r"mass must be a probability in \(0, 1\], got 0.0"),
+        (lambda: PathSearch(weight=2.0), r"weight must be a share in \[0, 1\], got 2.0"),
+        (lambda: PathSearch(eos="no"), 'eos must be "within_mass" or "always", got \'no\''),
+        (lambda: PathSearch(length_power=-1.0), "length_power must be at least 0, got -1.0"),
+        (lambda: PathSearch(num_forwards=0), "num_forwards must be at least 1, got 0"),
+        (lambda: NGram(10, 0), "length must be at least 1 token, got 0"),
+        (lambda: NGram(10, strength=0.0), "strength must be above 0 tokens, got 0.0"),
         (lambda: NGram(2**30), "do not fit 64 bits"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 import torch
 from spied import MODELS, tiny
 
-from dllm_decode import FreeCache, NoCache, PrefixCache
+from dllm_decode import DecodeConfig, FreeCache, NoCache, PrefixCache
 from eval.__main__ import main
 from eval.runs.cache_error import Trial, markdown
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -14,7 +14,9 @@ PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13]]
 
 
 def test_no_cache_has_no_error_and_a_cache_has_some() -> None:
-    trial = Trial(tiny("llada"), PROMPTS, FixedSchedule(4), gen_length=8, block_length=8)
+    trial = Trial(
+        tiny("llada"), PROMPTS, FixedSchedule(4), DecodeConfig(gen_length=8, block_length=8)
+    )
     exact, cached = trial.error_of(NoCache()), trial.error_of(PrefixCache())
     assert exact.divergence == pytest.approx(0.0, abs=1e-12)
     assert exact.changed == 0.0
@@ -25,7 +27,9 @@ def test_no_cache_has_no_error_and_a_cache_has_some() -> None:
 
 
 def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
-    trial = Trial(tiny("sdar"), PROMPTS, ConfidenceThreshold(0.6), gen_length=12, block_length=4)
+    trial = Trial(
+        tiny("sdar"), PROMPTS, ConfidenceThreshold(0.6), DecodeConfig(gen_length=12, block_length=4)
+    )
     error = trial.error_of(FreeCache())
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
@@ -33,7 +37,8 @@ def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
 
 def test_answers_are_scored_in_order() -> None:
     trial = Trial(
-        tiny("llada"), PROMPTS * 2, FixedSchedule(2), gen_length=4, block_length=4, batch_size=3,
+        tiny("llada"), PROMPTS * 2, FixedSchedule(2), DecodeConfig(gen_length=4, block_length=4),
+        batch_size=3,
         score=lambda answers: [float(answer == answers[0]) for answer in answers],
     )  # fmt: skip
     error = trial.error_of(NoCache())

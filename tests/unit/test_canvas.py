@@ -84,7 +84,7 @@ def test_rows_that_were_taken_can_be_put_back() -> None:
         ([], 4, (), "at least one prompt, got none"),
         ([[1], []], 4, (), "at least one token, got an empty one in row 1"),
         ([[1, MASK]], 4, (), f"must not contain the mask id {MASK}, got it in row 0"),
-        ([[1]], 0, (), "gen_length is at least 1 token, got 0"),
+        ([[1]], 0, (), "gen_length must be at least 1 token, got 0"),
         ([[1]], 4, ([1], [2]), "one answer per prompt, 1, got 2"),
         ([[1]], 1, ([1, 2],), "at most gen_length=1 tokens, got 2 in row 0"),
     ],

@@ -105,13 +105,13 @@ def test_a_target_that_forgets_or_never_stops_is_refused() -> None:
         vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
         num_attention_heads=1, num_key_value_heads=1, sliding_window=4,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="attends to all tokens before in every layer, got window"):
+    with pytest.raises(ValueError, match="must attend to all tokens before, got window"):
         CausalTarget(MistralForCausalLM(config), name="window")
     config.sliding_window = None
     config.eos_token_id = None
     endless = MistralForCausalLM(config)
     endless.generation_config.eos_token_id = None
-    with pytest.raises(ValueError, match="which tokens end an answer, got endless"):
+    with pytest.raises(ValueError, match="must say which tokens end an answer, got endless"):
         CausalTarget(endless, name="endless")
 
 

@@ -88,7 +88,7 @@ def test_examples_are_the_first_or_drawn(mbpp: str) -> None:
     drawn = task.examples(num_examples=2, seed=4)
     assert drawn == task.examples(num_examples=2, seed=4)
     assert all(example in every for example in drawn)
-    with pytest.raises(ValueError, match="num_examples is at most 3 for 'test', got 4"):
+    with pytest.raises(ValueError, match=r"limit must be at most 3, .* got 4"):
         task.examples(num_examples=4)
 
 
@@ -132,7 +132,9 @@ def test_a_problem_is_never_its_own_demonstration(mbpp: str) -> None:
         own = int(example.id[5:].split("-")[0])
         assert str(example.prompt).count("[BEGIN]") == 5
         assert str(example.prompt).count(f"Write a function to add {own}.") == 1
-    with pytest.raises(ValueError, match=r"num_fewshot is at most .* task_id 1 to 10, 5, got 6"):
+    with pytest.raises(
+        ValueError, match=r"num_fewshot must be at most .* task_id 1 to 10, 5, got 6"
+    ):
         Mbpp(mbpp, num_fewshot=6).examples()
 
 
@@ -324,13 +326,13 @@ def test_without_hub_or_package_the_remedy_is_one_sentence(
 
 
 def test_bad_settings_are_refused(mbpp: str) -> None:
-    with pytest.raises(ValueError, match="protocol is one of lm_eval, instruct, got 'mine'"):
+    with pytest.raises(ValueError, match="protocol must be one of lm_eval, instruct, got 'mine'"):
         HumanEval(protocol="mine")
-    with pytest.raises(ValueError, match="gen_length is at least 1, got 0"):
+    with pytest.raises(ValueError, match="gen_length must be at least 1, got 0"):
         Mbpp(gen_length=0)
     with pytest.raises(ValueError, match="num_fewshot is 0 to 9, got 10"):
         Mbpp(num_fewshot=10)
-    with pytest.raises(ValueError, match="split is one of test, got 'train'"):
+    with pytest.raises(ValueError, match="split must be one of test, got 'train'"):
         HumanEval().examples("train")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from replayed import PROMPTS, forward
-from spied import FAMILIES, MODELS
+from spied import FAMILIES, LAW_OPTIONS, MODELS, load_tiny
 
 from dllm_decode import (
     DelayedCache,
@@ -116,7 +116,7 @@ def test_a_capture_that_fails_leaves_stream_and_pool_to_others(
 @pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
-    model = load_model(MODELS / family, device="cuda", dtype=torch.float32)[0]
+    model = load_tiny(family, device="cuda", dtype=torch.float32, **LAW_OPTIONS[family])
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
     for _ in range(3):
         model.graphs = False

@@ -28,6 +28,7 @@ from dllm_decode import (
     PrefixCache,
     Sampled,
     StepEvent,
+    Tree,
     decode,
     load_model,
     load_target,
@@ -43,6 +44,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 ARGMAX = PathSearch(width=1, weight=1.0)
 TWICE = PathSearch(width=1, weight=1.0, num_forwards=2)
 WAYS: tuple[Drafting, ...] = (PathSearch(), PathSearch(num_forwards=3), Sampled())
+TREES: tuple[Drafting, ...] = (Tree(8), Tree(12, column_cost=0.01, num_forwards=3))
 CACHES: tuple[CachePolicy, ...] = (
     NoCache(), PrefixCache(), DualCache(before=2, after=3), FreeCache("clean"),
     FreeCache("official"), DelayedCache(),
@@ -70,11 +72,11 @@ def test_the_greedy_answer_is_the_targets_with_any_drafting_and_cache(
         greedy(target._model, prompt, gen_length=10, stops=target.eos_ids, banned=banned)
         for prompt in prompts
     ]
-    for drafting in WAYS:
+    for drafting in (*WAYS, *TREES):
         verifier = ARVerify(target, SHORT, drafting)
         out = decode(
             model, prompts, ConfidenceThreshold(0.05), verifier=verifier, cache=cache,
-            gen_length=10, block_length=10 if family != "sdar" else 4,
+            gen_length=10, block_length=model.causal_block_length or 10,
         )  # fmt: skip
         assert out.tokens.tolist() == expected, drafting
 
@@ -201,7 +203,7 @@ def test_observers_read_off_what_was_drafted_and_accepted_in_each_round(
     assert len(accepted_ever) > 1
 
 
-@pytest.mark.parametrize("drafting", [ARGMAX, TWICE, Sampled()], ids=repr)
+@pytest.mark.parametrize("drafting", [ARGMAX, TWICE, Sampled(), *TREES], ids=repr)
 def test_a_row_is_drafted_and_judged_without_looking_at_its_batch_mates(drafting: Drafting) -> None:
     options: Any = {
         "gen_length": 12, "block_length": 4, "temperature": 1.0, "stop_at_eos": False,
@@ -239,12 +241,13 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
 
     def spied(
         self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, *,
-        num_logits: int, first_logits: Any,
+        num_logits: int, first_logits: Any, parents: Any,
     ) -> Any:  # fmt: skip
         reading = read_target(
             self, target, canvas, past, tokens, counts,
-            num_logits=num_logits, first_logits=first_logits,
+            num_logits=num_logits, first_logits=first_logits, parents=parents,
         )  # fmt: skip
+        assert parents is None
         assert reading.logits.shape[1] == num_logits
         for place, count in enumerate(counts.tolist()):
             own = canvas.tokens[place, canvas.pads[place] :][: past.lengths[place]].tolist()

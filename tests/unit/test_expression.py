@@ -63,7 +63,7 @@ def test_expressions_nest_in_calls_and_tuples() -> None:
         ("LocalLeap(", r"Expected an expression such as ConfidenceThreshold\(...\), got"),
         ("0.9", r"Expected an expression such as ConfidenceThreshold\(...\), got '0.9'."),
         ("", r"Expected an expression such as ConfidenceThreshold\(...\), got ''."),
-        ("ConfidenceThreshold(1.5)", r"threshold is a probability in \[0, 1\], got 1.5."),
+        ("ConfidenceThreshold(1.5)", r"threshold must be a probability in \[0, 1\], got 1.5."),
         ("ConfidenceThreshold(1, 2, 3)", "ConfidenceThreshold does not take these arguments"),
         ("ConfidenceThreshold(0.9, threshold=0.9)", "does not take these arguments"),
         ("ConfidenceThreshold(threshold)", "Arguments are literals or calls of known names"),

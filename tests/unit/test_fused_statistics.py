@@ -32,7 +32,7 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(
     from samplers.logits import kernel as fused
 
     types = {"logits": "*bf16", "row_stride": "i64", "top_tokens": "*i64"}
-    types |= dict.fromkeys(("top_logits", "normalisers", "entropies"), "*fp32")
+    types |= dict.fromkeys(("top_logits", "odds_against", "entropies"), "*fp32")
     constants = {"token_stride": 1, "num_lanes": fused._NUM_LANES}
     compiled = compile_for(
         capability, fused._summarise, types, constants, num_warps=fused._NUM_WARPS

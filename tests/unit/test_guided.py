@@ -93,10 +93,10 @@ def test_a_sampler_that_would_only_cost_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_proposals": 0}, "num_proposals and top_k are at least 1, got 0 and 1"),
-        ({"top_k": 0}, "num_proposals and top_k are at least 1, got 32 and 0"),
-        ({"ratio": 1.5}, r"ratio is a share in \[0, 1\], got 1.5"),
-        ({"threshold": 1.0}, r"threshold is a probability in \[0, 1\), got 1.0"),
+        ({"num_proposals": 0}, "num_proposals must be a whole number, at least 1, got 0"),
+        ({"top_k": 0}, "top_k must be a whole number, at least 1, got 0"),
+        ({"ratio": 1.5}, r"ratio must be a share in \[0, 1\], got 1.5"),
+        ({"threshold": 1.0}, r"threshold must be below 1, .*, got 1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: Any, sentence: str) -> None:

@@ -11,9 +11,16 @@ ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = (
     ["-m", "eval", "--help"],
     ["-m", "eval", "oracle", "lists/shuffle?n=3", "--rows", "2"],
-    ["-m", "benchmarks", "--help"],
-    *([f"examples/{name}.py", "--help"] for name in ("llada_gsm8k", "my_sampler", "speculative")),
-    ["examples/train_filter.py", "--help"],
+    *(
+        pytest.param([*words, "--help"], marks=pytest.mark.slow)
+        for words in (
+            ["-m", "benchmarks"],
+            ["examples/llada_gsm8k.py"],
+            ["examples/my_sampler.py"],
+            ["examples/speculative.py"],
+            ["examples/train_filter.py"],
+        )
+    ),
 )
 # Put on the path of the child as sitecustomize: reports the setting when torch starts to load.
 SPY = """

@@ -21,6 +21,7 @@ from dllm_decode.training.learn2pd import (
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
 from samplers.learn2pd import load_filter, new_network
+from samplers.logits.summary import Summary
 from samplers.view import View
 
 BLOCK_LENGTH = 6
@@ -53,7 +54,7 @@ def view_of(confidences: list[float], masked: list[bool]) -> View:
     logits = torch.stack([share, *3 * [(1 - share) / 3]], -1).log()[None]
     where = torch.tensor([masked])
     return View(
-        tokens=torch.where(where, 4, 0), logits=logits, masked=where, eligible=where,
+        tokens=torch.where(where, 4, 0), computed=Summary(logits), masked=where, eligible=where,
         start=0, gen_length=len(confidences),
     )  # fmt: skip
 
@@ -274,10 +275,13 @@ def test_no_prompt_is_in_two_splits() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Learn2PD(threshold=1.5), r"threshold is a probability in \[0, 1\], got 1.5"),
+        (lambda: Learn2PD(threshold=1.5), r"threshold must be a probability in \[0, 1\], got 1.5"),
         (lambda: FilterSettings(num_steps=0), "num_steps is at least 1"),
         (lambda: FilterSettings(learning_rate=0.0), "learning_rate is above 0"),
-        (lambda: new_network(4, (4,), "swish"), "activation is one of relu, tanh, gelu, got"),
+        (
+            lambda: new_network(4, (4,), "swish"),
+            'activation must be one of "relu", "tanh", "gelu", got',
+        ),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence(call: object, message: str) -> None:

@@ -179,9 +179,9 @@ def test_what_cannot_be_scored_is_refused(
 
 
 def test_numbers_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_samples is at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         MonteCarlo(0)
-    with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         Likelihood(HashModel(), LeftToRight(), batch_size=0)
 
 

@@ -193,7 +193,7 @@ def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("eval.runs.progress._LOOK_EVERY_S", 0.0)
     bar, shares = Bar(Console(file=io.StringIO())), []
     with bar:
-        bar.begin("many", len(TINY_PROMPTS), 0)
+        bar.begin("many", len(TINY_PROMPTS), [])
 
         def look(event: StepEvent) -> None:
             bar(event)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, MODELS, tiny
+from spied import FAMILIES, LAW_OPTIONS, load_tiny, tiny
 from torch.nn import functional as F
 
 from dllm_decode import (
@@ -71,7 +71,7 @@ def test_a_query_that_sees_nothing_answers_something_finite(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_padding_leaks_nothing_that_is_not_finite(family: str, dtype: torch.dtype) -> None:
-    model = load_model(MODELS / family, device=DEVICE, dtype=dtype)[0]
+    model = load_tiny(family, device=DEVICE, dtype=dtype, **LAW_OPTIONS[family])
     logits: list[torch.Tensor] = []
     for cache in (NoCache(), DualCache()):
         decode(
@@ -85,7 +85,7 @@ def test_padding_leaks_nothing_that_is_not_finite(family: str, dtype: torch.dtyp
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
-    there = load_model(MODELS / family, device=DEVICE, dtype=torch.float64)[0]
+    there = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
     options = OPTIONS | {"temperature": temperature}
     cases: list[tuple[Any, dict[str, Any]]] = [(FixedSchedule(4), {"cache": c}) for c in CACHES]
     cases += [
@@ -143,7 +143,7 @@ def waits_of(model: MaskPredictor, sampler: Any, **options: Any) -> list[int]:
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_host_waits_once_a_step(family: str, graphs: bool) -> None:
-    model = load_model(MODELS / family, device=DEVICE, dtype=torch.bfloat16)[0]
+    model = load_tiny(family, device=DEVICE, dtype=torch.bfloat16, **LAW_OPTIONS[family])
     model.graphs = graphs
     samplers: tuple[Any, ...] = (FixedSchedule(6), Prophet(FixedSchedule(6), (99.0, 99.0, 99.0)))
     for cache in CACHES:

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 import torch
+from closed_forms import one_step_accuracy
 
 from dllm_decode import ForwardInputs, NoCache, decode
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel
-from eval.tasks.closed_forms import one_step_accuracy
 from eval.tasks.lists import Request, valid_outputs
 from eval.tasks.puzzles import latin_squares
 from samplers import ConfidenceThreshold, FixedSchedule

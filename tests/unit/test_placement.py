@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import FULLY_CONFIGURED
 from torch import Tensor
 
 from dllm_decode import DualCache, NoCache, SelfVerify, decode, load_model
@@ -16,7 +17,7 @@ from dllm_decode.models import (
     new_llada,
     save_model,
 )
-from dllm_decode.models.loading import load, placement
+from dllm_decode.models.loading import placement
 from dllm_decode.models.loading.placement import DeviceMap, place
 from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
@@ -25,7 +26,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 
 
-@pytest.fixture(params=["llada", "dream", "sdar"])
+@pytest.fixture(params=FULLY_CONFIGURED)
 def folder(request, golden_dir) -> Path:
     return golden_dir / "models" / request.param
 
@@ -290,7 +291,10 @@ def test_limits_are_of_weights_in_their_dtype(llada) -> None:
 
 
 def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *args, **kwargs: pytest.fail("asked"))
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail("asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     for device in ("toaster", {"": "cpu", "layers.3": "toaster"}):
         with pytest.raises(ValueError, match="got 'toaster'"):
             load_model("someone/model", device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from samplers import (
     Wino,
     parse,
 )
-from samplers.base import check_base
+from samplers.logits.summary import Summary
 
 MASK_ID = 11
 NEVER = (1e9,)
@@ -46,7 +47,7 @@ def view_of(
     in_block[:, block] = True
     return View(
         tokens=ids,
-        logits=logits,
+        computed=Summary(logits),
         masked=masked,
         eligible=masked & in_block,
         start=start,
@@ -254,23 +255,27 @@ def test_scope_and_bound_pass_through_wrappers() -> None:
     assert Prophet(FixedSchedule(4)).max_steps(9) == FixedSchedule(4).max_steps(9)
 
 
-def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Prophet wraps a sampler such as .*, got 0\.9"):
-        check_base("Prophet", 0.9)
+def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The checks of types would refuse it first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=r"Prophet must wrap a sampler such as .*, got 0\.9"):
+        Prophet(0.9)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base": Wino()}, "Prophet wraps a sampler that never re-masks, got Wino"),
+        ({"base": Wino()}, "Prophet must wrap a sampler that never re-masks, got Wino"),
         ({"thresholds": (7.5, 5.0)}, "one entry more than edges"),
         ({"thresholds": (7.5, -5.0, 1.0)}, "at least 0"),
         ({"edges": (0.7, 0.3)}, "ascending"),
-        ({"edges": (0.7, 1.3)}, "shares in"),
-        ({"answer_start": -1}, "answer_start is at least 0, got -1"),
-        ({"answer_length": 0}, "answer_length is at least 1 token, got 0"),
-        ({"answer_start": 3, "marker": (4,)}, "got both; leave one out"),
-        ({"num_steps": -1}, "num_steps is at least 0"),
+        ({"edges": (0.7, 1.3)}, "share in"),
+        ({"answer_start": -1}, "answer_start must be a whole number, at least 0, got -1"),
+        ({"answer_length": 0}, "answer_length must be a whole number of tokens, at least 1, got 0"),
+        ({"answer_start": 3, "marker": (4,)}, "got both. Leave one out"),
+        ({"num_steps": -1}, "num_steps must be a whole number, at least 0"),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], message: str) -> None:

@@ -5,31 +5,36 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import eval_runs
 import pytest
+import torch
 from drafted import tiny_target
 from eval_runs import Fussy
 from rich.console import Console
+from rich.text import Text
 
-from dllm_decode import CausalTarget
+from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from eval.metrics.summary import summarise
+from eval.runs import provenance
 from eval.runs.progress import Bar, Lines, reporter_for
 from eval.runs.records import Folder, append
 from eval.runs.runner import execute
 from eval.runs.settings import Place
-from eval.runs.sweep import Sweep
-from samplers import ConfidenceThreshold, FixedSchedule
+from eval.runs.sweep import Loaded, Sweep
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
 ROOT = Path(__file__).parents[2]
 
 
 def timeless(value: Any) -> Any:
-    """Drops what differs from run to run: time."""
+    """Drops what differs from run to run: time and place."""
+    differing = ("timing", "machines", "dates")
     if isinstance(value, dict):
-        return {key: timeless(own) for key, own in value.items() if key != "timing"}
+        return {key: timeless(own) for key, own in value.items() if key not in differing}
     if isinstance(value, list):
         return [timeless(own) for own in value]
     return value
@@ -135,19 +140,81 @@ def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: 
     assert summary_of(tmp_path) == summary_of(whole)
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [({"temperature": 0.5}, "temperature"), ({"batch_size": 5}, "batch_size"),
-     ({"task": "lists/shuffle?n=5&limit=10"}, "task"),
-     ({"samplers": (FixedSchedule(3),)}, "sampler")],
-)  # fmt: skip
-def test_a_folder_of_other_settings_is_refused(
-    whole: Path, changed: dict[str, Any], named: str
+def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
+    """A sweep that was stopped half-way could not be corrected and go on in its folder."""
+    first = eval_runs.runs(samplers=(FixedSchedule(2),))
+    execute(first, tmp_path)
+    other = eval_runs.runs(samplers=(FixedSchedule(2),), temperature=0.5)
+    folder = execute(other, tmp_path)
+    assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
+    assert [row["num_missing"] for row in summarise(folder)["rows"]] == [0, 0]
+    # What has no records goes when it is asked for no longer.
+    folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
+    assert len(folder.settings()) == 3
+    assert len(execute(other, tmp_path).settings()) == 2
+    alone = execute(other, tmp_path, drop_others=True)
+    assert [s.decoding.temperature for s in alone.settings()] == [0.5]
+    assert len(alone.records()) == 20
+
+
+def test_every_setting_is_checked_before_the_first_forward(tmp_path: Path) -> None:
+    """An impossible pair stopped a sweep half-way."""
+    good, bad = eval_runs.runs(samplers=(FixedSchedule(2), Wino()))
+    runs = [good, replace(bad, cache=DelayedCache()), replace(good, cache=FreeCache())]
+    with pytest.raises(
+        ValueError, match=r"1 of 3 settings cannot be run.*--skip-impossible"
+    ) as said:
+        execute(runs, tmp_path)
+    assert "Wino(" in str(said.value)
+    assert good.model.num_forwards == 0
+    assert list(tmp_path.iterdir()) == []
+    # A hash model has no keys and values, which is known at the first decode only.
+    folder = execute(runs[:2], tmp_path, skip_impossible=True)
+    assert len(folder.settings()) == 1
+    (skipped,) = summarise(folder)["skipped"]
+    assert "Wino(" in skipped["setting"]
+    assert "NoCache" in skipped["reason"]
+
+
+def test_a_setting_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """Two equal seeds or samplers counted as two and narrowed the interval."""
+    with pytest.raises(ValueError, match=r"samplers must be distinct, got .* twice"):
+        Sweep(("toy",), ("lists/copy",), ("Factor(1.0)", "Factor(factor=1.0)"))
+    with pytest.raises(ValueError, match="seed must be distinct, got 3 twice"):
+        Sweep(("toy",), ("lists/copy",), ("Factor()",), decoding={"seed": (3, 3)})
+    runs = eval_runs.runs(samplers=(FixedSchedule(2), FixedSchedule(2)))
+    with pytest.raises(ValueError, match="named once"):
+        execute(runs, tmp_path)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    folder = execute(eval_runs.runs(samplers=(FixedSchedule(2),)), tmp_path)
+    with folder.writing(0), pytest.raises(ValueError, match="must have one writer"):
+        execute(eval_runs.runs(), tmp_path)
+    execute(eval_runs.runs(), tmp_path)
+
+
+def test_what_a_run_was_made_with_is_recorded(whole: Path) -> None:
+    folder = Folder(whole)
+    record = folder.records()[0]
+    machine = folder.machines()[record["machine"]]
+    assert machine["device"] == "cpu"
+    assert machine["threads"] >= 1
+    assert machine["torch"] == torch.__version__
+    assert record["date"].startswith("20")
+    assert summarise(folder)["machines"] == [machine]
+
+
+def test_the_commit_is_the_packages_and_not_that_of_a_repository_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {file.name: file.read_bytes() for file in whole.iterdir()}
-    with pytest.raises(ValueError, match=f"other settings .*{named}: .* there, .* here"):
-        execute(eval_runs.runs(**changed), whole)
-    assert {file.name: file.read_bytes() for file in whole.iterdir()} == before
+    """A virtual environment inside somebody's repository gave that repository's commit."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    package = tmp_path / "venv" / "lib" / "eval" / "runs"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.setattr(provenance, "PACKAGE", "a-package-that-is-not-installed")
+    assert provenance.package_commit.__wrapped__() is None
 
 
 def test_a_folder_takes_further_samplers(tmp_path: Path) -> None:
@@ -187,16 +254,18 @@ def test_errors_can_be_tried_again(tmp_path: Path) -> None:
 
 
 def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_path: Path) -> None:
-    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=-1.0)
-    with pytest.raises(ValueError, match="temperature is at least 0, got -1"):
-        execute(runs, tmp_path)
-    assert Folder(tmp_path).records() == []
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(1),))
+    with pytest.raises(ValueError, match="block_length must be between 1 and gen_length=8"):
+        execute([replace(run, decoding=replace(run.decoding, block_length=9))], tmp_path)
+    with pytest.raises(ValueError, match="no keys and values"):
+        execute([replace(run, cache=FreeCache())], tmp_path / "cached")
+    assert Folder(tmp_path / "cached").records() == []
 
 
 def test_a_damaged_line_in_the_middle_is_named(whole: Path, tmp_path: Path) -> None:
     lines = (whole / "part-0.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "part-0.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
-    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl is a record"):
+    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must be a record"):
         Folder(tmp_path).records()
 
 
@@ -204,11 +273,11 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"without it"):
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").write_text("{}")
-    with pytest.raises(ValueError, match="not what this version writes"):
+    with pytest.raises(ValueError, match="must be in format 3, got format None"):
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").unlink()
     (tmp_path / "part-0.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"no settings\.json"):
+    with pytest.raises(ValueError, match=r"must hold settings\.json"):
         execute(eval_runs.runs(), tmp_path)
 
 
@@ -218,14 +287,16 @@ def test_a_folder_of_an_older_format_is_refused(whole: Path, tmp_path: Path) -> 
     (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 1}))
     (tmp_path / "part-0.jsonl").write_text("")
     for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
-        with pytest.raises(ValueError, match=r"in format 1, this version reads and writes 2"):
+        with pytest.raises(
+            ValueError, match=r"must be in format 3, got format 1: .* another folder"
+        ):
             use()
 
 
 def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     sweep = Sweep(
-        "toy", ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"), seeds=(0, 1),
-        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"),
+        ("toy",), ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"),
+        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), decoding={"seed": (0, 1)},
     )  # fmt: skip
     loaded = []
 
@@ -233,10 +304,9 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
         loaded.append(source)
         return tiny_target()
 
-    runs = sweep.runs(
-        eval_runs.model(), eval_runs.TOKENIZER, dtype="float64", trace=False, target=load
-    )
-    names = [(run.selection.address, *run.settings([]).parts, run.seed) for run in runs]
+    toy = Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float64", load)
+    runs = sweep.runs({"toy": toy}, sweep.selections(), trace=False)
+    names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
     assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
     assert sum("Guided" in str(name) for name in names) == 4
     # Nor is the sampler named that is not asked.
@@ -273,8 +343,27 @@ def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=200)
-    execute(eval_runs.runs(samplers=(FixedSchedule(4),)), tmp_path, reporter=Bar(console))
+    console = Console(file=stream, force_terminal=True, width=80)
+    runs = eval_runs.runs(samplers=(FixedSchedule(4),))
+    execute(runs, tmp_path, reporter=Bar(console))
     shown = stream.getvalue()
     assert "10/10" in shown
-    assert "accuracy 0.000" in shown
+    assert "acc 0.000" in shown
+    assert "FixedSchedule" in shown
+    # One line, not several: it fits.
+    assert all(len(line) <= 80 for line in Text.from_ansi(shown).plain.splitlines())
+
+
+def test_accuracy_after_a_resume_counts_all(whole: Path) -> None:
+    """It counted the examples of this process only."""
+    records = Folder(whole).records()[:10]
+    right = [{**record, "scores": {"answer": 1.0}, "primary": "answer"} for record in records]
+    assert "accuracy 0.900" in words_of([*right[:9]], [{**right[9], "scores": {"answer": 0.0}}])
+
+
+def words_of(done: list[Any], new: list[Any]) -> str:
+    stream = io.StringIO()
+    lines = Lines(Console(file=stream))
+    lines.begin("label", 10, done)
+    lines.add(new)
+    return stream.getvalue().splitlines()[-1]

@@ -25,6 +25,7 @@ from samplers.logits.statistics import (
     ranks,
     top_k,
 )
+from samplers.logits.summary import Summary
 
 
 def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
@@ -33,7 +34,7 @@ def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) 
     logits[..., 20:] = -torch.inf
     view = with_confidences(*[[0.5] * 4] * rows)
     keys = row_keys(7, torch.arange(rows))
-    return replace(view, logits=logits, temperature=temperature, keys=keys)
+    return replace(view, computed=Summary(logits), temperature=temperature, keys=keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -55,6 +56,50 @@ def test_statistics_are_those_of_the_exact_softmax(dtype: torch.dtype) -> None:
     assert torch.equal(view.proposal, exact.argmax(-1))
 
 
+def confident_logits(dtype: torch.dtype) -> Tensor:
+    """Logits of 20 to 60 over a real vocabulary, with confidences from 0.99 to 1."""
+    generator = torch.Generator().manual_seed(2)
+    V, rows = 126_464, 24
+    largest = 20 + 40 * torch.rand(1, rows, 1, generator=generator)
+    # One token far ahead of a long tail: alike in half of the rows, so that each of its shares is
+    # too small to be added to 1 in float32, and uneven in the others.
+    tail = torch.logspace(-6, -2, rows)[None, :, None] / V
+    noise = torch.randn(1, rows, V, generator=generator)
+    noise[:, ::2] = 0.0
+    logits = largest + tail.log() + noise - noise.exp().mean(-1, keepdim=True).log()
+    logits[..., 77_777] = largest[..., 0]
+    return logits.to(dtype)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_confidences_near_one_have_a_resolution_of_their_own(
+    dtype: torch.dtype, raised: bool
+) -> None:
+    """A bug: exp(logit - log_normaliser) has that of the logits, 4e-6 at 40, so different
+    confidences tied, and others crossed a threshold of 0.9999."""
+    logits = confident_logits(dtype)
+    ones = torch.ones(logits.shape[:2], dtype=torch.bool)
+    view = View(ones.long(), Summary(logits), ones, ones, 0, 24)
+    exact = logits.double()
+    if raised:
+        tokens = torch.tensor([77_777, 5, -1]).expand(1, 24, 3)
+        values = torch.tensor([0.25, 3.0, 0.0]).expand(1, 24, 3)
+        view = view.with_logit_bias(tokens, values)
+        exact = exact.scatter_add(-1, tokens[..., :2], values[..., :2].double())
+    share = exact.softmax(-1)
+    confident = share.amax(-1) > 0.99
+    assert confident.sum() >= 20
+    best = torch.full_like(view.tokens, 77_777)
+    for got in (view.confidence, view.probability(best), view.likeliest(2).probabilities[..., 0]):
+        assert (got.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    given = statistics.probability(logits, best)
+    if not raised:
+        assert (given.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    other = view.probability(torch.full_like(best, 5)).double()
+    torch.testing.assert_close(other, share[..., 5], rtol=2e-5, atol=0)
+
+
 def test_excluded_tokens_give_no_nan() -> None:
     view = random_view(torch.float32)
     assert view.logits.isinf().any()
@@ -68,7 +113,7 @@ def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
     for temperature in (0.0, 0.5, 100.0):
         view = View(
             tokens=torch.zeros(1, 1, dtype=torch.long),
-            logits=logits,
+            computed=Summary(logits),
             masked=torch.ones(1, 1, dtype=torch.bool),
             eligible=torch.ones(1, 1, dtype=torch.bool),
             start=0,
@@ -103,7 +148,7 @@ def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) 
     ones = torch.ones(num, 1, dtype=torch.bool)
     view = View(
         tokens=torch.zeros(num, 1, dtype=torch.long),
-        logits=logits.expand(num, 1, 5),
+        computed=Summary(logits.expand(num, 1, 5)),
         masked=ones,
         eligible=ones,
         start=0,
@@ -129,9 +174,11 @@ def test_noise_differs_between_positions_steps_and_requests() -> None:
 
 def test_noise_follows_the_position_not_the_window() -> None:
     view = random_view(torch.float32, temperature=1.5)
-    names = ("tokens", "logits", "masked", "eligible")
+    names = ("tokens", "masked", "eligible")
     part = replace(
-        view, start=view.start + 1, **{name: getattr(view, name)[:, 1:] for name in names}
+        view.with_logits(view.logits[:, 1:]),
+        start=view.start + 1,
+        **{name: getattr(view, name)[:, 1:] for name in names},
     )
     assert torch.equal(part.proposal, view.proposal[:, 1:])
     assert torch.equal(part.uniform(), view.uniform()[:, 1:])
@@ -220,7 +267,7 @@ def test_no_statistic_copies_the_logits(
     monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
     logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
     ones = torch.ones(B, W, dtype=torch.bool)
-    view = View(ones.long(), logits[:, 1:-1], ones, ones, 0, W, temperature=temperature)
+    view = View(ones.long(), Summary(logits[:, 1:-1]), ones, ones, 0, W, temperature=temperature)
     with Largest(besides=logits) as largest:
         for name in ("proposal", "confidence", "margin", "entropy"):
             getattr(view, name)
@@ -252,7 +299,7 @@ def test_a_nan_is_not_taken_for_certainty() -> None:
     logits = torch.zeros(1, 2, 5)
     logits[0, 0, 3] = torch.nan
     view = view_of(torch.ones(1, 2, 4).double())
-    view = replace(view, logits=logits)
+    view = replace(view, computed=Summary(logits))
     assert view.entropy.isnan().tolist() == [[True, False]]
     assert view.confidence.isnan().tolist() == [[True, False]]
 

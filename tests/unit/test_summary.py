@@ -9,6 +9,7 @@ from typing import Any
 import eval_runs
 import pytest
 
+from dllm_decode import DecodeConfig
 from eval.metrics.curves import point_of
 from eval.metrics.pooling import per_example
 from eval.metrics.statistics import paired_bootstrap, wilson
@@ -17,20 +18,24 @@ from eval.reports.report import write_report
 from eval.reports.table import table
 from eval.runs.records import Folder, Record, Settings, append
 from eval.runs.runner import execute
+from eval.runs.settings import Run
 from samplers import FixedSchedule
 
 SETTINGS = Settings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
-    verifier="NoVerifier()", gen_length=8, block_length=4, temperature=1.0, seed=0,
-    stop_at_eos=True, batch_size=1, prompts="chat",
+    verifier="NoVerifier()",
+    decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
+    batch_size=1, prompts="chat",
 )  # fmt: skip
 
 
 def record(settings: Settings, example: str, score: float | None, **own: Any) -> Record:
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
-        "git": None, "error": None, "primary": "answer", "prompt": "", "target": "", "text": "",
+        "sampler": settings.sampler, "cache": settings.cache, "verifier": settings.verifier,
+        "git": None, "machine": None, "date": None, "error": None,
+        "primary": "answer", "prompt": "", "target": "", "text": "",
         "scores": {"answer": score}, "prompt_length": 2, "length": 4, "nfe": 2,
         "query_positions": 20, "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": 6,
         "gains": [3, 3], "batch_length": 1, "batch_forwards": 2, "batch_target_forwards": 0,
@@ -38,15 +43,24 @@ def record(settings: Settings, example: str, score: float | None, **own: Any) ->
     } | own  # fmt: skip
 
 
+# What the records of examples that raised have as well.
+HEAD = ("git", "machine", "date", "primary", "sampler", "cache", "verifier", "prompt", "target")
+
+
+def seeded(run: Run, seed: int) -> Run:
+    return replace(run, decoding=replace(run.decoding, seed=seed))
+
+
 def folder_of(path: Path, runs: list[Settings], records: list[Record]) -> Folder:
     folder = Folder(path)
     folder.claim(runs)
-    append(folder.part(0), records)
+    with folder.writing(0) as part:
+        append(part, records)
     return folder
 
 
 def seeds_of(settings: Settings, seeds: tuple[int, ...]) -> list[Settings]:
-    return [replace(settings, seed=seed) for seed in seeds]
+    return [settings.with_seed(seed) for seed in seeds]
 
 
 def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
@@ -66,7 +80,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
         for e, s in product("abc", (0, 1))
         if (e, s) != ("a", 1)
     ]
-    failed = {name: records[0][name] for name in ("git", "primary")}
+    failed = {name: records[0][name] for name in HEAD}
     failed |= {"key": fast[1].key("a"), "settings": fast[1].key(""), "example": "a"}
     records.append(failed | {"error": "RuntimeError: no", "warm_up": False})
     # Sweeps run all samplers with a seed before the next seed.
@@ -81,13 +95,14 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     accuracy = first["accuracy"]
     assert accuracy["value"] == 0.5
     assert accuracy["num_examples"] == 3
-    assert accuracy["interval"] == "bootstrap"
-    assert (accuracy["low"], accuracy["high"]) == paired_bootstrap([0, 0, 0], means)[1:]
+    assert accuracy["interval"] == "wilson"
+    assert (accuracy["low"], accuracy["high"]) == wilson(1.5, 3)
     assert accuracy["standard_error"] == pytest.approx(0.5 / 3**0.5)
     assert second["accuracy"]["value"] == pytest.approx(2 / 3)
     against = second["against_reference"]
     assert against["num_shared"] == 3
-    assert against["accuracy"] == paired_bootstrap(means, others)._asdict()
+    found = paired_bootstrap(means, others)._asdict() | {"interval": "bootstrap"}
+    assert against["accuracy"] == found
     assert "mcnemar" not in against
     # By example: lengths 5, 2, 6; forwards 3, 1.5, 4.
     speed = first["speed"]
@@ -138,7 +153,7 @@ def test_values_that_are_undefined_are_no_part_of_an_examples_mean() -> None:
 
 def test_a_run_over_seeds_averages_real_decodes(tmp_path: Path) -> None:
     some = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
-    folder = execute([replace(run, seed=seed) for seed in (0, 1) for run in some], tmp_path)
+    folder = execute([seeded(run, seed) for seed in (0, 1) for run in some], tmp_path)
     (row,) = summarise(folder)["rows"]
     records = folder.records()
     assert len(records) == row["num_records"] == 8

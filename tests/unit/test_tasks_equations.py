@@ -45,8 +45,8 @@ def test_the_right_answer_scores_one_and_a_wrong_one_zero() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_value": 3}, "max_value is at least 4"),
-        ({"max_factor": 0}, "max_factor is at least 1"),
+        ({"max_value": 3}, "max_value must be at least 4"),
+        ({"max_factor": 0}, "max_factor must be at least 1"),
     ],
 )
 def test_a_world_that_is_too_small_is_refused(options: dict[str, int], sentence: str) -> None:

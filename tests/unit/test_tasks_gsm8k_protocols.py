@@ -8,7 +8,7 @@ import pytest
 
 from eval.runs.names import parse_task
 from eval.runs.settings import Run
-from eval.runs.sweep import Sweep
+from eval.runs.sweep import Loaded, Sweep, decoding_of
 from eval.tasks import Gsm8k
 from eval.tasks.gsm8k_protocols import PROTOCOLS
 from samplers import FixedSchedule
@@ -69,9 +69,12 @@ def test_the_address_alone_gives_the_published_setting(folder: Path, name: str) 
     assert text.count("How much is") == num_shown + 1
     assert len(turns) == num_turns
     assert "<<" not in text
-    run = Run(eval_runs.model(), eval_runs.TOKENIZER, selection, FixedSchedule(8))
+    run = Run(
+        eval_runs.model(), eval_runs.TOKENIZER, selection, FixedSchedule(8),
+        decoding=decoding_of(selection, {}),
+    )  # fmt: skip
     settings = run.settings(selection.examples())
-    assert settings.gen_length == gen_length
+    assert settings.decoding.gen_length == gen_length
     assert settings.block_length == block_length
     assert settings.prompts == ("chat" if num_turns else "plain")
 
@@ -114,10 +117,11 @@ def test_a_sentence_states_the_number(
 def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> None:
     address = f"gsm8k?path={folder}&protocol=d2f"
     assert parse_task(f"{address}&gen_length=128").task.gen_length == 128
-    run = Run(eval_runs.model(), eval_runs.TOKENIZER, parse_task(address), FixedSchedule(8),
-              gen_length=96, block_length=48)  # fmt: skip
-    settings = run.settings(run.selection.examples())
-    assert (settings.gen_length, settings.block_length) == (96, 48)
+    selection = parse_task(address)
+    config = decoding_of(selection, {"gen_length": 96, "block_length": 48})
+    assert (config.gen_length, config.block_length) == (96, 48)
+    # The published blocks of 64 are longer than the answer.
+    assert decoding_of(selection, {"gen_length": 40}).block_length == 40
     task = Gsm8k(protocol="llada_base")
     assert task == eval(repr(task))
     assert task.gen_length == 1024
@@ -125,7 +129,8 @@ def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> No
 
 def test_a_sweep_leaves_the_block_length_to_each_task(folder: Path) -> None:
     tasks = (f"gsm8k?path={folder}&protocol=llada", "word_problems?limit=1")
-    sweep = Sweep("toy", tasks, ("FixedSchedule()",))
-    runs = list(sweep.runs(eval_runs.model(), eval_runs.TOKENIZER, dtype="float32", trace=False))
+    sweep = Sweep(("toy",), tasks, ("FixedSchedule()",))
+    loaded = {"toy": Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float32")}
+    runs = list(sweep.runs(loaded, sweep.selections(), trace=False))
     found = [run.settings(run.selection.examples()).block_length for run in runs]
     assert found == [8, 32]

@@ -185,7 +185,7 @@ def test_examples_are_the_first_or_drawn(tmp_path: Path) -> None:
     task = ParallelBench(str(tmp_path), "waiting_line/reverse")
     assert [e.id[:6] for e in task.examples()] == ["test-0", "test-1"]
     assert {e.id for e in task.examples(seed=5)} == {e.id for e in task.examples()}
-    with pytest.raises(ValueError, match=r"num_examples is at most 2 for parallelbench/.*, got 3"):
+    with pytest.raises(ValueError, match=r"limit must be at most 2, .*parallelbench/.*, got 3"):
         task.examples(num_examples=3)
     (tmp_path / "test/waiting_line/reverse.jsonl").write_text("\n")
     with pytest.raises(ValueError, match=r"has at least one row in .*, got none"):

@@ -36,7 +36,7 @@ def test_the_vocabulary_is_small_and_padded_without_repeats() -> None:
 
 def test_more_numbers_can_be_had_and_fewer_cannot() -> None:
     assert "999" in vocabulary(999)
-    with pytest.raises(ValueError, match="max_number is at least 200, got 100"):
+    with pytest.raises(ValueError, match="max_number must be at least 200, got 100"):
         vocabulary(100)
 
 

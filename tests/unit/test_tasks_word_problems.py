@@ -165,15 +165,15 @@ def test_a_prefix_of_the_examples_does_not_depend_on_their_number() -> None:
 
 
 def test_bad_settings_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match="max_value is at least 20, got 3"):
+    with pytest.raises(ValueError, match="max_value must be at least 20, got 3"):
         WordProblems(max_value=3)
-    with pytest.raises(ValueError, match="max_factor is at least 2, got 1"):
+    with pytest.raises(ValueError, match="max_factor must be at least 2, got 1"):
         WordProblems(max_factor=1)
     with pytest.raises(ValueError, match="got nonsense; the ids are gain_lose"):
         WordProblems(templates=("nonsense",))
-    with pytest.raises(ValueError, match="split is one of train, val"):
+    with pytest.raises(ValueError, match="split must be one of train, val"):
         TASK.examples("dev")
-    with pytest.raises(ValueError, match="num_examples is at least 1, got 0"):
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         TASK.examples("test", 0)
     with pytest.raises(ValueError, match="raise max_value or name other templates"):
         WordProblems(templates=("times_total",)).examples("train", 1)

@@ -146,7 +146,7 @@ def test_the_address_names_number_and_level() -> None:
     selection = parse_task("writing/words_to_sentence?n=5&level=hard&limit=3")
     assert selection.task == WordsToSentence(5, "hard")
     assert len(selection.examples()) == 3
-    with pytest.raises(ValueError, match="n is a number of words from 2 to 8, got 9"):
+    with pytest.raises(ValueError, match="n must be a number of words from 2 to 8, got 9"):
         WordsToSentence(9)
-    with pytest.raises(ValueError, match="level is one of easy, medium, hard, got 'odd'"):
+    with pytest.raises(ValueError, match="level must be one of easy, medium, hard, got 'odd'"):
         WordsToSentence(4, "odd")

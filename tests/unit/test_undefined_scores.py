@@ -6,6 +6,7 @@ from pathlib import Path
 import eval_runs
 import pytest
 
+from dllm_decode import DecodeConfig
 from eval.metrics.summary import summarise
 from eval.reports.report import write_report
 from eval.reports.table import table
@@ -67,7 +68,7 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
 
 
 def test_cache_errors_leave_undefined_scores_out() -> None:
-    trial = Trial(eval_runs.model(), [[5]], FixedSchedule(8), gen_length=8)
+    trial = Trial(eval_runs.model(), [[5]], FixedSchedule(8), DecodeConfig(gen_length=8))
     scored = on_task(trial, parse_task(TASK), eval_runs.TOKENIZER)
     assert scored.score is not None
     assert scored.score([[5, 6]] * 8) == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pretended import Accelerator
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, MODELS
+from spied import FAMILIES, LAW_OPTIONS, MODELS
 
 from dllm_decode import (
     DelayedCache,
@@ -70,7 +70,10 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched() -> dict[str, Watched]:
-    return {family: Watched(MODELS / family, dtype=torch.float64) for family in FAMILIES}
+    return {
+        family: Watched(MODELS / family, dtype=torch.float64, **LAW_OPTIONS[family])
+        for family in FAMILIES
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)

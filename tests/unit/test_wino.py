@@ -1,6 +1,7 @@
 """Wino: what is committed and taken back, the bound, and the copy that verifies."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from toys import HashModel
 from dllm_decode import CachePolicy, ForwardInputs, StepEvent, decode
 from dllm_decode.caches import PrefixCache
 from dllm_decode.models import new_llada
-from samplers import ConfidenceThreshold, State, View, Wino, parse
+from samplers import ConfidenceThreshold, View, Wino, parse
+from samplers.logits.summary import Summary
+from samplers.wino import Committed
 
 MASK_ID = 9
 
@@ -27,7 +30,7 @@ def view_of(
     masked = ids == MASK_ID
     return View(
         tokens=ids,
-        logits=logits[None],
+        computed=Summary(logits[None]),
         masked=masked,
         eligible=masked,
         start=0,
@@ -41,9 +44,9 @@ def columns(where: Tensor | None) -> list[int]:
     return where[0].nonzero().squeeze(-1).tolist()
 
 
-def after(given: list[int], last_accepts: int) -> State:
+def after(given: list[int], last_accepts: int) -> Committed:
     """The state of a row in which some positions were given."""
-    return torch.tensor([[bool(value) for value in given]]), torch.tensor([last_accepts])
+    return Committed(torch.tensor([[bool(value) for value in given]]), torch.tensor([last_accepts]))
 
 
 def test_what_exceeds_the_low_threshold_goes_in_and_equality_does_not() -> None:
@@ -107,7 +110,7 @@ def play(length: int, confidences: Callable[[int], list[float]], trust: float) -
     """Decodes a block against a verifier of constant trust; returns the masks left by each step."""
     sampler = Wino()
     tokens = [MASK_ID] * length
-    state: State = None
+    state: Any = None
     left = []
     while MASK_ID in tokens:
         view = view_of(tokens, confidences(len(left)), [trust] * length)
@@ -286,11 +289,11 @@ def test_what_wino_cannot_work_with_is_refused_by_name_before_any_forward(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"low_threshold": 1.5}, "low_threshold is a probability in .*, got 1.5"),
-        ({"high_threshold": -0.5}, "high_threshold is a probability"),
-        ({"accept_share": 2.0}, "accept_share is a share"),
-        ({"min_accepts": 0}, "min_accepts is between 1 and max_accepts=20, got 0"),
-        ({"min_accepts": 30}, "min_accepts is between"),
+        ({"low_threshold": 1.5}, "low_threshold must be a probability in .*, got 1.5"),
+        ({"high_threshold": -0.5}, "high_threshold must be a probability"),
+        ({"accept_share": 2.0}, "accept_share must be a share"),
+        ({"min_accepts": 0}, "min_accepts must be a whole number of tokens, at least 1, got 0"),
+        ({"min_accepts": 30}, "min_accepts must be at most max_accepts=20, got 30"),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, float], message: str) -> None:

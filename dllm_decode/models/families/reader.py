@@ -82,7 +82,7 @@ class ConfigReader:
         """Reads the id of a token."""
         return self.integer(key, default, most=vocab_size - 1)
 
-    def object(self, key: str) -> "ConfigReader":
+    def mapping(self, key: str) -> "ConfigReader":
         """Reads an object: a reader of its keys."""
         value = self._value(key, None)
         if not isinstance(value, Mapping):

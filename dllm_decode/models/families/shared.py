@@ -116,10 +116,10 @@ def _rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
     """Reads the base of the frequencies and their scaling, where either version has put them."""
     # transformers 5 moved all of it into one object.
     if config.has("rope_parameters"):
-        rope = config.object("rope_parameters")
+        rope = config.mapping("rope_parameters")
         return rope.positive_number("rope_theta"), _scaling(rope)
     theta = config.positive_number("rope_theta")
-    return theta, _scaling(config.object("rope_scaling")) if _is_scaled(config) else None
+    return theta, _scaling(config.mapping("rope_scaling")) if _is_scaled(config) else None
 
 
 def _is_scaled(config: ConfigReader) -> bool:

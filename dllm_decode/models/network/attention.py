@@ -35,7 +35,7 @@ class Attention(nn.Module):
         layer_kv: LayerKV | None,
         wanted: Int[Tensor, "B W"] | None,
     ) -> Float[Tensor, "B _ H"]:
-        """Attends from all columns, or from the wanted ones, after storing fresh keys and values."""
+        """Attends from all columns or the wanted ones, after storing fresh keys and values."""
         query, key, value = context.operations.rotate_and_store(
             self.qkv(hidden).unflatten(-1, (-1, self.head_dim)),
             context.rotation,

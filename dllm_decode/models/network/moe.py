@@ -69,7 +69,8 @@ class Router(nn.Module):
         best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
         closed = torch.ones_like(best, dtype=torch.bool)
         closed.scatter_(-1, best.topk(config.num_open_groups, -1).indices, False)
-        return grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        limited: Tensor = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        return limited
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
         if not self.config.has_selection_bias:
@@ -138,7 +139,8 @@ class Experts(nn.Module):
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
         products = outputs.unflatten(0, routing.experts.shape) * routing.weights[..., None]
-        return products.to(self._sum_dtype(hidden)).sum(1).to(hidden.dtype)
+        summed: Tensor = products.to(self._sum_dtype(hidden)).sum(1).to(hidden.dtype)
+        return summed
 
     def _one_by_one(
         self,
@@ -193,7 +195,7 @@ class MoE(nn.Module):
     ) -> Float[Tensor, "B Q H"]:
         """Maps every column by itself."""
         tokens = hidden.flatten(0, 1)
-        mixed = self.experts(tokens, self.router(tokens), operations).view_as(hidden)
+        mixed: Tensor = self.experts(tokens, self.router(tokens), operations).view_as(hidden)
         return mixed if self.shared is None else mixed + self.shared(hidden, operations)
 
     def parts(self) -> dict[str, Tensor]:

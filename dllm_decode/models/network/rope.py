@@ -14,13 +14,12 @@ from dllm_decode.models.network.operations import Rotation
 
 @runtime_checkable
 class RopeScaling(Protocol):
-    """Stretches the frequencies of a model that was trained on shorter texts.
+    """Stretches the frequencies of a model that was trained on shorter texts."""
 
-    Attributes:
-        attention_factor: Cosines and sines are multiplied by this.
-    """
-
-    attention_factor: float
+    @property
+    def attention_factor(self) -> float:
+        """Cosines and sines are multiplied by this."""
+        ...
 
     def stretch(self, frequencies: Float[Tensor, " F"], theta: float) -> Float[Tensor, " F"]:
         """Returns the frequencies to rotate with, highest first as they came."""
@@ -43,6 +42,7 @@ class Llama3Scaling:
         low_turns: `low_freq_factor` of the checkpoint.
         high_turns: `high_freq_factor`; frequencies that turn more often are kept.
         original_length: Tokens of the texts it was first trained on.
+        attention_factor: See `RopeScaling`.
     """
 
     factor: float

@@ -1,11 +1,13 @@
-"""Causal language models that judge drafts: transformers models whose cache rolls back."""
+"""Causal language models that verify drafts: transformers models whose cache rolls back."""
 
+import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.ancestors import ancestors
 from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 # Columns are padded to a multiple of this: libraries keep scratch for each shape.
 _STRIDE = 16
+
+# Most that logits may differ between a path read in a tree and alone, as a share of their range:
+# above what rounding does in half precision, far below what a wrong mask or position does.
+_TREE_TOLERANCE = 0.05
 
 
 class Past(NamedTuple):
@@ -49,10 +55,15 @@ class Reading(NamedTuple):
     gaps: Int[Tensor, " B"]
     layers: tuple[tuple[Tensor, Tensor], ...]
 
-    def keep(self, num_kept: Int[Tensor, " B"]) -> Past:
-        """Forgets all but the first so many tokens of what was read, a number for each row.
+    def keep(self, num_kept: Int[Tensor, " B"], columns: Int[Tensor, "B M"] | None = None) -> Past:
+        """Forgets all but some of the tokens that were read.
 
         At most once: where rows differ, what is kept is moved together in place.
+
+        Args:
+            num_kept: How many tokens of each row are kept, at least 1.
+            columns: Which columns of the reading these are, in ascending order; further ones are
+                ignored. `None`: the first ones.
         """
         lengths = self.past.lengths + num_kept
         num_slots = int(lengths.max())
@@ -60,6 +71,9 @@ class Reading(NamedTuple):
         # The last slots of the past are followed by the gap, and that by what was read.
         is_new = slots >= num_slots - num_kept[:, None]
         held = slots + (self.past.num_slots + num_kept - num_slots)[:, None]
+        if columns is not None:
+            places = (held - self.past.num_slots).clamp(0, columns.shape[1] - 1)
+            held = torch.where(is_new, self.past.num_slots + columns.gather(1, places), held)
         # Slots before a row's first token are never attended to; any will do.
         held = torch.where(is_new, held + self.gaps[:, None], held).clamp(min=0)
         start = int(held[0, 0])
@@ -100,8 +114,9 @@ class CausalTarget:
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
             raise ValueError(
-                f"A target attends to all tokens before in every layer, got {name}, some of whose "
-                "layers see a window or keep a state, which cannot be rolled back. Use another."
+                f"Every layer of a target must attend to all tokens before, got {name}, some "
+                "layers of which see a window or keep a state, which cannot be rolled back. Use "
+                "another."
             )
         self.name = name
         self.vocab_size = int(model.config.vocab_size)
@@ -109,6 +124,7 @@ class CausalTarget:
         self.is_compared = num_shared_ids is not None
         self.eos_ids = _eos_ids(model, name)
         self._model = model
+        self._has_read_trees = False
 
     def __repr__(self) -> str:
         return f"CausalTarget({self.name!r})"
@@ -131,8 +147,14 @@ class CausalTarget:
         *,
         num_logits: int,
         first_logits: Int[Tensor, " B"] | None = None,
+        parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
         """Reads on; one forward.
+
+        With `parents`, the columns behind `first_logits` are the nodes of a tree: several ways in
+        which the text may go on. A node sees the past, the columns up to the root, its ancestors
+        and itself, and its position is that of the root plus its depth, so that its logits are what
+        they would be if its path alone had been read.
 
         Args:
             past: What was read before; not changed.
@@ -141,9 +163,18 @@ class CausalTarget:
             num_logits: Of how many consecutive columns of each row logits are returned.
             first_logits: The first of them; `None`: the one with which the last of the Q columns is
                 the last.
+            parents: For each of the N = `num_logits` - 1 columns behind `first_logits` the number
+                of the node that it follows, counted from the first of them; -1: the root, which is
+                the column at `first_logits`. `None`: each column follows the one before it.
+
+        Raises:
+            ValueError: If there are parents, but the model cannot be told positions, or its logits
+                behind a path in a small tree are not those behind the path alone.
         """
         from transformers import DynamicCache
 
+        if parents is not None:
+            self._check_trees()
         if first_logits is None:
             first_logits = torch.full_like(counts, tokens.shape[1] - num_logits)
         # The head computes the same columns of all rows, so rows are moved until all want the same.
@@ -157,18 +188,19 @@ class CausalTarget:
         columns = torch.arange(width, device=tokens.device)
         wanted = columns[first : first + round_up(num_logits, _STRIDE)]
         columns = columns - gaps[:, None]
-        attend = torch.cat(
-            [
-                slots >= past.num_slots - past.lengths[:, None],
-                (columns >= 0) & (columns < counts[:, None]),
-            ],
-            dim=1,
-        )
+        held = slots >= past.num_slots - past.lengths[:, None]
+        if parents is None:
+            attend = torch.cat([held, (columns >= 0) & (columns < counts[:, None])], dim=1).long()
+            positions = columns.minimum(counts[:, None] - 1).clamp(min=0)
+        else:
+            tree = ancestors(parents)
+            attend = self._tree_mask(held, columns >= 0, tree, root=first)
+            positions = _tree_positions(columns, tree, root=first)
         cache = DynamicCache(past.layers or None)
         out = self._model(
             input_ids=tokens,
-            attention_mask=attend.long(),
-            position_ids=past.lengths[:, None] + columns.minimum(counts[:, None] - 1).clamp(min=0),
+            attention_mask=attend,
+            position_ids=past.lengths[:, None] + positions,
             past_key_values=cache,
             use_cache=True,
             # Not a number: the head would be given a slice, for which the CPU's matrix product
@@ -178,6 +210,71 @@ class CausalTarget:
         layers = tuple((keys, values) for keys, values, _ in cache)
         return Reading(out.logits[:, :num_logits], past, gaps, layers)
 
+    def _check_trees(self) -> None:
+        """Compares a path in a tree with the same path alone, once."""
+        if self._has_read_trees:
+            return
+        if "position_ids" not in inspect.signature(self._model.forward).parameters:
+            raise ValueError(
+                f"A target must take position_ids to read a draft tree, got {self.name}, which "
+                "counts columns instead. Draft a path, as PathSearch does."
+            )
+        self._has_read_trees = True
+        text = torch.arange(1, 6, device=self.device)[None] % self.vocab_size
+        parents = torch.tensor([[-1, -1, 1]], device=self.device)
+        path, length = text[:, [0, 1, 3, 4]], torch.full_like(text[:, 0], 4)
+        root = torch.ones_like(length)
+        past = self.start(1)
+        tree = self.read(past, text, length + 1, num_logits=4, first_logits=root, parents=parents)
+        alone = self.read(past, path, length, num_logits=3, first_logits=root).logits[0, 1:].float()
+        difference = (tree.logits[0, 2:].float() - alone).abs().max()
+        if not difference <= _TREE_TOLERANCE * (alone.max() - alone.min()):
+            self._has_read_trees = False
+            raise ValueError(
+                f"A target must heed a mask and positions to read a draft tree, got {self.name}, "
+                f"whose logits then differ by {float(difference):.2g}. Draft a path, as PathSearch "
+                "does."
+            )
+
+    def _tree_mask(
+        self,
+        held: Bool[Tensor, "B S"],
+        present: Bool[Tensor, "B W"],
+        tree: Bool[Tensor, "B N N"],
+        *,
+        root: int,
+    ) -> Float[Tensor, "B 1 W K"]:
+        """Returns what is added to attention scores: 0 where a column sees a key, else very little.
+
+        Args:
+            held: Slots of the past that hold a token.
+            present: Columns that hold a token; those before it are hidden.
+            tree: The ancestors of each node; the first node is the column behind the root.
+            root: Column of the root, of all rows alike.
+        """
+        width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
+        own = torch.eye(width, dtype=torch.bool, device=held.device)
+        seen = torch.ones_like(own).tril()
+        # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
+        seen[first:, first:] = own[first:, first:]
+        seen = seen.repeat(len(tree), 1, 1)
+        seen[:, first:behind, first:behind] = tree
+        seen = (seen & present[:, None]) | own
+        seen = torch.cat([held[:, None].expand(-1, width, -1), seen], -1)[:, None]
+        # Not booleans: only one of the library's attention functions reads those.
+        mask = torch.zeros_like(seen, dtype=self._model.dtype)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+
+
+def _tree_positions(
+    columns: Int[Tensor, "B W"], tree: Bool[Tensor, "B N N"], *, root: int
+) -> Int[Tensor, "B W"]:
+    """Returns the position of each column behind the past: a node's is its depth below the root."""
+    # What fills up a row has that of the root.
+    positions = columns.minimum(columns[:, root : root + 1]).clamp(min=0)
+    positions[:, root + 1 : root + 1 + tree.shape[1]] += tree.sum(-1)
+    return positions
+
 
 def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
     config = model.generation_config
@@ -186,7 +283,7 @@ def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...
         found = model.config.eos_token_id
     if found is None:
         raise ValueError(
-            f"A target's generation config says which tokens end an answer, got {name} without "
+            f"A target's generation config must say which tokens end an answer, got {name} without "
             "`eos_token_id`. Set it in generation_config.json."
         )
     return tuple(found) if isinstance(found, list) else (int(found),)

@@ -64,8 +64,7 @@ def _read(
     files = weight_files(folder)
     try:
         with _silence():
-            # The stubs of transformers do not say that `output_loading_info` makes it a pair.
-            read: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype or "auto",
                 device_map={"": device},
@@ -77,8 +76,7 @@ def _read(
             f"A weight file in {str(folder)!r} is damaged or cut short ({error}). Download it "
             "again."
         ) from error
-    model: transformers.PreTrainedModel
-    model, found = read
+    model, found = loaded
     problems = [f"missing {name}" for name in sorted(found["missing_keys"])]
     problems += [f"left over {name}" for name in sorted(found["unexpected_keys"])]
     problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
@@ -90,7 +88,8 @@ def _read(
         )
     for name, part in model.named_parameters():
         check_finite(part.detach(), name, files[0].parent)
-    return model
+    checked: transformers.PreTrainedModel = model
+    return checked
 
 
 @contextmanager

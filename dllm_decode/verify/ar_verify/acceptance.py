@@ -1,6 +1,6 @@
 """Which tokens of a draft are kept, and what is written where it ends."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,12 +22,15 @@ class Verdict(NamedTuple):
     """What a target keeps of drafts.
 
     Attributes:
-        tokens: What it writes: the accepted tokens and one more; what follows is arbitrary.
+        tokens: The tokens it writes: the accepted ones and one more; the rest is arbitrary.
         accepted: Tokens of the draft that are kept.
+        places: Where the accepted tokens of a tree stand in it; what follows them is arbitrary.
+            `None`: the accepted tokens are the draft's first.
     """
 
     tokens: Int[Tensor, "B K1"]
     accepted: Int[Tensor, " B"]
+    places: Int[Tensor, "B D"] | None = None
 
 
 def accept(
@@ -38,11 +41,20 @@ def accept(
     Args:
         session: Has the temperature and the noise.
         canvas: The rows.
-        draft: What was drafted; whether it was drawn decides on the rule.
-        logits: The target's, at each position of the longest draft and at the one behind it.
+        draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
+        logits: The target's, behind the committed text, then behind each token of the longest
+            draft.
     """
     first = first_masks(canvas)
-    draft = draft._replace(tokens=draft.tokens[:, : logits.shape[1] - 1])
+    draft = draft.first(logits.shape[1] - 1)
+    if draft.parents is not None:
+        rows = torch.arange(len(first), device=first.device)
+
+        def choose(places: Int[Tensor, " B"], depth: int) -> Int[Tensor, " B"]:
+            here = logits[rows, places + 1][:, None]
+            return _chosen(session, canvas, first + depth, here).squeeze(1)
+
+        return accept_tree(draft, choose)
     if draft.logs is not None:
         keys = session.position_keys(canvas, first, logits.shape[1])
         return accept_by_ratio(draft, logits, keys, temperature=session.temperature)
@@ -78,6 +90,44 @@ def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
     """
     agree = (draft.tokens == written[:, :-1]) & _meant(draft)
     return Verdict(written, leading(agree))
+
+
+def accept_tree(
+    draft: Draft, choose: Callable[[Int[Tensor, " B"], int], Int[Tensor, " B"]]
+) -> Verdict:
+    """Walks down a tree as long as what the target writes is a child of where it stands.
+
+    Every token written is the target's own choice, so its law is the target's, whatever the tree
+    is. No rule can accept more often: what is written must have the target's law, so it is among
+    the children as often as the target says one of them.
+
+    Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
+    Trees" (DDTree), https://arxiv.org/abs/2604.12989, verification.
+
+    Args:
+        draft: A tree.
+        choose: What the target writes behind the token at a place of the draft (-1: behind the
+            committed text), given also the token's depth. Asked once a row and depth.
+    """
+    assert draft.parents is not None
+    meant = _meant(draft)
+    here = torch.full_like(draft.counts, -1)
+    walking = torch.ones_like(here, dtype=torch.bool)
+    accepted = torch.zeros_like(here)
+    tokens, places = [], []
+    # No walk is longer than a tree has tokens.
+    for depth in range(draft.tokens.shape[1] + 1):
+        written = choose(here, depth)
+        tokens.append(written)
+        child = (draft.parents == here[:, None]) & (draft.tokens == written[:, None]) & meant
+        walking = walking & child.any(-1)
+        accepted += walking
+        if not walking.any():
+            break
+        here = torch.where(walking, child.long().argmax(-1), here)
+        places.append(here)
+    taken = torch.stack(places, -1) if places else here[:, None].clamp(min=0)
+    return Verdict(torch.stack(tokens, -1), accepted, taken)
 
 
 def accept_by_ratio(

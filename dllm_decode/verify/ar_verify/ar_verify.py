@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,53 +18,71 @@ from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.target_round import (
+    ask_drafter,
+    ask_target,
     check_target,
     first_masks,
-    judge,
-    look,
     whole_answer,
     write,
 )
 from dllm_decode.verify.base import Verifier, settle
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler, first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
+from samplers.state import take_state
 
 _STRIDE = 16
 
 
+class TargetState(NamedTuple):
+    """What the target has read, and how long the next drafts are.
+
+    Attributes:
+        past: The target's keys and values.
+        lengths: Of the next drafts.
+    """
+
+    past: Past
+    lengths: Lengths
+
+
 @dataclass(frozen=True)
-class ARVerify(Verifier):
+class ARVerify(Verifier[TargetState]):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
-    In each round the mask predictor looks at the canvas, a draft is made of what it sees, and the
-    target reads the draft in one forward. It accepts the draft's tokens from left to right, as far
-    as they are as good as its own, writes a token of its own in place of the first that is not,
-    and adds one behind a draft that it accepts whole.
+    One round has three parts. The mask predictor looks at the canvas. `drafting` makes a draft of
+    what it sees: a path of tokens or a tree of paths. The target reads the draft in one forward,
+    accepts its tokens from left to right as far as they are as good as its own, and adds one token
+    of its own: in place of the first that is not, or behind a draft that is accepted whole.
 
-    A searched draft (`PathSearch`) is accepted as far as it says what the target would write: its
-    most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
-    row and position. So the answer is that of the target alone, whatever the drafts are worth, and
-    at temperature 0 it is its greedy answer; rounding aside, since reading many tokens at once may
-    round differently. A drawn draft (`Sampled`) is accepted by the ratio of both models'
-    probabilities: the law of the answer is the target's too, but what a seed gives depends on the
-    drafts; with a cache, so also on the other rows, which have a say in what it computes.
+    Searched drafts (`PathSearch`, `Tree`) are accepted as far as they say what the target would
+    write: its most likely token at temperature 0, else a draw from its distribution with noise
+    keyed by seed, row and position. So the answer is that of the target alone, whatever the drafts
+    are worth, and at a temperature even the same sample; rounding aside, since reading many tokens
+    at once may round differently. A drawn draft (`Sampled`) is accepted by the ratio of both
+    models' probabilities: the answer follows the target's law too, but which answer a seed gives
+    depends on the drafts; with a cache, also on the other rows, since they have a say in what it
+    computes.
 
-    The answer ends with one of the target's EOS tokens. It is written from left to right; blocks do
-    not matter, and the sampler is only asked by a search that looks more than once. The target
-    reads each token once, and forgets what was rejected. The mask predictor may have any cache,
-    since drafts may be approximate; `FreeCache()` keeps what stands to the left of the drafts, the
-    others start anew in each round.
+    Trees are not drawn: for a tree of chosen tokens no rule accepts more often, since a written
+    token must follow the target's law, and the probability that the target says a child is all
+    there is to accept.
+
+    The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
+    not matter. The sampler is only asked by a drafting with several forwards. The target reads each
+    token once; keys and values of rejected tokens are dropped. The mask predictor may have any
+    cache, since drafts may be approximate; `FreeCache()` keeps what stands to the left of the
+    drafts, the others start anew in each round.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
-    Differs: Rows at their own pace. The mask predictor sees the whole answer that is left, not the
-    draft's part alone. At temperatures above 0 the paper accepts a searched token with probability
+    Differs: Rows at their own pace. The mask predictor sees the whole rest of the answer, not the
+    draft's part alone. At temperatures above 0, the paper accepts a searched token with probability
     min(1, p/q), which is only right for tokens drawn from q and favours what the search likes.
 
     Attributes:
         target: Writes the answer.
-        draft_length: How many tokens are drafted.
-        drafting: Which tokens are drafted: `PathSearch()` or `Sampled()`.
+        draft_length: How many positions a draft may reach.
+        drafting: What is drafted: `PathSearch()`, `Tree()` or `Sampled()`.
     """
 
     target: CausalTarget
@@ -87,20 +106,24 @@ class ARVerify(Verifier):
         return num_masks
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: TargetState | None,
+    ) -> tuple[Canvas, TargetState]:
         if carry is None:
             past, lengths = self.target.start(len(canvas)), self.draft_length.first(canvas.rows)
         else:
-            assert isinstance(carry, tuple)
-            past, lengths = Past(*carry[0]), Lengths(*carry[1])
+            past, lengths = carry
         first = first_masks(canvas)
         left = canvas.masked.sum(-1)
         wanted = torch.minimum(lengths.length, left)
         logits = self._look(session, sampler, canvas, wanted)
         draft = self.drafting.draft(session, canvas, logits, wanted)
-        judgement = judge(session, self.target, canvas, draft, past)
-        tokens, accepted = accept(session, canvas, draft, judgement.logits)
+        judged = ask_target(session, self.target, canvas, draft, past)
+        tokens, accepted, places = accept(session, canvas, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
         num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
@@ -108,21 +131,25 @@ class ARVerify(Verifier):
         drafted = _num_drafted(canvas, logits, wanted)
         after = self.draft_length.after(lengths, drafted, accepted)
         canvas = write(canvas, first, Draft(tokens, num))
-        return canvas, (tuple(judgement.past(num)), tuple(after))
+        return canvas, TargetState(judged.past(num, places), after)
 
     def _look(
         self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
     ) -> Float[Tensor, "B K V"]:
-        """Lets the mask predictor predict the next tokens of each row."""
+        """Returns what the mask predictor says of each row's next positions."""
         first = first_masks(canvas)
         bounds = torch.stack([first.min(), first.max(), (first + wanted).max(), wanted.max()])
         start, last, end, longest = bounds.tolist()
-        # One position more, where the target's own token goes: observers see what was written. And
-        # few widths, since libraries keep scratch for each.
+        # One position more than drafted: the target's own token goes there, and observers see it.
+        # Few widths, since libraries keep scratch memory for each.
         width = round_up(end + 1 - start, _STRIDE)
         window = Block(start, min(start + width, canvas.region_length))
         session.open()
-        logits = look(session, self.target, canvas, window, sampler).within("block").logits
+        logits = (
+            ask_drafter(session, self.target, canvas, window, sampler)
+            .within("block")
+            .computed.logits
+        )
         if self.drafting.num_forwards > 1:
             logits = self._look_again(session, sampler, canvas, window, wanted)
         logits = logits[..., : self.target.num_shared_ids]
@@ -140,22 +167,22 @@ class ARVerify(Verifier):
         window: Block,
         wanted: Int[Tensor, " B"],
     ) -> Float[Tensor, "B W V"]:
-        """Lets the sampler commit tokens to a draft, and the mask predictor look at it."""
+        """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
         shown = session.view
         assert shown is not None
         view, rows = shown, torch.arange(len(canvas), device=wanted.device)
-        logits = view.within("block").logits.clone()
-        # To the sampler only what is drafted is open, and only that may it take back.
+        logits = view.within("block").computed.logits.clone()
+        # The sampler may commit and take back drafted positions only.
         ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
         part = drafts = replace(canvas, ends=ends, fixed=fixed)
-        state: State = None
+        state: Any = None
         for step in range(1, self.drafting.num_forwards):
             view = session.view_of(
-                part, window, sampler, logits=view.logits, leave_one_out=view.leave_one_out
+                part, window, sampler, logits=view.computed.logits, leave_one_out=view.leave_one_out
             )
             view = replace(view, temperature=0.0)
-            state = sampler.init(view) if step == 1 else state
-            decision, state = sampler.step(view, state)
+            state = first_state(sampler, view) if step == 1 else state
+            decision, state = next_step(sampler, view, state)
             part = settle(part, view, decision, sampler)
             drafts = drafts.put(part)
             unfinished = part.num_open(window).nonzero().squeeze(-1)
@@ -163,11 +190,18 @@ class ARVerify(Verifier):
                 break
             rows, part = rows[unfinished], part.take(unfinished)
             state = take_state(state, unfinished)
-            # The mask predictor sees all masks that are left, as ever.
+            # The mask predictor sees all masks that are left, also behind the draft.
             everything = replace(part, ends=canvas.ends[rows])
-            view = look(session, self.target, everything, window, sampler)
-            logits[rows] = view.within("block").logits
+            view = ask_drafter(session, self.target, everything, window, sampler)
+            seen = view.within("block").computed.logits
+            if self.drafting.keeps_alternatives:
+                # A position that is decided by now keeps the logits that decided it.
+                is_open = part.masked[:, window.start : window.end, None]
+                seen = torch.where(is_open, seen, logits[rows])
+            logits[rows] = seen
         session.view = shown
+        if self.drafting.keeps_alternatives:
+            return logits
         tokens = drafts.tokens[:, canvas.columns(window)]
         return certain_where(logits, tokens != canvas.mask_id, tokens)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -12,19 +12,19 @@ class Lengths(NamedTuple):
     """The next draft of each row, and the means that it came from.
 
     Attributes:
-        length: Tokens of the next draft.
+        length: Tokens of the next draft; of a tree, its depth at most.
         drafted: Moving mean of the drafts' lengths up to an EOS.
         accepted: Moving mean of the tokens accepted.
     """
 
     length: Int[Tensor, " B"]
-    drafted: Tensor
-    accepted: Tensor
+    drafted: Float[Tensor, " B"]
+    accepted: Float[Tensor, " B"]
 
 
 @dataclass(frozen=True)
 class DraftLength:
-    """Drafts as many tokens as lately came before an EOS, more while all are accepted.
+    """Drafts as many tokens as lately came before an EOS, and more while all are accepted.
 
     After each round, with G and A moving means of the drafted and the accepted tokens, the length
     is G, plus `growth` if A reached G, within `shortest` and `longest`; rounded down.
@@ -56,14 +56,15 @@ class DraftLength:
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
             raise ValueError(
-                f"shortest is between 1 and longest={self.longest} tokens, got {self.shortest}."
+                f"shortest must be between 1 and longest={self.longest} tokens, got "
+                f"{self.shortest}."
             )
         if self.growth < 0:
-            raise ValueError(f"growth is at least 0 tokens, got {self.growth}.")
+            raise ValueError(f"growth must be at least 0 tokens, got {self.growth}.")
         if not 0.0 < self.momentum <= 1.0:
-            raise ValueError(f"momentum is a weight in (0, 1], got {self.momentum}.")
+            raise ValueError(f"momentum must be a weight in (0, 1], got {self.momentum}.")
         if self.start not in ("longest", "zero"):
-            raise ValueError(f'start is "longest" or "zero", got {self.start!r}.')
+            raise ValueError(f'start must be "longest" or "zero", got {self.start!r}.')
 
     def first(self, rows: Int[Tensor, " B"]) -> Lengths:
         """Returns the lengths before the first round."""

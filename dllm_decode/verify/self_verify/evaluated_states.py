@@ -30,7 +30,7 @@ class EvaluatedStates(NamedTuple):
 
     Attributes:
         tokens: Of the whole canvas; -1 in unused places.
-        logits: What the sampler sees of a state.
+        logits: The window's logits in a state.
         leave_one_out: As `View.leave_one_out`; without columns unless the sampler asks for it.
         latest: The state from which the row took its last step.
     """
@@ -93,17 +93,17 @@ def view_of(
 def shown(session: Session, sampler: Sampler, canvas: Canvas, block: Block, seen: View) -> View:
     """Shows a canvas with the logits of another view of its rows."""
     view = session.view_of(
-        canvas, block, sampler, logits=seen.logits, leave_one_out=seen.leave_one_out
+        canvas, block, sampler, logits=seen.computed.logits, leave_one_out=seen.leave_one_out
     )
-    return view.knowing(seen)
+    # What was found of these logits need not be found again.
+    return replace(view, computed=seen.computed)
 
 
 def imagined(view: View) -> View:
-    """Completes the shadow: what was committed since was predicted without being seen."""
+    """Completes `leave_one_out`: what was committed since was predicted without being seen."""
     if view.leave_one_out is None:
         return view
-    seen = replace(view, reads_committed=True).knowing(view)
-    before = seen.probability(view.tokens)
+    before = replace(view, reads_committed=True).probability(view.tokens)
     return replace(
         view, leave_one_out=torch.where(view.leave_one_out == 0.0, before, view.leave_one_out)
     )

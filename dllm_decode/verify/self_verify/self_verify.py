@@ -1,11 +1,9 @@
 """Self-verification (FreeDave): the model checks drafts that its own logits made."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.packing import Branches
@@ -22,11 +20,28 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     shown,
     view_of,
 )
-from samplers.base import Sampler, State, take_state
+from samplers.base import Sampler, first_state, next_step
+from samplers.checks import require_choice, require_count
+from samplers.state import put_state, take_state
+
+Evaluate = Literal["batch", "tree", "sequential"]
+Reach = Literal["block", "next"]
+
+
+class Verified(NamedTuple):
+    """The sampler's state, and what the last forward found out.
+
+    Attributes:
+        state: The state of the sampler.
+        known: The states of the canvas that the forward looked at.
+    """
+
+    state: Any
+    known: EvaluatedStates
 
 
 @dataclass(frozen=True)
-class SelfVerify(Verifier):
+class SelfVerify(Verifier[Verified]):
     """Takes several of the sampler's steps on one forward, the very steps it would take without.
 
     The logits at hand do not only decide the next state of the canvas: asked again and again, each
@@ -74,36 +89,42 @@ class SelfVerify(Verifier):
     """
 
     draft_steps: int = 4
-    evaluate: Literal["batch", "tree", "sequential"] = "batch"
-    reach: Literal["block", "next"] = "next"
+    evaluate: Evaluate = "batch"
+    reach: Reach = "next"
 
     def __post_init__(self) -> None:
-        if self.draft_steps < 1:
-            raise ValueError(f"draft_steps is at least 1 state, got {self.draft_steps}.")
-        if self.evaluate not in ("batch", "tree", "sequential"):
-            raise ValueError(f'evaluate is "batch", "tree" or "sequential", got {self.evaluate!r}.')
-        if self.reach not in ("block", "next"):
-            raise ValueError(f'reach is "block" or "next", got {self.reach!r}.')
+        require_count("draft_steps", self.draft_steps, 1)
+        require_choice("evaluate", self.evaluate, get_args(Evaluate))
+        require_choice("reach", self.reach, get_args(Reach))
 
     @property
     def looks_ahead(self) -> bool:
         return self.draft_steps > 1
 
     @property
+    def commits_proposals(self) -> bool:
+        return True
+
+    @property
     def num_branches(self) -> int:
         return self.draft_steps if self.evaluate == "batch" else 1
 
     def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        carry: Verified | None,
+    ) -> tuple[Canvas, Verified]:
         ahead = self._ahead(session, sampler, canvas, block)
         if carry is None:
             known = self._enter(session, sampler, canvas, block, ahead)
             everyone = everything(canvas).rows
-            state = sampler.init(view_of(session, sampler, canvas, block, known, everyone))
+            first = view_of(session, sampler, canvas, block, known, everyone)
+            state = first_state(sampler, first)
         else:
-            assert isinstance(carry, tuple)
-            state, known = carry[0], EvaluatedStates(*carry[1])
+            state, known = carry
             if not known.found(canvas).any():
                 drafts = self._draft(session, sampler, canvas, block, known, state, ahead)
                 known = self._look(session, sampler, ahead, drafts)
@@ -116,7 +137,7 @@ class SelfVerify(Verifier):
         rows = ready.nonzero().squeeze(-1)
         here = canvas.take(rows)
         view = view_of(session, sampler, here, block, known, rows)
-        decision, after = sampler.step(view, take_state(state, rows))
+        decision, after = next_step(sampler, view, take_state(state, rows))
         session.view = view
         check_decision(session, here, view, decision, sampler)
         tokens = canvas.tokens.clone()
@@ -124,7 +145,7 @@ class SelfVerify(Verifier):
         canvas = replace(canvas, tokens=tokens)
         if ahead != block:
             look_ahead(session, canvas, block, known)
-        return canvas, (_put(state, rows, after), tuple(known))
+        return canvas, Verified(put_state(state, rows, after), known)
 
     def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
         """Returns the block, or, if drafts reach as far, both the block and the next."""
@@ -177,7 +198,7 @@ class SelfVerify(Verifier):
         canvas: Canvas,
         block: Block,
         known: EvaluatedStates,
-        state: State,
+        state: Any,
         ahead: Block,
     ) -> list[DraftLevel]:
         """Lets the sampler go on from the present state on the logits of its last step."""
@@ -186,7 +207,7 @@ class SelfVerify(Verifier):
         seen = view_of(session, sampler, canvas, block, known, rows)
         while len(levels) < self.draft_steps:
             view = imagined(shown(session, sampler, canvas, block, seen))
-            decision, state = sampler.step(view, state)
+            decision, state = next_step(sampler, view, state)
             canvas = settle(canvas, view, decision, sampler)
             if ahead != block:
                 levels.append(DraftLevel(rows, canvas))
@@ -219,29 +240,15 @@ class SelfVerify(Verifier):
             # The present state last: then the memory is what plain decoding would leave.
             views = [session.forward(level.canvas, block, sampler) for level in reversed(levels)]
             views.reverse()
-        logits = [view.logits for view in views]
-        shadows = [
-            view.logits[:, :0, 0] if view.leave_one_out is None else view.leave_one_out
+        logits = [view.computed.logits for view in views]
+        leave_one_out = [
+            view.computed.logits[:, :0, 0] if view.leave_one_out is None else view.leave_one_out
             for view in views
         ]
         size = (len(canvas), num_levels)
         return EvaluatedStates(
             tokens=placed(tokens, rows, places, size, fill=-1),
             logits=placed(joined(logits), rows, places, size),
-            leave_one_out=placed(joined(shadows), rows, places, size),
+            leave_one_out=placed(joined(leave_one_out), rows, places, size),
             latest=torch.zeros_like(canvas.rows),
         )
-
-
-def _put(state: State, rows: Int[Tensor, " N"], part: State) -> State:
-    """Returns a state with some rows replaced."""
-    if state is None:
-        assert part is None
-        return None
-    if isinstance(state, tuple):
-        assert isinstance(part, tuple)
-        return tuple(_put(old, rows, new) for old, new in zip(state, part, strict=True))
-    assert isinstance(part, Tensor)
-    if len(rows) == len(state):
-        return part
-    return state.index_copy(0, rows, part)

@@ -1,8 +1,9 @@
-"""What a verifier's target reads: drafts, and those who make them."""
+"""The contract of drafting: what the mask predictor sees becomes a draft for the target."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,22 +12,43 @@ from dllm_decode.session import Session
 
 
 class Draft(NamedTuple):
-    """One draft a row.
+    """One draft a row: a path of tokens, or a tree of several paths.
 
     Attributes:
-        tokens: The tokens, from the first masked position on.
-        counts: How many of them are meant.
+        tokens: The tokens. Those of a path stand side by side from the first masked position on;
+            those of a tree in any order in which parents come before their children.
+        counts: Tokens of each row's draft; what follows them is arbitrary.
         logs: Log-probabilities of the law that each token was drawn from, which may depend on the
             tokens to its left, never on those to its right. `None` if they were not drawn, but
             chosen in any other way.
         temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
             is then computed only where it is asked for.
+        parents: For each token of a tree the place in `tokens` of the one that it follows, -1 for
+            what follows the committed text. `None`: a path, each token follows the one before it.
+            Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
     """
 
     tokens: Int[Tensor, "B K"]
     counts: Int[Tensor, " B"]
     logs: Float[Tensor, "B K V"] | None = None
     temperature: float | None = None
+    parents: Int[Tensor, "B K"] | None = None
+
+    def first(self, num_tokens: int) -> "Draft":
+        """Leaves out what stands behind so many tokens."""
+        parents = None if self.parents is None else self.parents[:, :num_tokens]
+        return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
+
+    def num_broken(self) -> Int[Tensor, ""]:
+        """Counts tokens of trees whose parent comes behind them, or that repeat a sibling."""
+        if self.parents is None:
+            return torch.zeros_like(self.counts).sum()
+        places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        parents, tokens = self.parents, self.tokens
+        broken = (parents < -1) | (parents >= places)
+        alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+        broken |= alike.tril(-1).any(-1)
+        return (broken & (places < self.counts[:, None])).sum()
 
 
 class Drafting(ABC):
@@ -36,6 +58,14 @@ class Drafting(ABC):
     def num_forwards(self) -> int:
         """Forwards of the mask predictor that a draft is made from."""
         return 1
+
+    @property
+    def keeps_alternatives(self) -> bool:
+        """Whether a token that the sampler committed between two forwards may still be another.
+
+        Then `draft` is given the logits from which it was committed; else it is made certain.
+        """
+        return False
 
     @abstractmethod
     def draft(
@@ -51,5 +81,6 @@ class Drafting(ABC):
             session: Has the temperature and the noise.
             canvas: The rows.
             logits: Of the positions from each row's first mask on.
-            lengths: Of the drafts, unless they end with an EOS before; at least 1, at most K.
+            lengths: Positions that a draft may reach, unless it ends with an EOS before; at least
+                1, at most K.
         """

@@ -1,9 +1,10 @@
-"""Cheap left-to-right language models that tell likely word orders from unlikely ones."""
+"""Cheap left-to-right language models: they tell likely orders of tokens from unlikely ones."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +16,7 @@ class Proxy(ABC):
 
     @property
     def order(self) -> int:
-        """Tokens that an estimate is about: the one that follows, and those before it."""
+        """Number of tokens an estimate looks at: the next one and those before it."""
         return 1
 
     @abstractmethod
@@ -27,7 +28,7 @@ class Proxy(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Proxy):
-    """Knows nothing: every token is as likely as any other, which is left out of the score."""
+    """Scores all tokens alike: the drafter alone decides. The constant log 1/V is left out."""
 
     def log_probability(
         self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
@@ -59,9 +60,9 @@ class NGram(Proxy):
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"length is at least 1 token, got {self.length}.")
+            raise ValueError(f"length must be at least 1 token, got {self.length}.")
         if not self.strength > 0.0:
-            raise ValueError(f"strength is above 0 tokens, got {self.strength}.")
+            raise ValueError(f"strength must be above 0 tokens, got {self.strength}.")
         if self.vocab_size**self.length >= 2**63:
             raise ValueError(
                 f"Sequences of {self.length} out of {self.vocab_size} tokens do not fit 64 bits. "
@@ -73,7 +74,7 @@ class NGram(Proxy):
         return self.length
 
     def fit(self, sequences: Sequence[Sequence[int]]) -> "NGram":
-        """Returns a model that has counted these token ids too many times to count by hand."""
+        """Returns a model with the counts of these sequences of token ids, and no others."""
         rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
         tables = []
         for length in range(1, self.length + 1):
@@ -88,9 +89,9 @@ class NGram(Proxy):
         probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=torch.double)
         for length, table in enumerate(self.tables, 1):
             before = self._code(context[:, context.shape[1] - length + 1 :])
-            there = _on_device(table, tokens.device)
-            seen, total = there.look_up(before, tokens, self.vocab_size)
-            probability = (seen + self.strength * probability) / (total + self.strength)
+            found = _on_device(table, tokens.device).look_up(before, tokens, self.vocab_size)
+            prior = self.strength * probability
+            probability = (found.counts + prior) / (found.totals + self.strength)
         return probability.log()
 
     def _code(self, spans: Int[Tensor, "N n"]) -> Int[Tensor, " N"]:
@@ -103,7 +104,14 @@ class NGram(Proxy):
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """How often each sequence of one length occurred, sorted by code, and each context of it."""
+    """Counts of the sequences of one length, sorted by code, and of their contexts.
+
+    Attributes:
+        codes: Each sequence as one number in base V.
+        counts: How often it occurred.
+        contexts: Each sequence without its last token.
+        totals: How often that was followed by any token.
+    """
 
     codes: Int[Tensor, " n"]
     counts: Int[Tensor, " n"]
@@ -120,17 +128,23 @@ class Counts:
 
     def look_up(
         self, context: Int[Tensor, " N"], tokens: Int[Tensor, "N M"], vocab_size: int
-    ) -> tuple[Int[Tensor, "N M"], Int[Tensor, "N 1"]]:
-        """Returns the counts of each context with each token, and of the context with any."""
+    ) -> "_Occurrences":
+        """Counts each context followed by each token, and followed by any."""
         codes = context[:, None] * vocab_size + tokens
-        return _found(self.codes, self.counts, codes), _found(
-            self.contexts, self.totals, context[:, None]
+        return _Occurrences(
+            counts=_found(self.codes, self.counts, codes),
+            totals=_found(self.contexts, self.totals, context[:, None]),
         )
+
+
+class _Occurrences(NamedTuple):
+    counts: Int[Tensor, "N M"]
+    totals: Int[Tensor, "N 1"]
 
 
 @lru_cache(maxsize=32)
 def _on_device(table: Counts, device: torch.device) -> Counts:
-    # Kept: a search looks up every position of every draft, and a table may be large.
+    # Cached: a search looks up every position of every draft, and a table may be large.
     parts = (table.codes, table.counts, table.contexts, table.totals)
     return Counts(*(part.to(device) for part in parts))
 

@@ -11,7 +11,7 @@ from dllm_decode.canvas import Canvas
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.target_round import context_of
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
@@ -19,7 +19,7 @@ class _Beam(NamedTuple):
     """The best beginnings of each row.
 
     Attributes:
-        tokens: The prompt's last tokens, then what is chosen; what is to come is arbitrary.
+        tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
         scores: -inf where there are fewer.
         counts: Tokens chosen.
         ended: Whether the last one ends the answer.
@@ -48,10 +48,10 @@ class PathSearch(Drafting):
     the drafter's and `1 - weight` times the proxy's log-probability. A sequence that places an EOS
     is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
 
-    With `num_forwards` above 1 the mask predictor looks more than once. After each forward but the
-    last the sampler commits to likeliest tokens of the draft, at the pace that is its own, and the
-    next forward sees them; the search fills in what is still open, or finds everything decided.
-    Rows in which nothing is open take part in no further forward.
+    With `num_forwards` above 1, the mask predictor looks more than once. After each forward but the
+    last, the sampler commits tokens to the draft at its own pace, and the next forward sees them.
+    The search fills in the positions that are still open. Rows without open positions take part in
+    no further forward.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
@@ -85,19 +85,19 @@ class PathSearch(Drafting):
     def __post_init__(self) -> None:
         if min(self.width, self.max_candidates) < 1:
             raise ValueError(
-                f"width and max_candidates are at least 1, got {self.width} and "
+                f"width and max_candidates must be at least 1, got {self.width} and "
                 f"{self.max_candidates}."
             )
         if not 0.0 < self.mass <= 1.0:
-            raise ValueError(f"mass is a probability in (0, 1], got {self.mass}.")
+            raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
         if not 0.0 <= self.weight <= 1.0:
-            raise ValueError(f"weight is a share in [0, 1], got {self.weight}.")
+            raise ValueError(f"weight must be a share in [0, 1], got {self.weight}.")
         if self.eos not in ("within_mass", "always"):
-            raise ValueError(f'eos is "within_mass" or "always", got {self.eos!r}.')
+            raise ValueError(f'eos must be "within_mass" or "always", got {self.eos!r}.')
         if self.length_power < 0.0:
-            raise ValueError(f"length_power is at least 0, got {self.length_power}.")
+            raise ValueError(f"length_power must be at least 0, got {self.length_power}.")
         if self.num_forwards < 1:
-            raise ValueError(f"num_forwards is at least 1, got {self.num_forwards}.")
+            raise ValueError(f"num_forwards must be at least 1, got {self.num_forwards}.")
 
     def draft(
         self,
@@ -106,10 +106,7 @@ class PathSearch(Drafting):
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        # The columns before each row's first mask that the proxy looks at.
-        back = torch.arange(self.proxy.order - 1, 0, -1, device=logits.device)
-        columns = (canvas.start + first_masks(canvas)[:, None] - back).clamp(min=0)
-        context = canvas.tokens.gather(1, columns)
+        context = context_of(canvas, self.proxy.order - 1)
         return self.search(logits, lengths, context, canvas.eos_ids)
 
     def search(

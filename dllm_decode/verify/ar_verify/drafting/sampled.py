@@ -26,9 +26,9 @@ class Sampled(Drafting):
     min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so the law of
     the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
 
-    A drawn token is accepted with the probability that p and q have in common, the likeliest one
-    (`PathSearch(width=1, weight=1.0)`) with that which p gives it. So drawing pays where both
-    models are unsure and agree, and searching where they are sure.
+    A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
+    (`PathSearch(width=1, weight=1.0)`) with p of that token. So drawing pays where both models are
+    unsure and agree, and searching where they are sure.
 
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
     Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.

@@ -1,0 +1,34 @@
+"""Which columns of a tree see each other: each its ancestors and itself."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+ROOT = -1
+
+
+def path_parents(num_nodes: int, device: torch.device) -> Int[Tensor, " N"]:
+    """Returns the parents of a path: every node follows the one before it, the first the root."""
+    return torch.arange(-1, num_nodes - 1, device=device)
+
+
+def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
+    """Says for each node which nodes lie on the way from the root to it, itself included.
+
+    A path gives the lower triangle (causal attention), and nodes that all follow the root give the
+    diagonal: branches that do not see each other.
+
+    Args:
+        parents: For each node the number of the node that it follows, `ROOT` at the top. A parent
+            has a smaller number than its children.
+    """
+    num_nodes = parents.shape[1]
+    own = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
+    # The root is no node: its place, 0, is cut off.
+    steps = torch.nn.functional.one_hot(parents + 1, num_nodes + 1)[..., 1:]
+    seen = (own | steps.bool()).float()
+    # Seen are `reach` generations; looking through those seen doubles them.
+    reach = 1
+    while reach < num_nodes:
+        seen, reach = (seen @ seen).clamp_(max=1.0), 2 * reach
+    return seen > 0.0

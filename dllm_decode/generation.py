@@ -1,0 +1,318 @@
+"""Texts, chats or token ids in, texts out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.batching import decode_many
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.compatibility import require_plugins
+from dllm_decode.config import ConfidenceFrom, DecodeConfig, require_integer
+from dllm_decode.loop import decode
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.observers import Observer, StepEvent
+from dllm_decode.output import DecodeOutput, joined
+from dllm_decode.progress import AnswerProgress
+from dllm_decode.prompts import Prompt, Prompts, token_lists
+from dllm_decode.stopping import NeverStop, StopRule, StopStrings, cut_at
+from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
+from dllm_decode.verify import NoVerifier, Verifier
+from samplers.base import Sampler
+
+Message: TypeAlias = Mapping[str, str]
+"""One turn of a chat: its "role" and "content"."""
+
+Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[Message]] | Prompts
+"""A text, texts, a chat, chats, or token ids in any form that `decode` takes."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What `generate` needs of a tokenizer of transformers."""
+
+    def __call__(self, text: str) -> Any: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: Any, *, add_generation_prompt: bool, tokenize: bool
+    ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class GenerateOutput:
+    """Texts, and the decode that gave them.
+
+    Attributes:
+        texts: One answer per input, before its EOS and before the first stop string.
+        decoded: Tokens and cost.
+    """
+
+    texts: list[str]
+    decoded: DecodeOutput
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """The ratio of all answers' lengths to all rows' forwards."""
+        return self.decoded.tokens_per_forward()
+
+
+def generate(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    inputs: Inputs,
+    sampler: Sampler,
+    *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
+    config: DecodeConfig = DecodeConfig(),
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    observers: Sequence[Observer] = (),
+    streamer: PrefixStreamer | DraftStreamer | None = None,
+    stop_strings: str | Sequence[str] = (),
+    num_rows: int = 8,
+    progress: bool = False,
+    max_new_tokens: int | None = None,
+    gen_length: int | None = None,
+    block_length: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    cfg_scale: float | None = None,
+    confidence_from: ConfidenceFrom | None = None,
+    banned_ids: tuple[int, ...] | None = None,
+    deferred_ids: tuple[int, ...] | None = None,
+    seed: int | None = None,
+    stop_at_eos: bool | None = None,
+    truncate_at_eos: bool | None = None,
+) -> GenerateOutput:
+    """Answers texts or chats.
+
+        model, tokenizer = load_model("mini")
+        out = generate(model, tokenizer, "emma has 12 apples .", ConfidenceThreshold(0.9))
+        print(out.texts[0])
+
+    Args:
+        model: The mask predictor.
+        tokenizer: The model's tokenizer, as `load_model` returns it.
+        inputs: A text or texts, which are tokenized as they are; a chat or chats, lists of turns
+            with "role" and "content", which go through the tokenizer's chat template; or token
+            ids: a list, lists, a tensor with its `attention_mask`, or what the tokenizer returns.
+        sampler: Which positions to commit, and with which token.
+        attention_mask: Of ids in a tensor: 0 where padding stands.
+        config: The options; its fields by keyword override it, as in `decode`.
+        cache: Which columns to recompute at each forward.
+        verifier: How proposals are checked.
+        observers: Called after each round with a `StepEvent`.
+        streamer: Of transformers, for a single input. One with `put_draft`, such as
+            `TextDiffusionStreamer`, is shown the whole canvas after each round; any other, such as
+            `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
+            first, as transformers does; `skip_prompt=True` hides it.
+        stop_strings: Texts that end an answer; what follows them is neither decoded nor returned.
+        num_rows: Inputs that are decoded together, at most.
+        progress: Show on standard error how many answers and tokens are done.
+        max_new_tokens: Another name of `gen_length`, which transformers uses.
+        gen_length: See `DecodeConfig`.
+        block_length: See `DecodeConfig`.
+        temperature: See `DecodeConfig`.
+        top_p: See `DecodeConfig`.
+        top_k: See `DecodeConfig`.
+        cfg_scale: See `DecodeConfig`.
+        confidence_from: See `DecodeConfig`.
+        banned_ids: See `DecodeConfig`.
+        deferred_ids: See `DecodeConfig`.
+        seed: See `DecodeConfig`.
+        stop_at_eos: See `DecodeConfig`.
+        truncate_at_eos: See `DecodeConfig`.
+
+    Raises:
+        ValueError: If something does not fit; one sentence says what.
+    """
+    require_plugins(model, sampler, cache, verifier)
+    if max_new_tokens is not None and gen_length is not None:
+        raise ValueError(
+            "max_new_tokens and gen_length must not both be given, since they are the same, got "
+            f"{max_new_tokens} and {gen_length}."
+        )
+    require_integer("num_rows", num_rows, least=1)
+    options = config.updated(
+        gen_length=gen_length if max_new_tokens is None else max_new_tokens,
+        block_length=block_length,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        cfg_scale=cfg_scale,
+        confidence_from=confidence_from,
+        banned_ids=banned_ids,
+        deferred_ids=deferred_ids,
+        seed=seed,
+        stop_at_eos=stop_at_eos,
+        truncate_at_eos=truncate_at_eos,
+    )
+    _require_tokenizer(tokenizer)
+    prompts = prompt_ids(tokenizer, inputs, attention_mask)
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    waits = sampler.leave_one_out
+    stop: StopRule = StopStrings(tokenizer, strings, waits) if strings else NeverStop()
+    watching = [*observers]
+    stream = None
+    if streamer is not None:
+        stream = _Stream(streamer, prompts, waits_for_block=waits)
+        watching.append(stream)
+    with AnswerProgress(len(prompts), is_shown=progress) as counted:
+        decoded = _decode(
+            model,
+            prompts,
+            sampler,
+            num_rows,
+            config=options,
+            cache=cache,
+            verifier=verifier,
+            observers=[*watching, counted],
+            stop=stop,
+        )
+    answers = decoded.answers()
+    texts = [
+        cut_at(tokenizer.decode(answer, skip_special_tokens=True), strings) for answer in answers
+    ]
+    if stream is not None:
+        stream.close(answers[0])
+    return GenerateOutput(texts, decoded)
+
+
+def _decode(
+    model: MaskPredictor,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    num_rows: int,
+    *,
+    config: DecodeConfig,
+    cache: CachePolicy,
+    verifier: Verifier,
+    observers: Sequence[Observer],
+    stop: StopRule,
+) -> DecodeOutput:
+    """Decodes prompts together, or with a bounded number of rows if there are more."""
+    if len(prompts) <= num_rows:
+        return decode(
+            model, prompts, sampler, config=config, cache=cache, verifier=verifier,
+            observers=observers, stop=stop,
+        )  # fmt: skip
+    calls = _Calls()
+    outputs = decode_many(
+        model, prompts, sampler, num_rows=num_rows, config=config, cache=cache,
+        verifier=verifier, observers=[*observers, calls], stop=stop,
+    )  # fmt: skip
+    return replace(joined(list(outputs)), forwards=calls.forwards)
+
+
+class _Calls:
+    """An observer that knows how often the model was called."""
+
+    def __init__(self) -> None:
+        self.forwards = 0
+
+    def __call__(self, event: StepEvent) -> None:
+        self.forwards = event.forwards
+
+
+class _Stream:
+    """An observer that feeds a streamer of either kind."""
+
+    def __init__(
+        self,
+        streamer: PrefixStreamer | DraftStreamer,
+        prompts: Sequence[Prompt],
+        *,
+        waits_for_block: bool,
+    ) -> None:
+        if len(prompts) != 1:
+            raise ValueError(f"streamer must be given with a single input, got {len(prompts)}.")
+        # As transformers does: streamers have an option to skip it.
+        streamer.put(torch.as_tensor(prompts[0]))
+        self._is_ended = False
+        self._streamer = streamer
+        self._prefix: PrefixStream | None = None
+        if isinstance(streamer, DraftStreamer):
+            self._observe = draft_observer(streamer)
+        else:
+            self._prefix = PrefixStream(streamer, waits_for_block=waits_for_block)
+            self._observe = self._prefix
+
+    def __call__(self, event: StepEvent) -> None:
+        self._observe(event)
+        self._is_ended = not bool(event.after.unfinished.any())
+
+    def close(self, answer: list[int]) -> None:
+        """Ends the stream."""
+        if self._prefix is not None:
+            self._prefix.close(answer)
+        elif not self._is_ended:
+            self._streamer.put(torch.tensor(answer, dtype=torch.long))
+            self._streamer.end()
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, inputs: Any, attention_mask: Tensor | None = None
+) -> list[Prompt]:
+    """Returns token ids of texts, chats or ids, one sequence per input; see `Inputs`.
+
+    Raises:
+        ValueError: If there is none, or the inputs are of different kinds.
+    """
+    if isinstance(inputs, str):
+        return [_ids_of_text(tokenizer, inputs)]
+    if isinstance(inputs, Mapping | Tensor) or attention_mask is not None:
+        return token_lists(inputs, attention_mask)
+    if not len(inputs):
+        raise ValueError("inputs must hold at least one text, chat or prompt, got none.")
+    first: Any = inputs[0]
+    if isinstance(first, str):
+        return [_ids_of_text(tokenizer, _require(str, text, "a text")) for text in inputs]
+    if isinstance(first, Mapping):
+        return [_ids_of_chat(tokenizer, inputs)]
+    if isinstance(first, Sequence) and first and isinstance(first[0], Mapping):
+        return [_ids_of_chat(tokenizer, chat) for chat in inputs]
+    if isinstance(first, int):
+        return [inputs]
+    return token_lists(inputs)
+
+
+def _require(kind: type, value: Any, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"inputs must be of one kind, got {what} and {value!r}.")
+    return value
+
+
+def _ids_of_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = list(tokenizer(text)["input_ids"])
+    return ids
+
+
+def _ids_of_chat(tokenizer: Tokenizer, chat: Any) -> list[int]:
+    for message in chat:
+        keys = set(_require(Mapping, message, "a chat"))
+        if not {"role", "content"} <= keys:
+            raise ValueError(
+                f'A message of a chat must have "role" and "content", got {sorted(keys)}.'
+            )
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError(
+            "A chat must be given with a tokenizer that has a chat template, and this one has "
+            "none. Pass texts instead."
+        )
+    text = tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
+    # The template writes the special tokens itself.
+    ids: list[int] = list(tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[call-arg]
+    return ids
+
+
+def _require_tokenizer(tokenizer: object) -> None:
+    if isinstance(tokenizer, type) or not isinstance(tokenizer, Tokenizer):
+        raise ValueError(
+            f"tokenizer must be the tokenizer that load_model returns, got {tokenizer!r}."
+        )

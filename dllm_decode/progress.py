@@ -1,0 +1,58 @@
+"""How far a decode is, on standard error."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dllm_decode.observers import StepEvent
+
+
+class AnswerProgress:
+    """An observer that counts answers that have ended; a context that shows a bar meanwhile.
+
+    Args:
+        num_answers: How many there will be.
+        is_shown: Whether anything is shown.
+        console: Where to; `None` is standard error.
+    """
+
+    def __init__(
+        self, num_answers: int, *, is_shown: bool = True, console: Console | None = None
+    ) -> None:
+        self._finished: set[int] = set()
+        self._is_shown = is_shown
+        self._bar = Progress(
+            TextColumn("answers"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[forwards]} forwards"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True) if console is None else console,
+            disable=not is_shown,
+        )
+        self._task = self._bar.add_task("answers", total=num_answers, forwards=0)
+
+    def __call__(self, event: StepEvent) -> None:
+        if not self._is_shown:
+            return
+        unfinished = event.after.unfinished.any(-1).tolist()
+        for request, has_masks in zip(event.requests.tolist(), unfinished, strict=True):
+            if not has_masks:
+                self._finished.add(request)
+        self._bar.update(self._task, completed=len(self._finished), forwards=event.forwards)
+
+    def __enter__(self) -> "AnswerProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            total = self._bar.tasks[0].total
+            self._bar.update(self._task, completed=total)
+        self._bar.stop()

@@ -1,0 +1,238 @@
+"""Draft trees (DDTree): the most probable beginnings of an answer, for one forward of a target."""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.canvas import Canvas
+from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
+from dllm_decode.verify.ar_verify.target_round import context_of
+from samplers.logits.statistics import leading, log_normaliser, top_k
+
+
+class _Candidates(NamedTuple):
+    """The likeliest tokens of each position, in descending order, and their log-probabilities."""
+
+    tokens: Int[Tensor, "B K C"]
+    logs: Float[Tensor, "B K C"]
+
+
+class _Level(NamedTuple):
+    """The best beginnings of one length, in descending order.
+
+    Attributes:
+        tokens: The last token of each.
+        parents: Which beginning of the level above it continues.
+        scores: Log-probability of the whole beginning; -inf where there are fewer.
+        context: The tokens that a proxy looks at, the last token among them.
+    """
+
+    tokens: Int[Tensor, "B H"]
+    parents: Int[Tensor, "B H"]
+    scores: Float[Tensor, "B H"]
+    context: Int[Tensor, "B H C"]
+
+
+@dataclass(frozen=True)
+class Tree(Drafting):
+    """Drafts the most probable beginnings of the answer as a tree, all read in one forward.
+
+    A mask predictor gives a distribution at every position. The probability of a beginning is the
+    product of its tokens' probabilities; the `budget` most probable ones are closed under leaving
+    out the last token, so they are the nodes of a tree. The sum of their probabilities is the
+    number of tokens that will be accepted if the mask predictor is right, and no other tree of so
+    many nodes has a larger one. Of equal probabilities, the shorter beginning comes first, then
+    the one whose parent does, then the likelier token, then the lower id. An EOS has no children.
+
+    The text is the target's, whatever the tree is; see `ARVerify`. The draft's length bounds how
+    deep a tree is, not how many nodes it has.
+
+    A node is a column of the target's forward. With `column_cost` r, a round costs 1 + r n for n
+    nodes and gives 1 + S tokens, S being the sum of their probabilities; a node is added as long as
+    it raises the quotient. `measure_column_cost` measures r.
+
+    With `num_forwards` above 1, the mask predictor looks again after the sampler has committed
+    tokens to the draft, as in `PathSearch`; a position keeps the distribution from which its token
+    was committed, so that the tree still has alternatives to it. A proxy re-weights the candidates
+    of a position by what stands before them: q(v) times the proxy's probability to the power
+    `proxy_weight`, normalised to the candidates' sum of q.
+
+    Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
+    Trees" (DDTree), https://arxiv.org/abs/2604.12989; the authors' `build_ddtree_tree` uses a heap.
+    Differs: Built level by level for all rows at once, which gives the same nodes: only the
+    `budget` best beginnings of one length can have a child among the `budget` best of all. The
+    authors break ties by the tuple of ranks, and fill the budget always. `column_cost`, the proxy
+    and several forwards are not in the paper.
+
+    Attributes:
+        budget: Nodes of a row's tree at most, at least 1.
+        max_candidates: Tokens considered at each position; the authors consider `budget`.
+        column_cost: Cost of a column of the target, as a share of a round without drafts, at
+            least 0; 0 fills the budget.
+        proxy: Scores the order of tokens.
+        proxy_weight: Exponent of the proxy's probability, at least 0; 0 leaves the proxy out.
+        num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    budget: int = 32
+    max_candidates: int = 32
+    column_cost: float = 0.0
+    proxy: Proxy = field(default_factory=Uniform)
+    proxy_weight: float = 0.0
+    num_forwards: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "max_candidates", "num_forwards"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("column_cost", "proxy_weight"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+
+    @property
+    def keeps_alternatives(self) -> bool:
+        return True
+
+    def draft(
+        self,
+        session: Session,
+        canvas: Canvas,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+    ) -> Draft:
+        context = context_of(canvas, self.proxy.order - 1)
+        return self.grow(logits, lengths, context, canvas.eos_ids)
+
+    def grow(
+        self,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+        context: Int[Tensor, "B C"],
+        eos_ids: tuple[int, ...],
+    ) -> Draft:
+        """Returns the tree of each row, nodes in descending order of probability.
+
+        Args:
+            logits: Of the positions after the context.
+            lengths: Depth of the trees at most; at least 1, at most K.
+            context: The tokens before, at least `proxy.order - 1`.
+            eos_ids: Tokens that end an answer.
+        """
+        found = self._candidates(logits)
+        ends = torch.tensor(eos_ids, dtype=torch.long, device=logits.device)
+        zeros = torch.zeros_like(lengths)[:, None]
+        before = context[:, None, context.shape[1] - self.proxy.order + 1 :]
+        above = _Level(zeros - 1, zeros, zeros.double(), before)
+        levels: list[_Level] = []
+        best = above.scores[:, :0]
+        for depth in range(logits.shape[1]):
+            level = self._extend(above, found, depth, ends)
+            # What is worse than the budget's last so far leads to nothing better.
+            best = torch.cat([best, level.scores], -1).sort(dim=-1, descending=True).values
+            best = best[:, : self.budget]
+            hopeless = (depth >= lengths)[:, None]
+            if best.shape[1] == self.budget:
+                hopeless = hopeless | (level.scores < best[:, -1:])
+            above = level._replace(scores=level.scores.masked_fill(hopeless, -torch.inf))
+            if not (above.scores > -torch.inf).any():
+                break
+            levels.append(above)
+        return self._pruned(levels)
+
+    def _candidates(self, logits: Float[Tensor, "B K V"]) -> _Candidates:
+        top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
+        logs = (top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]).double()
+        # Equal ones by id; rounding must not make a child likelier than its parent.
+        order = top.tokens.argsort(-1)
+        ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+        order = order.gather(-1, ranking)
+        return _Candidates(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
+
+    def _extend(
+        self, above: _Level, found: _Candidates, depth: int, ends: Int[Tensor, " E"]
+    ) -> _Level:
+        """Returns the best beginnings that are one token longer."""
+        tokens = found.tokens[:, depth]
+        # Beginnings that have ended are put behind all others.
+        ended = torch.isin(above.tokens, ends)
+        scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
+            dim=-1, descending=True, stable=True
+        )
+        context = above.context.gather(1, order[..., None].expand_as(above.context))
+        gains = self._gains(context, tokens, found.logs[:, depth])
+        pairs = self._pairs(scores.shape[1], tokens.shape[1], device=tokens.device)
+        parents, ranks = pairs // tokens.shape[1], pairs % tokens.shape[1]
+        scores, chosen = (
+            (scores[..., None] + gains)
+            .flatten(1)[:, pairs]
+            .sort(dim=-1, descending=True, stable=True)
+        )
+        scores, chosen = scores[:, : self.budget], chosen[:, : self.budget]
+        parents, added = parents[chosen], tokens.gather(1, ranks[chosen])
+        longer = torch.cat([context.gather(1, _like(parents, context)), added[..., None]], -1)
+        return _Level(added, order.gather(1, parents), scores, longer[..., 1:])
+
+    def _gains(
+        self, context: Int[Tensor, "B H C"], tokens: Int[Tensor, "B M"], own: Float[Tensor, "B M"]
+    ) -> Float[Tensor, "B _ M"]:
+        """Returns the log-probability of each candidate behind each beginning."""
+        if self.proxy_weight == 0.0:
+            return own[:, None]
+        B, H, _ = context.shape
+        asked = tokens.repeat_interleave(H, 0)
+        causal = self.proxy.log_probability(context.flatten(0, 1), asked).view(B, H, -1)
+        weighed = own[:, None] + self.proxy_weight * causal.double()
+        mass = own.logsumexp(-1)[:, None, None]
+        return (weighed.log_softmax(-1) + mass).clamp(max=0.0)
+
+    def _pairs(
+        self, num_parents: int, num_candidates: int, *, device: torch.device
+    ) -> Int[Tensor, " N"]:
+        """Lists which candidates of which beginnings may be among the best, as flat indices.
+
+        Without a proxy, all likelier candidates of all likelier beginnings are better.
+        """
+        beginnings = torch.arange(num_parents, device=device)[:, None] + 1
+        candidates = torch.arange(num_candidates, device=device) + 1
+        if self.proxy_weight > 0.0:
+            return torch.arange(num_parents * num_candidates, device=device)
+        return (beginnings * candidates <= self.budget).flatten().nonzero().squeeze(-1)
+
+    def _pruned(self, levels: list[_Level]) -> Draft:
+        """Puts the best nodes of all levels in order and leaves out what costs more than it gives.
+
+        The sort is stable and a node no likelier than its parent, so parents come first.
+        """
+        tokens, parents, scores = (
+            torch.cat([part[index] for part in levels], -1) for index in range(3)
+        )
+        starts = [0, *accumulate(level.tokens.shape[1] for level in levels)]
+        for above, start, end in zip([-1, *starts], starts, starts[1:], strict=False):
+            parents[:, start:end] = parents[:, start:end] + above if start else -1
+        scores, order = scores.sort(dim=-1, descending=True, stable=True)
+        places = order.argsort(-1)
+        tokens, parents = tokens.gather(1, order), parents.gather(1, order)
+        parents = torch.where(parents < 0, -1, places.gather(1, parents.clamp(min=0)))
+        counts = self._num_worth(scores[:, : self.budget])
+        return Draft(tokens[:, : self.budget], counts, parents=parents[:, : self.budget])
+
+    def _num_worth(self, scores: Float[Tensor, "B N"]) -> Int[Tensor, " B"]:
+        """Counts the nodes that raise the tokens a round gives per unit of its cost."""
+        shares = scores.exp()
+        tokens = 1.0 + shares.cumsum(-1) - shares
+        nodes = torch.arange(scores.shape[1], device=scores.device)
+        worth = shares * (1.0 + self.column_cost * nodes) >= self.column_cost * tokens
+        return leading(worth & (scores > -torch.inf)).clamp(min=1)
+
+
+def _like(index: Int[Tensor, "B H"], values: Int[Tensor, "B _ C"]) -> Int[Tensor, "B H C"]:
+    return index[..., None].expand(-1, -1, values.shape[-1])

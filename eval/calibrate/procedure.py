@@ -1,0 +1,161 @@
+"""Learn then test with a fixed sequence: settings from cautious to bold, until one fails."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from eval.calibrate.bounds import betting_p, binomial_p, num_prompts_needed, require_share
+from eval.metrics.statistics import Number
+
+Test: TypeAlias = Literal["both", "binomial", "betting"]
+Pairs: TypeAlias = Sequence[tuple[Number, Number]]
+"""Scores of some prompts, under the reference and under a setting."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What is to be certified.
+
+    Attributes:
+        max_drop: Greatest drop of the accuracy; with agreement, greatest rate of other answers.
+        confidence: Probability with which no setting is certified falsely.
+        test: "binomial" on regressions, for few pairs that differ; "betting" on the drop, where
+            regressions and gains cancel, and which may stop early; "both", each at half the error.
+            To be chosen before looking.
+    """
+
+    max_drop: float = 0.02
+    confidence: float = 0.95
+    test: Test = "both"
+
+    def __post_init__(self) -> None:
+        require_share("max_drop", self.max_drop)
+        require_share("confidence", self.confidence)
+        if self.test not in ("both", "binomial", "betting"):
+            raise ValueError(f"test must be both, binomial or betting, got {self.test!r}.")
+
+    @property
+    def level(self) -> float:
+        """Probability of a false certificate that each test may spend."""
+        return (1 - self.confidence) / (2 if self.test == "both" else 1)
+
+    @property
+    def bets(self) -> bool:
+        """Whether the betting test is used."""
+        return self.test != "binomial"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the binomial test is used."""
+        return self.test != "betting"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one setting.
+
+    Attributes:
+        certified: The guarantee holds.
+        num_prompts: Prompts that were looked at.
+        num_lost: Regressions, or other answers.
+        num_gained: Wrong under the reference, right under the setting.
+        drop: Observed mean drop of the score.
+        binomial_p: None if the test is not used, or the betting test certified early.
+        betting_p: None if the test is not used.
+        num_needed: Prompts that would certify at the observed rate of losses; None if certified,
+            or if no number would.
+    """
+
+    certified: bool
+    num_prompts: int
+    num_lost: int
+    num_gained: int
+    drop: float
+    binomial_p: float | None
+    betting_p: float | None
+    num_needed: int | None = None
+
+
+def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Verdict:
+    """Tests one setting, prompt by prompt; stops as soon as the betting test certifies.
+
+    Args:
+        pairs: Batches of scores under the reference and under the setting, in the order of the
+            prompts. With agreement the reference's score is 1, and the setting's 1 if it agrees.
+        guarantee: What is to be certified.
+
+    Raises:
+        ValueError: If the binomial test is asked for and a score is neither 0 nor 1, or there are
+            no prompts.
+    """
+    seen: list[tuple[Number, Number]] = []
+    betting: float | None = None
+    for batch in pairs:
+        seen += batch
+        if guarantee.bets:
+            betting = betting_p([a - c for a, c in seen], guarantee.max_drop)
+            if betting <= guarantee.level:
+                return _verdict(seen, guarantee, None, betting)
+    if not seen:
+        raise ValueError("A calibration needs at least one prompt, got none.")
+    exact = None
+    if guarantee.counts:
+        exact = binomial_p(_num_lost(seen, guarantee), len(seen), guarantee.max_drop)
+    return _verdict(seen, guarantee, exact, betting)
+
+
+def certify(
+    settings: Sequence[Callable[[], Iterator[Pairs]]],
+    guarantee: Guarantee,
+) -> list[Verdict]:
+    """Tests settings in their order and stops at the first that cannot be certified.
+
+    The probability that any certified setting breaks the guarantee is at most 1 - confidence,
+    without a correction for their number: only the first setting that truly breaks it can be
+    certified falsely, and every later one is reached through it. Prompts must be exchangeable with
+    those of the deployment, and the list, the order and the numbers chosen before looking.
+
+    Source: Angelopoulos et al. 2021, "Learn then Test: Calibrating Predictive Algorithms to Achieve
+    Risk Control", https://arxiv.org/abs/2110.01052, fixed sequence testing.
+
+    Returns:
+        A verdict for each setting that was tested; only the last may be without a certificate.
+    """
+    verdicts: list[Verdict] = []
+    for pairs in settings:
+        verdicts.append(judge(pairs(), guarantee))
+        if not verdicts[-1].certified:
+            break
+    return verdicts
+
+
+def _verdict(
+    seen: Pairs,
+    guarantee: Guarantee,
+    exact: float | None,
+    betting: float | None,
+) -> Verdict:
+    certified = any(p is not None and p <= guarantee.level for p in (exact, betting))
+    lost = sum(a > c for a, c in seen)
+    needed = None
+    if not certified:
+        needed = num_prompts_needed(lost, len(seen), guarantee.max_drop, guarantee.level)
+    return Verdict(
+        certified=certified,
+        num_prompts=len(seen),
+        num_lost=lost,
+        num_gained=sum(a < c for a, c in seen),
+        drop=sum(a - c for a, c in seen) / len(seen),
+        binomial_p=exact,
+        betting_p=betting,
+        num_needed=needed,
+    )
+
+
+def _num_lost(seen: Pairs, guarantee: Guarantee) -> int:
+    if any(score not in (0, 1) for pair in seen for score in pair):
+        raise ValueError(
+            f"The test {guarantee.test!r} needs scores of 0 or 1, got others; "
+            "choose --test betting."
+        )
+    return sum(a > c for a, c in seen)

@@ -1,0 +1,57 @@
+"""Command-line options of `lm`."""
+
+from argparse import ArgumentParser
+
+from eval.runs.arguments import DTYPES, Option, add_decoding, number, positive
+
+NLL = ("mc", "l2r")
+
+
+def add_lm(parser: ArgumentParser) -> None:
+    """Adds the options of `lm`."""
+    _add_model(parser)
+    add = parser.add_argument
+    add("--tasks", required=True, help="names, joined by commas")
+    add("--include-path", metavar="FOLDER", help="with task files of your own")
+    add("--limit", type=float, help="examples of each task, or a share below 1 (default: all)")
+    add("--num-fewshot", type=int, metavar="N", help="(default: the task's)")
+    add("--fewshot-seed", type=int, default=1234, help="(default: 1234, the harness')")
+    add("--apply-chat-template", action="store_true", help="ask in the model's chat template")
+    add("--system-instruction", metavar="TEXT", help="the first turn, in a chat")
+    add("--gen-kwargs", default="", metavar="NAME=VALUE,...",
+        help="instead of the tasks' generation options")  # fmt: skip
+    add("--use-cache", metavar="PATH",
+        help="keep answers in files of this name, and use those of the same settings")  # fmt: skip
+    add("--output", metavar="FOLDER", help="write results, samples and costs there")
+    add("--confirm-run-unsafe-code", action="store_true",
+        help="run what the model writes, where a task asks for that")  # fmt: skip
+
+
+def _add_model(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
+    add("--revision", help="branch, tag or commit of a hub id")
+    add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
+    add("--cache", metavar="EXPR", help="(default: NoCache())")
+    add("--verifier", metavar="EXPR", help="(default: NoVerifier())")
+    add("--nll", choices=NLL,
+        help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
+    add("--mc-num", type=positive, help="mask patterns an answer (default: 128)")
+    add("--batch-size", type=positive, help="rows of a forward (default: 16)")
+    add("--device", help="cpu, cuda, cuda:1; 'cuda' is each process's own (default: cpu)")
+    add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
+    add("--threads", type=positive, help="processor threads (default: torch's choice)")
+    add_decoding(parser, repeat=False, instead=_OWN)
+
+
+def _length(text: str) -> int | str:
+    return "task" if text == "task" else positive(text)
+
+
+_OWN = {
+    "gen_length": Option(
+        _length, "answer length in tokens, or 'task': what the task allows (default: 256)"
+    ),
+    "block_length": Option(positive, "tokens per block (default: the model's own, or 32)"),
+    "temperature": Option(number, "of the proposals (default: the task's)"),
+}

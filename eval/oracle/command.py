@@ -1,0 +1,54 @@
+"""The command `oracle`: what samplers do on a model without errors of its own."""
+
+import argparse
+from functools import partial
+
+from rich.console import Console
+
+from dllm_decode import DecodeConfig, decode
+from eval.metrics.statistics import wilson
+from eval.oracle.exact import joint_of
+from eval.oracle.joint import left_to_right
+from eval.oracle.oracle import OracleModel
+from eval.runs.names import parse_task
+from samplers import parse
+
+_SAMPLERS = (
+    "FixedSchedule(steps_per_block=16)",
+    "FixedSchedule(steps_per_block=2)",
+    "FixedSchedule(steps_per_block=1)",
+    "ConfidenceThreshold(threshold=0.9)",
+    "ConfidenceThreshold(threshold=0.5)",
+    "Factor(factor=0.99)",
+    "Factor(factor=1.3)",
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints exact accuracies beside those of samplers."""
+    selection = parse_task(options.task)
+    example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
+    joint = joint_of(selection.task, example)
+    write = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
+    write(f"{example.prompt}\n{len(joint.answers)} right answers of {joint.length} items; "
+          f"total correlation {joint.total_correlation:.3f} bits\n")  # fmt: skip
+    write("left to right at temperature 1, exactly:")
+    for size in range(1, joint.length + 1):
+        partition = left_to_right(joint.length, size)
+        exact = joint.accuracy(partition)
+        write(f"  {size} a step: accuracy {float(exact):.4f} = {exact}, "
+              f"lost bits {abs(joint.lost_bits(partition)):.3f}")  # fmt: skip
+    write(f"\nsamplers at temperature {options.temperature:g}, n = {options.rows}, 95 % interval:")
+    config = DecodeConfig(
+        gen_length=joint.length, block_length=joint.length, temperature=options.temperature,
+        stop_at_eos=False,
+    )  # fmt: skip
+    for text in options.sampler or _SAMPLERS:
+        model = OracleModel([joint])
+        prompts = [model.prompt(i) for i in range(options.rows)]
+        out = decode(model, prompts, parse(text), config=config)
+        num_right = sum(model.is_right(row) for row in out.tokens.tolist())
+        low, high = wilson(num_right, options.rows)
+        write(f"  {text}: accuracy {num_right / options.rows:.3f} [{low:.3f}, {high:.3f}], "
+              f"NFE {out.nfe.double().mean():.2f}")  # fmt: skip
+    return 0

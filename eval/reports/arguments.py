@@ -1,0 +1,17 @@
+"""Command-line options of `report` and `trace`."""
+
+from argparse import ArgumentParser
+
+
+def add_report(parser: ArgumentParser) -> None:
+    """Adds the options of `report`."""
+    parser.add_argument("folder", help="results folder")
+    parser.add_argument("--replays", type=int, default=2, help="pages per task (default: 2)")
+
+
+def add_trace(parser: ArgumentParser) -> None:
+    """Adds the options of `trace`."""
+    add = parser.add_argument
+    add("folder", help="results folder")
+    add("--example", default="", help="id, or the start of one (default: the first)")
+    add("--html", metavar="FILE", help="write a replay page instead of showing the answer")

@@ -1,0 +1,409 @@
+const COLOURS = ["#2f7ec0", "#d55e00", "#009e73", "#c264a0", "#c98a00", "#3aa6d8", "#8a6fd0", "#8f8f2a"];
+const PAGE_LENGTH = 50;
+let task = content.tasks[0], numShown = PAGE_LENGTH, sorted = { column: null, down: false };
+
+// Numbers -------------------------------------------------------------------------------------
+const fixed = (digits, sign = "") => (value) =>
+  (sign && value >= 0 ? "+" : "") + value.toFixed(digits);
+const precise = (digits) => (value) =>
+  value !== 0 && value < .001 ? value.toExponential(digits - 1) : value.toPrecision(digits);
+const COLUMNS = [
+  { key: "name", head: "setting" },
+  { key: "accuracy", head: "accuracy", show: fixed(3) },
+  { key: "difference", head: "difference", show: fixed(3, "+") },
+  { key: "p_value", head: "p", show: precise(2) },
+  { key: "tokens_per_forward", head: "tokens/forward", show: fixed(2) },
+  { key: "nfe", head: "NFE", show: fixed(1) },
+  { key: "step_speedup", head: "step speed-up", show: fixed(2) },
+  { key: "tokens_per_second", head: "tokens/s", show: fixed(0) },
+  { key: "p50_s", head: "p50 s", show: precise(3) },
+  { key: "p99_s", head: "p99 s", show: precise(3) },
+  { key: "tau", head: "tau", show: fixed(2) },
+  { key: "accepted_length", head: "accepted length", show: fixed(2), optional: true },
+  { key: "acceptance_rate", head: "accepted/drafted", show: fixed(2), optional: true },
+  { key: "target_nfe", head: "target NFE", show: fixed(1), optional: true },
+  { key: "errors", head: "errors", show: String, optional: true },
+  { key: "missing", head: "missing", show: String, optional: true },
+];
+const valueOf = (row, key) => Array.isArray(row[key]) ? row[key][0] : row[key];
+function columns() {
+  return COLUMNS.filter((c) => !c.optional || task.rows.some((row) => row[c.key]));
+}
+function colourOf(row) {
+  const methods = [...new Set(task.rows.map((r) => r.method))];
+  return COLOURS[methods.indexOf(row.method) % COLOURS.length];
+}
+/** Names a row, with its folder where there are two, and says what it lacks. */
+function labelOf(row) {
+  const folder = content.folders.length > 1 ? "AB"[row.folder] + ": " : "";
+  return folder + row.name + (row.missing ? ` (unfinished, ${row.expected - row.missing} of ` +
+    `${row.expected})` : "");
+}
+function inOrder() {
+  const rows = task.rows.map((row, index) => ({ row, index }));
+  if (sorted.column === null) return rows;
+  return rows.sort((a, b) => {
+    const [x, y] = [valueOf(a.row, sorted.column), valueOf(b.row, sorted.column)];
+    if (x === null || y === null) return (x === null) - (y === null);
+    return (x < y ? -1 : x > y ? 1 : 0) * (sorted.down ? -1 : 1);
+  });
+}
+
+// The table -----------------------------------------------------------------------------------
+function sortBy(key) {
+  if (sorted.column !== key) sorted = { column: key, down: key !== "name" };
+  else if (sorted.down === (key !== "name")) sorted.down = !sorted.down;
+  else sorted = { column: null, down: false };
+  drawTable();
+  document.querySelector(`th[data-key=${key}] button`).focus();
+}
+function drawTable() {
+  const shown = columns();
+  const state = (key) => sorted.column !== key ? "none" : sorted.down ? "descending" : "ascending";
+  const head = make("tr", {}, ...shown.map((c) => make("th",
+    { scope: "col", "aria-sort": state(c.key), "data-key": c.key },
+    make("button", { type: "button", onclick: () => sortBy(c.key) }, c.head))));
+  const body = inOrder().map(({ row, index }) => make("tr", row.is_on_front ? { class: "front" } : {},
+    ...shown.map((c) => c.key === "name" ? nameCell(row, index) : make("td", {}, ...cell(row, c)))));
+  byId("settings").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+  exportTo("csv", "results.csv", "text/csv", csv());
+  exportTo("latex", "results.tex", "text/plain", latex());
+}
+function nameCell(row, index) {
+  return make("td", { class: "mono" }, make("span", { class: "dot", style:
+    `background:${colourOf(row)}` }), `${index + 1}. ${labelOf(row)}`);
+}
+function cell(row, column) {
+  const value = valueOf(row, column.key);
+  if (value === null) return ["-"];
+  if (!Array.isArray(row[column.key])) return [column.show(value)];
+  const [, low, high] = row[column.key];
+  return [column.show(value), make("small", {}, ` [${column.show(low)}, ${column.show(high)}]`)];
+}
+
+// Exports -------------------------------------------------------------------------------------
+function exportTo(id, name, type, text) {
+  const link = byId(id);
+  link.download = name;
+  link.href = `data:${type};charset=utf-8,` + encodeURIComponent(text);
+}
+function csv() {
+  const quote = (value) => value === null ? "" : /[",\n]/.test(String(value)) ?
+    `"${String(value).replaceAll('"', '""')}"` : String(value);
+  const shown = COLUMNS.flatMap((c) => ["accuracy", "difference", "tokens_per_forward"]
+    .includes(c.key) ? [c.key, `${c.key}_low`, `${c.key}_high`] : [c.key]);
+  const lines = inOrder().map(({ row }) => ["folder", "task", ...shown].map((key) => {
+    if (key === "folder") return quote(content.folders[row.folder]);
+    if (key === "task") return quote(task.task);
+    const [, plain, side] = key.match(/^(.*?)(_low|_high)?$/);
+    const value = row[plain];
+    return quote(Array.isArray(value) ? value[{ _low: 1, _high: 2 }[side] ?? 0] : value);
+  }).join(","));
+  return [["folder", "task", ...shown].join(","), ...lines].join("\n") + "\n";
+}
+function latex() {
+  const safe = (text) => text.replace(/\\/g, "\\textbackslash ").replace(/[&%$#_{}]/g, "\\$&")
+    .replaceAll("~", "\\textasciitilde ").replaceAll("^", "\\textasciicircum ");
+  const shown = columns();
+  const lines = inOrder().map(({ row }) => shown.map((c) => {
+    if (c.key === "name") return `\\texttt{${safe(labelOf(row))}}`;
+    const value = valueOf(row, c.key);
+    if (value === null) return "--";
+    if (!Array.isArray(row[c.key])) return c.show(value);
+    return `${c.show(value)} {\\scriptsize [${c.show(row[c.key][1])}, ${c.show(row[c.key][2])}]}`;
+  }).join(" & ") + " \\\\");
+  const notice = content.notice ? `% ${content.notice}\n` : "";
+  return `${notice}% ${task.task}. Needs \\usepackage{booktabs}.\n` +
+    `\\begin{tabular}{l${"r".repeat(shown.length - 1)}}\n\\toprule\n` +
+    shown.map((c) => safe(c.head)).join(" & ") + " \\\\\n\\midrule\n" + lines.join("\n") +
+    "\n\\bottomrule\n\\end{tabular}\n";
+}
+
+// Two folders ---------------------------------------------------------------------------------
+function drawChanges() {
+  byId("changes-section").hidden = content.folders.length < 2;
+  const heads = ["setting", `A: ${content.folders[0]}`, `B: ${content.folders[1]}`, "B - A", "p",
+    "tokens/forward", "shared examples"];
+  const number = (value, show) => value === null ? "-" : show(value);
+  const body = task.changes.map((change) => {
+    const [a, b] = [task.rows[change.before], task.rows[change.after]];
+    const speed = [a, b].map((row) => number(valueOf(row, "tokens_per_forward"), fixed(2)));
+    return make("tr", {}, make("td", { class: "mono" }, change.name),
+      ...[a, b].map((row) => make("td", {}, ...cell(row, COLUMNS[1]))),
+      make("td", {}, ...cell(change, { key: "difference", show: fixed(3, "+") })),
+      make("td", {}, number(change.p_value, precise(2))),
+      make("td", {}, speed.join(" \u2192 ")), make("td", {}, String(change.shared)));
+  });
+  if (!body.length) body.push(make("tr", {}, make("td", { colspan: heads.length },
+    "No setting has the same name in both folders.")));
+  byId("changes").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((head) =>
+    make("th", { scope: "col" }, head)))), make("tbody", {}, ...body));
+}
+
+// The picture ---------------------------------------------------------------------------------
+/** Round numbers from low to high: 1, 2 and 5 times powers of ten, or finer if few fit. */
+function ticks(low, high) {
+  for (const steps of [[1, 2, 5], [1, 1.5, 2, 3, 5, 7], [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4,
+    4.5, 5, 6, 7, 8, 9]]) {
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
+      for (const step of steps) {
+        const value = Number((step * 10 ** power).toPrecision(3));
+        if (value >= low && value <= high) found.push(value);
+      }
+    }
+    if (found.length >= 4 || steps.length > 6) return found;
+  }
+}
+/** Joins settings that share a place, so that each mark has one label. */
+function marks(place) {
+  const found = [];
+  task.rows.forEach((row, index) => {
+    if (!row.accuracy || !row.tokens_per_any_forward) return;
+    const [x, y] = place(row.tokens_per_any_forward[0], row.accuracy[0]);
+    const near = found.find((mark) => Math.hypot(mark.x - x, mark.y - y) < 6);
+    if (near) near.rows.push({ row, index });
+    else found.push({ x, y, rows: [{ row, index }] });
+  });
+  return found;
+}
+function overlap(a, b) {
+  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}
+/** Puts each label where it covers neither a mark nor another label, as near as there is room. */
+function placeLabels(found, frame) {
+  const taken = found.map((m) => ({ left: m.x - 7, right: m.x + 7, top: m.y - 7, bottom: m.y + 7 }));
+  for (const mark of found) {
+    const text = mark.rows.map(({ index }) => index + 1).join(", ");
+    const first = mark.rows.length === 1 ? " " + mark.rows[0].row.method : "";
+    let best = null;
+    for (const label of [text + first, text]) {
+      const width = 6.6 * label.length + 4;
+      for (const far of [10, 18, 30, 44]) {
+        for (const [dx, dy] of [[1, 0], [-1, 0], [.5, -1], [-.5, -1], [.5, 1], [-.5, 1]]) {
+          const left = mark.x + dx * far - (dx < 0 ? width : 0);
+          const y = mark.y + dy * far;
+          const box = { left, right: left + width, top: y - 8, bottom: y + 8 };
+          const inside = box.left > frame.left && box.right < frame.right && box.top > frame.top &&
+            box.bottom < frame.bottom;
+          if (!best && inside && !taken.some((other) => overlap(box, other))) {
+            best = { ...box, y, label, far };
+          }
+        }
+      }
+    }
+    if (best) { taken.push(best); mark.label = best; }
+  }
+}
+function drawPicture() {
+  const drawn = task.rows.filter((row) => row.accuracy && row.tokens_per_any_forward);
+  if (!drawn.length) { byId("picture").textContent = "No setting has accuracy and speed yet."; return; }
+  const width = Math.max(320, Math.min(1100, byId("picture").clientWidth || 900));
+  const height = width < 600 ? 340 : 440;
+  const frame = { left: 46, right: width - 12, top: 12, bottom: height - 44 };
+  const speeds = drawn.flatMap((r) => r.tokens_per_any_forward).concat(task.exact.map((p) => p[0]));
+  const heights = drawn.flatMap((r) => r.accuracy).concat(task.exact.map((p) => p[1]));
+  const [x0, x1] = [Math.min(...speeds) / 1.12, Math.max(...speeds) * 1.25];
+  const [y0, y1] = [Math.max(-.02, Math.min(...heights) - .04), Math.min(1.02, Math.max(...heights) + .04)];
+  const place = (x, y) => [
+    frame.left + (frame.right - frame.left) * Math.log(x / x0) / Math.log(x1 / x0),
+    frame.bottom - (frame.bottom - frame.top) * (y - y0) / (y1 - y0)];
+  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": "Accuracy against tokens per forward; the table has the numbers" });
+  drawAxes(svg, frame, place, [x0, x1, y0, y1]);
+  if (task.exact.length) svg.append(make("path", { class: "exact", fill: "none",
+    d: "M" + task.exact.map(([x, y]) => place(x, y).join(" ")).join("L") },
+  make("title", {}, "exact model, random order")));
+  drawLines(svg, drawn, place);
+  const found = marks(place);
+  placeLabels(found, frame);
+  for (const mark of found) drawMark(svg, mark);
+  const unfinished = drawn.some((row) => row.missing) ? " \u2013 unfinished" : "";
+  byId("picture").replaceChildren(svg, make("p", { class: "soft" },
+    `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method` +
+    `${task.exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
+}
+function drawAxes(svg, frame, place, [x0, x1, y0, y1]) {
+  for (const x of ticks(x0, x1)) {
+    const [at] = place(x, y0);
+    svg.append(make("line", { class: "grid", x1: at, x2: at, y1: frame.top, y2: frame.bottom }),
+      make("text", { x: at, y: frame.bottom + 16, "text-anchor": "middle", class: "soft" }, String(x)));
+  }
+  const step = y1 - y0 > .5 ? .2 : y1 - y0 > .2 ? .1 : .05;
+  for (let y = Math.ceil(y0 / step) * step; y <= y1 + 1e-9; y += step) {
+    const [, at] = place(x0, y);
+    svg.append(make("line", { class: "grid", x1: frame.left, x2: frame.right, y1: at, y2: at }),
+      make("text", { x: frame.left - 6, y: at + 4, "text-anchor": "end", class: "soft" }, y.toFixed(2)));
+  }
+  const both = task.rows.some((row) => row.target_nfe) ? " of either model" : "";
+  svg.append(make("text", { x: (frame.left + frame.right) / 2, y: frame.bottom + 36,
+    "text-anchor": "middle", class: "soft" }, `tokens per forward${both} (log scale)`));
+}
+function drawLines(svg, drawn, place) {
+  for (const method of new Set(drawn.map((row) => `${row.folder} ${row.method}`))) {
+    const own = drawn.filter((row) => `${row.folder} ${row.method}` === method)
+      .sort((a, b) => a.tokens_per_any_forward[0] - b.tokens_per_any_forward[0]);
+    svg.append(make("path", { fill: "none", stroke: colourOf(own[0]), opacity: .5,
+      "stroke-dasharray": own[0].folder ? "5 4" : null,
+      d: "M" + own.map((r) => place(r.tokens_per_any_forward[0], r.accuracy[0]).join(" ")).join("L") }));
+    for (const row of own) {
+      const [x, y] = [row.tokens_per_any_forward, row.accuracy];
+      svg.append(make("path", { stroke: colourOf(row), opacity: .35, fill: "none", d:
+        `M${place(x[1], y[0]).join(" ")}L${place(x[2], y[0]).join(" ")}` +
+        `M${place(x[0], y[1]).join(" ")}L${place(x[0], y[2]).join(" ")}` }));
+    }
+  }
+}
+function drawMark(svg, { x, y, rows, label }) {
+  const row = rows[0].row;
+  const title = rows.map((one) => `${one.index + 1}. ${labelOf(one.row)}: accuracy ` +
+    `${one.row.accuracy[0].toFixed(3)}, ${one.row.tokens_per_any_forward[0].toFixed(2)} tokens/forward`);
+  const group = make("g", {}, make("title", {}, title.join("\n")));
+  if (label && label.far > 12) {
+    const nearest = Math.max(label.left, Math.min(x, label.right));
+    group.append(make("line", { class: "leader", x1: x, y1: y, x2: nearest, y2: label.y }));
+  }
+  group.append(make("circle", { cx: x, cy: y, r: rows.length > 1 ? 7 : 5.5, fill: row.folder ?
+    "var(--card)" : colourOf(row), stroke: colourOf(row), "stroke-width": 2 }));
+  if (label) group.append(make("text", { x: label.left + 2, y: label.y + 4 }, label.label));
+  svg.append(group);
+}
+
+// The examples --------------------------------------------------------------------------------
+function scoreOf(answers) {
+  const scores = (answers ?? []).map((one) => one.score).filter((score) => score !== null);
+  return scores.length ? scores.reduce((a, b) => a + b) / scores.length : null;
+}
+function matches(example) {
+  const words = byId("search").value.toLowerCase();
+  const answers = example.cells.flatMap((cell) => cell ?? []);
+  if (words && ![example.id, example.prompt, String(example.target), ...answers.map((a) => a.text)]
+    .some((text) => text.toLowerCase().includes(words))) return false;
+  const under = byId("under").value;
+  const cells = under === "any" ? example.cells : [example.cells[Number(under)]];
+  const scores = cells.map(scoreOf).filter((score) => score !== null);
+  const all = example.cells.map(scoreOf).filter((score) => score !== null);
+  switch (byId("filter").value) {
+    case "wrong": return scores.some((score) => score < 1);
+    case "right": return scores.some((score) => score >= 1);
+    case "disagree": return new Set(all).size > 1;
+    case "differ": return new Set(answers.map((one) => one.text)).size > 1;
+    case "error": return answers.some((one) => one.error);
+    case "missing": return isMissing(example);
+    default: return true;
+  }
+}
+function isMissing(example) {
+  return example.cells.some((cell, index) => (cell ?? []).length < task.rows[index].keys.length);
+}
+function chip(answers, index) {
+  const score = scoreOf(answers);
+  const [kind, mark] = !answers ? ["none", "?"] : answers.some((one) => one.error) ? ["no", "!"] :
+    score === null ? ["", "-"] : score >= 1 ? ["yes", "\u2713"] : score > 0 ?
+      ["part", score.toFixed(2)] : ["no", "\u2717"];
+  const said = !answers ? "missing" : score === null ? "no score" : `score ${score.toFixed(2)}`;
+  return make("span", { class: `chip ${kind}`, title: `${index + 1}. ${labelOf(task.rows[index])}: ` +
+    said, "aria-label": `${index + 1}: ${said}` }, mark);
+}
+function drawExample(example) {
+  const details = make("details", { class: "example", id: `example-${example.id}` },
+    make("summary", {}, make("span", { class: "chips" }, ...example.cells.map(chip)),
+      make("span", { class: "begin" }, example.prompt || example.id)));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.children.length === 1) details.append(bodyOf(example));
+  });
+  return details;
+}
+function bodyOf(example) {
+  const boxes = [];
+  const link = example.replay === null ? "" : make("a", { class: "button replay", href: example.replay },
+    "Replay");
+  const follow = () => {
+    const chosen = boxes.filter((box) => box.checked).map((box) => box.value);
+    if (link) link.href = example.replay + (chosen.length ? `#show=${chosen.join(",")}` : "");
+    if (link) link.textContent = chosen.length ? `Replay the chosen ${chosen.length}` : "Replay all";
+  };
+  const lines = example.cells.flatMap((answers, index) => {
+    const row = task.rows[index];
+    const seeds = (answers ?? []).length > 1;
+    return (answers ?? [{ text: "", error: "missing", length: null, seed: 0 }]).map((one, nth) => {
+      const box = make("input", { type: "checkbox", value: row.keys.join(), onchange: follow,
+        "aria-label": `Choose setting ${index + 1} for the replay` });
+      if (nth === 0 && example.replay !== null && answers) boxes.push(box);
+      const cost = one.length === null ? "" : ` ${one.length} tokens, ${one.nfe} forwards`;
+      return make("div", { class: "answer" }, nth === 0 && example.replay !== null && answers ? box : "",
+        make("div", { class: "mono" }, chip(answers ? [one] : null, index),
+          ` ${index + 1}. ${labelOf(row)}${seeds ? `, seed ${one.seed}` : ""}`,
+          make("div", { class: "soft" }, cost)),
+        make("div", { class: one.error ? "text wrong" : "text" }, one.error ?? one.text));
+    });
+  });
+  follow();
+  return make("div", { class: "body" }, make("dl", {}, make("dt", {}, "id"), make("dd", {}, example.id),
+    make("dt", {}, "prompt"), make("dd", {}, example.prompt), make("dt", {}, "target"),
+    make("dd", {}, String(example.target))), ...lines, make("p", {}, link));
+}
+function drawExamples() {
+  const found = task.examples.filter(matches);
+  byId("examples").replaceChildren(...found.slice(0, numShown).map(drawExample));
+  byId("more").hidden = found.length <= numShown;
+  const missing = Math.max(...task.rows.map((row) => row.missing));
+  byId("count").textContent = `${found.length} of ${task.examples.length}` +
+    (missing ? ` (unfinished: up to ${missing} are missing)` : "");
+  byId("under").disabled = !["wrong", "right"].includes(byId("filter").value);
+}
+/** Opens the example that a link names, whatever the filters say. */
+function openNamed() {
+  const id = new URLSearchParams(location.hash.slice(1)).get("example");
+  const at = content.tasks.findIndex((one) => one.examples.some((example) => example.id === id));
+  if (id === null || at < 0) return;
+  choose(at);
+  numShown = Math.max(numShown, task.examples.findIndex((example) => example.id === id) + 1);
+  drawExamples();
+  const details = byId(`example-${id}`);
+  details.open = true;
+  details.scrollIntoView();
+  details.firstChild.focus();
+}
+
+function choose(index) {
+  task = content.tasks[index];
+  byId("task").value = String(index);
+  byId("under").replaceChildren(make("option", { value: "any" }, "any setting"),
+    ...task.rows.map((row, at) => make("option", { value: String(at) }, `${at + 1}. ${labelOf(row)}`)));
+  byId("legend").textContent = "Marks are settings in the order of the table: " +
+    "\u2713 right, \u2717 wrong, ! error, ? missing.";
+  sorted = { column: null, down: false };
+  numShown = PAGE_LENGTH;
+  drawTable();
+  drawChanges();
+  drawPicture();
+  drawExamples();
+}
+byId("task").append(...content.tasks.map((one, index) =>
+  make("option", { value: String(index) }, `${one.task}, ${one.models.join(" and ")}`)));
+byId("task").addEventListener("change", () => choose(Number(byId("task").value)));
+byId("task").disabled = content.tasks.length === 1;
+for (const id of ["search", "filter", "under"]) {
+  byId(id).addEventListener("input", () => { numShown = PAGE_LENGTH; drawExamples(); });
+}
+byId("more").addEventListener("click", () => { numShown += PAGE_LENGTH; drawExamples(); });
+document.addEventListener("keydown", (event) => {
+  if (isTyping(event)) { if (event.key === "Escape") event.target.blur(); return; }
+  const heads = [...document.querySelectorAll(".example > summary")];
+  const here = heads.findIndex((head) => head.parentNode.contains(document.activeElement));
+  if (event.key === "/") byId("search").focus();
+  else if (event.key === "j" && heads.length) heads[Math.min(here + 1, heads.length - 1)].focus();
+  else if (event.key === "k" && heads.length) heads[Math.max(here - 1, 0)].focus();
+  else if (event.key === "r" && here >= 0) {
+    const replay = task.examples.find((one) => `example-${one.id}` === heads[here].parentNode.id).replay;
+    if (replay) location.href = replay;
+    return;
+  } else return;
+  event.preventDefault();
+});
+window.addEventListener("hashchange", openNamed);
+window.addEventListener("resize", drawPicture);
+notify(content.notice);
+choose(0);
+openNamed();

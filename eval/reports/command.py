@@ -1,0 +1,86 @@
+"""The commands `report` and `trace`: what a results folder holds."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from eval.metrics.summary import summarise
+from eval.reports.replay import replay_page
+from eval.reports.report import write_report
+from eval.reports.table import table
+from eval.reports.terminal import picture_of
+from eval.runs.command import is_finished, run, run_sweep
+from eval.runs.records import Folder, Record, Settings
+
+
+def run_and_report(options: argparse.Namespace) -> int:
+    """Runs settings; the process that finds the folder complete writes the report."""
+    return _finish(run(options))
+
+
+def sweep_and_report(options: argparse.Namespace) -> int:
+    """Runs a sweep; the process that finds the folder complete writes the report."""
+    return _finish(run_sweep(options))
+
+
+def report(options: argparse.Namespace) -> int:
+    """Writes the report of a results folder and shows its table."""
+    return show(Folder(options.folder), num_replays=options.replays)
+
+
+def show(folder: Folder, *, num_replays: int = 2) -> int:
+    """Writes a report and shows its tables; 1 if examples raised."""
+    path = write_report(folder, num_replays=num_replays)
+    rows = summarise(folder)["rows"]
+    console = Console()
+    for task in dict.fromkeys(row["settings"]["task"] for row in rows):
+        own = [row for row in rows if row["settings"]["task"] == task and row["num_records"]]
+        console.print(f"{task}\n{table(own)}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
+    errors = sum(row["num_errors"] for row in rows)
+    if errors:
+        sys.stderr.write(f"{errors} examples raised an error; see {path}.\n")
+    return 1 if errors else 0
+
+
+def trace(options: argparse.Namespace) -> int:
+    """Shows how one example was decoded, in the terminal or as a page."""
+    found = _examples_of(Folder(options.folder), options.example)
+    if options.html:
+        Path(options.html).write_text(replay_page(found), encoding="utf-8")
+        Console().print(f"Replay: {options.html}", markup=False, highlight=False, soft_wrap=True)
+        return 0
+    console = Console()
+    first = found[0][1]
+    seeds = {settings.seed for settings, _ in found}
+    console.print(f"{first['prompt']}\ntarget: {first['target']}\n", markup=False, highlight=False)
+    for settings, record in found:
+        counted = f"{record['length']} tokens in {record['nfe']} forwards"
+        if record["target_nfe"]:
+            counted += f" and {record['target_nfe']} of the target"
+        parts = [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])]
+        console.print(
+            f"{' + '.join(parts)}: {counted}, {record['scores']}",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        console.print(picture_of(record), end="\n\n")
+    return 0
+
+
+def _finish(folder: Folder) -> int:
+    return show(folder) if is_finished(folder) else 0
+
+
+def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:
+    by_key = {settings.key(""): settings for settings in folder.settings()}
+    found = [r for r in folder.records() if r["error"] is None and r["settings"] in by_key]
+    ids = [record["example"] for record in found if record["example"].startswith(example)]
+    if not ids:
+        raise ValueError(
+            f"{folder.path} has no finished example whose id starts with {example!r}; "
+            f"it has {', '.join(sorted({record['example'] for record in found})[:5]) or 'none'}."
+        )
+    pairs = [(by_key[r["settings"]], r) for r in found if r["example"] == ids[0]]
+    return [(settings, r) for settings, r in pairs if settings.task == pairs[0][0].task]

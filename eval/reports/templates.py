@@ -1,0 +1,34 @@
+"""Puts numbers into the pages of `assets`: each page is one file that needs no network."""
+
+import html
+import json
+from pathlib import Path
+
+ASSETS = Path(__file__).with_name("assets")
+
+
+def fill(name: str, *, title: str, content: object) -> str:
+    """Returns the page `assets/<name>.html` with its styles, scripts and content inside.
+
+    Args:
+        name: Also of the page's script, `assets/<name>.js`.
+        title: Of the window.
+        content: Becomes JSON that the script reads.
+    """
+    written = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    parts = {
+        "@TITLE@": html.escape(title),
+        "@STYLE@": _asset("page.css"),
+        # Without any `<` no text can end the script element, nor keep it from ending.
+        "@CONTENT@": written.replace("<", "\\u003c"),
+        "@SCRIPT@": _asset("common.js") + _asset(f"{name}.js"),
+    }
+    page = _asset(f"{name}.html")
+    # Split first, so that no placeholder is looked for in what was filled in.
+    for mark in parts:
+        page = page.replace(mark, f"\0{mark}\0")
+    return "".join(parts.get(piece, piece) for piece in page.split("\0"))
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

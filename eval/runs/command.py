@@ -1,0 +1,119 @@
+"""The commands `run` and `sweep`: settings over examples, into a results folder."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+
+from dllm_decode import load_model, load_target
+from eval.metrics.summary import summarise
+from eval.runs.arguments import axes_of
+from eval.runs.progress import reporter_for
+from eval.runs.records import Folder, Settings
+from eval.runs.runner import Plan, execute
+from eval.runs.settings import Place
+from eval.runs.sweep import Loaded, Sweep, read_sweep
+from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.sandbox.sandbox import Sandbox
+from eval.tasks.tokenizer import Tokenizer
+
+DTYPES: Mapping[str | None, torch.dtype | None] = {
+    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
+}  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> Folder:
+    """Runs the settings that the options name."""
+    sweep = Sweep(
+        models=(options.model,),
+        tasks=(options.task,),
+        samplers=tuple(options.sampler or ("FixedSchedule()", "ConfidenceThreshold(0.9)")),
+        caches=tuple(options.cache or ("NoCache()",)),
+        verifiers=tuple(options.verifier or ("NoVerifier()",)),
+        decoding=axes_of(options),
+        batch_size=options.batch_size,
+        prompts=options.prompts,
+        revision=options.revision,
+    )
+    return measure(sweep, options)
+
+
+def run_sweep(options: argparse.Namespace) -> Folder:
+    """Runs the settings that a file names; options that are given take the place of the file's."""
+    sweep = read_sweep(options.config)
+    sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
+    return measure(replace(sweep, models=tuple(options.model or sweep.models)), options)
+
+
+def measure(sweep: Sweep, options: argparse.Namespace) -> Folder:
+    """Decodes what the results folder lacks, all of it checked before the first forward."""
+    place = Place.of_launch()
+    selections = sweep.selections(code_for(options, place))
+    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
+    return execute(
+        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
+        options.out,
+        place=place,
+        reporter=reporter_for(Console(stderr=True)),
+        retry_errors=options.retry_errors,
+        skip_impossible=options.skip_impossible,
+        drop_others=options.drop_others,
+        on_plan=_tell if place.rank == 0 else lambda plan, others: None,
+    )
+
+
+def code_for(options: argparse.Namespace, place: Place) -> CodeRunner:
+    """Returns what runs programs that a model wrote, as far as the user allows it."""
+    if not options.allow_code:
+        return NO_CODE
+    sandbox = Sandbox()
+    if place.rank == 0 and sandbox.missing():
+        lacking = ", ".join(sandbox.missing())
+        sys.stderr.write(f"This machine's sandbox does not guard: {lacking}.\n")
+    return sandbox
+
+
+def open_model(source: str, options: argparse.Namespace, revision: str = "") -> Loaded:
+    """Loads a model with its tokenizer.
+
+    Raises:
+        OSError: If it is not there.
+        ValueError: If it is damaged, or has no tokenizer.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    place = Place.of_launch()
+    device = f"cuda:{place.local_rank}" if options.device == "cuda" else options.device
+    wanted = DTYPES[options.dtype]
+    model, tokenizer = load_model(source, device=device, dtype=wanted, revision=revision or None)
+    if tokenizer is None:
+        raise ValueError(f"Text needs a tokenizer, got none in {source}; add its files.")
+    return Loaded(
+        model=model,
+        # Its own types are wider than what is used here.
+        tokenizer=cast(Tokenizer, tokenizer),
+        dtype=str(model.dtype).removeprefix("torch."),
+        # Once for all runs that name the same target.
+        target=lru_cache(lambda name: load_target(name, tokenizer, device=device, dtype=wanted)),
+    )
+
+
+def is_finished(folder: Folder) -> bool:
+    """Says whether a folder has all records: whichever process is last finds it so."""
+    rows: list[dict[str, Any]] = summarise(folder)["rows"]
+    return not any(row["num_missing"] for row in rows)
+
+
+def _tell(plan: Plan, others: list[Settings]) -> None:
+    for setting, reason in plan.skipped:
+        sys.stderr.write(f"Skipped {setting}: {reason}\n")
+    if others:
+        sys.stderr.write(
+            f"The folder holds {len(others)} settings besides; they stay in the report "
+            "(--drop-others leaves them out).\n"
+        )

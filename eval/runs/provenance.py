@@ -1,0 +1,116 @@
+"""What a run was made on and with: package, versions, device, threads, date."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGE = "dllm-decode"
+_OTHERS = ("numpy", "tokenizers", "transformers", "triton")
+
+
+@lru_cache(maxsize=1)
+def package_commit() -> str | None:
+    """Returns the commit of this package, `+` behind it if its files have changed.
+
+    The commit is that of the checkout that the package is imported from, or the one that pip noted
+    when it installed from a repository. A package in a virtual environment inside somebody's
+    repository is not part of that repository: its commit is None.
+    """
+    return _checkout_commit(Path(__file__).parents[2]) or _installed_commit()
+
+
+def package_version() -> str:
+    """Returns the installed version of this package, "" for a checkout that was not installed."""
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return ""
+
+
+def machine_of(device: str | torch.device) -> dict[str, Any]:
+    """Describes the process that decodes: all but the date, which each record has."""
+    device = torch.device(device)
+    return {
+        "package": package_version(),
+        "commit": package_commit(),
+        "device": str(device),
+        "device_name": device_name(device),
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "host_platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "versions": dict(_versions()),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "command": " ".join(sys.argv[1:]),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _processor() or platform.processor() or platform.machine()
+
+
+def now() -> str:
+    """Returns the date and the time, UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for name in _OTHERS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "")
+
+
+def _checkout_commit(root: Path) -> str | None:
+    # Of a work tree `.git` is a file.
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", "samplers", "dllm_decode", "eval")
+    return f"{commit}+" if commit and changed else commit or None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _installed_commit() -> str | None:
+    try:
+        noted = distribution(PACKAGE).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
+    return str(commit) if commit else None

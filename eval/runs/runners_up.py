@@ -1,0 +1,47 @@
+"""What else a position could have become: its most likely tokens and entropy when committed."""
+
+import torch
+
+from dllm_decode import StepEvent
+
+Told = tuple[float, list[tuple[int, float]]]
+"""Entropy in nats, then tokens with their probabilities, the most likely first."""
+
+NUM_TOKENS = 4
+
+
+class RunnersUp:
+    """Observes a decode and keeps, for each answer position, the distribution it was drawn from.
+
+    Positions are those of `Trace`; the last commit of a position counts.
+
+    Attributes:
+        told: By the prompt's index and the position, what the last commit chose from.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[int, dict[int, Told]] = {}
+
+    def __call__(self, event: StepEvent) -> None:
+        start, width = event.view.start, event.view.tokens.shape[1]
+        window = slice(start, start + width)
+        before, after = event.before.region[:, window], event.after.region[:, window]
+        committed = ~event.after.masked[:, window] & (before != after)
+        top = event.view.likeliest(min(NUM_TOKENS, event.view.vocab_size))
+        rows, columns = committed.nonzero(as_tuple=True)
+        # Once for all rows: the host waits for each of these.
+        entropy = event.view.entropy[rows, columns].tolist()
+        tokens = top.tokens[rows, columns].tolist()
+        chances = top.probabilities[rows, columns].tolist()
+        leads = torch.stack([event.requests, event.before.lead]).T.tolist()
+        places = zip(rows.tolist(), columns.tolist(), strict=True)
+        for (row, column), nats, ids, shares in zip(places, entropy, tokens, chances, strict=True):
+            request, lead = leads[row]
+            likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
+            told = self.told.setdefault(request, {})
+            told[start + column - lead] = (round(nats, 4), likely)
+
+    def of(self, request: int, steps: list[int]) -> list[Told | None]:
+        """Returns what was told of each position that a step committed, None of others."""
+        told = self.told.get(request, {})
+        return [told.get(at) if step >= 0 else None for at, step in enumerate(steps)]

@@ -1,0 +1,76 @@
+"""Checks of a plug-in's arguments: one sentence for each kind of mistake."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+
+def require_number(name: str, value: object) -> float:
+    """Returns a value that is a number.
+
+    Raises:
+        ValueError: If it is none, is NaN, or is True or False.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+        raise ValueError(f"{name} must be a number, got {value!r}.")
+    return float(value)
+
+
+def require_probability(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a number in [0, 1]."""
+    if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
+        raise ValueError(f"{name} must be a probability in [0, 1], got {value!r}.")
+
+
+def require_share(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a number in [0, 1] that is no probability."""
+    if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
+        raise ValueError(f"{name} must be a share in [0, 1], got {value!r}.")
+
+
+def require_non_negative(name: str, value: object, *, unit: str = "a number") -> None:
+    """Raises ValueError unless a value is a number of at least 0; infinity is one.
+
+    Args:
+        name: The argument.
+        value: What was given.
+        unit: What the number is, for the message, such as "an entropy in nats".
+    """
+    if not _is_number(value) or not require_number(name, value) >= 0.0:
+        raise ValueError(f"{name} must be {unit} of at least 0, got {value!r}.")
+
+
+def require_at_most(name: str, value: object, most: float) -> None:
+    """Raises ValueError unless a value is a number that does not exceed a limit."""
+    if not _is_number(value) or not require_number(name, value) <= most:
+        raise ValueError(f"{name} must be a number of at most {most:g}, got {value!r}.")
+
+
+def require_count(name: str, value: object, least: int, *, unit: str = "") -> None:
+    """Raises ValueError unless a value is a whole number of at least `least`.
+
+    Args:
+        name: The argument.
+        value: What was given; 2.0 is no whole number here.
+        least: The smallest that is allowed.
+        unit: What is counted, for the message, such as "tokens".
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        counted = f"a whole number of {unit}" if unit else "a whole number"
+        raise ValueError(f"{name} must be {counted}, at least {least}, got {value!r}.")
+
+
+def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raises ValueError unless a value is one of some texts."""
+    if value not in choices:
+        listed = ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}.")
+
+
+def require_tuple(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a tuple, which unlike a list never changes."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple such as (1, 2), got {value!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value

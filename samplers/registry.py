@@ -1,0 +1,51 @@
+"""All samplers by name, and samplers from text: `LocalLeap(0.9)`, `my_module:MyRule(0.8)`."""
+
+from samplers.base import Sampler
+from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.credit_decoding import CreditDecoding
+from samplers.decaying_threshold import DecayingThreshold
+from samplers.entropy_bound import EntropyBound
+from samplers.entropy_threshold import EntropyThreshold
+from samplers.expression import parse_plugin
+from samplers.factor import Factor
+from samplers.fixed_schedule import FixedSchedule
+from samplers.frechet import Frechet
+from samplers.hierarchy import Hierarchy
+from samplers.klass import Klass
+from samplers.learn2pd import Learn2PD
+from samplers.less import Less
+from samplers.local_leap import LocalLeap
+from samplers.prophet import Prophet
+from samplers.wino import Wino
+
+ALL_SAMPLERS: tuple[type[Sampler], ...] = (
+    ConfidenceThreshold,
+    CreditDecoding,
+    DecayingThreshold,
+    EntropyBound,
+    EntropyThreshold,
+    Factor,
+    FixedSchedule,
+    Frechet,
+    Hierarchy,
+    Klass,
+    Learn2PD,
+    Less,
+    LocalLeap,
+    Prophet,
+    Wino,
+)
+
+
+def parse(text: str) -> Sampler:
+    """Builds the sampler that an expression describes.
+
+    `ConfidenceThreshold(0.9)` is one of this package; for these, `parse` is the inverse of `repr`.
+    `my_package.my_module:MarginThreshold(0.8)` is one of the user's own, whose module is imported.
+    A sampler may be an argument of another: `CreditDecoding(LocalLeap(radius=6))`.
+
+    Raises:
+        ValueError: If the text does not describe a sampler.
+    """
+    known = {sampler.__name__: sampler for sampler in ALL_SAMPLERS}
+    return parse_plugin(text, Sampler, known)  # type: ignore[type-abstract]  # never constructed

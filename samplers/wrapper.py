@@ -1,0 +1,57 @@
+"""The base of samplers that change how another sampler decides."""
+
+from dataclasses import dataclass, field
+
+from samplers.base import Sampler
+from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.state import State
+from samplers.view import Scope
+
+
+@dataclass(frozen=True)
+class Wrapper(Sampler[State]):
+    """Forwards everything that a sampler may say of itself to the sampler it wraps.
+
+    A wrapper writes `init` and `step`, and overrides what differs. It adds what it needs, such as
+    `reads_committed`, to what the base needs; it never takes anything away.
+
+    A base that re-masks is refused: it would take back what the wrapper commits.
+
+    Attributes:
+        base: The sampler that is wrapped; not one that re-masks.
+
+    Raises:
+        ValueError: If the base cannot be wrapped.
+    """
+
+    base: Sampler = field(default_factory=ConfidenceThreshold)
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.base, Sampler):
+            raise ValueError(
+                f"{name} must wrap a sampler such as ConfidenceThreshold(0.9), got {self.base!r}."
+            )
+        if self.base.leave_one_out:
+            raise ValueError(
+                f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "
+                f"back what {name} commits. Use {self.base!r} alone, or wrap another sampler."
+            )
+
+    @property
+    def scope(self) -> Scope:
+        return self.base.scope
+
+    @property
+    def leave_one_out(self) -> bool:
+        return self.base.leave_one_out
+
+    @property
+    def reads_committed(self) -> bool:
+        return self.base.reads_committed
+
+    def check(self, *, model: str, gen_length: int, block_length: int) -> None:
+        self.base.check(model=model, gen_length=gen_length, block_length=block_length)
+
+    def max_steps(self, num_masks: int) -> int:
+        return self.base.max_steps(num_masks)

@@ -1,0 +1,350 @@
+"""Config.json of every family: what is read from it, and what is refused."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+
+from dllm_decode.models import load_model
+from dllm_decode.models.families import FAMILIES, LLADA, Family, family_of
+from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.network.transformer import Transformer
+
+DREAM, SDAR = FAMILIES["dream"], FAMILIES["sdar"]
+
+
+def config_of(family: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((MODELS / family / "config.json").read_text())
+    return read
+
+
+def read_tiny(family: str, **changes: Any) -> Any:
+    options = {key: one for key, one in OPTIONS.get(family, {}).items() if key != "family"}
+    return FAMILIES[family].read({**config_of(family), **changes}, **options)
+
+
+# Recognised, or named
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_family_is_recognised_or_asks_to_be_named(key: str) -> None:
+    family, config = FAMILIES[key], config_of(key)
+    assert family_of(config, key) is family
+    if not family.is_named_by_caller:
+        assert family_of(config) is family
+        return
+    with pytest.raises(ValueError, match=f"name its family: family='{key}'"):
+        family_of(config)
+
+
+def test_an_unknown_architecture_lists_what_is_supported() -> None:
+    for named in (["GPT2LMHeadModel"], [], None, "LLaDAModelLM"):
+        with pytest.raises(ValueError, match=r"must name a supported architecture \(LLaDAModelLM"):
+            family_of({"architectures": named, "model_type": "llada"})
+
+
+def test_a_wrong_name_of_a_family_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"family must be one of llada, dream, .*, got 'lada'"):
+        family_of(config_of("llada"), "lada")
+    with pytest.raises(ValueError, match="must be 'DreamModel', got 'LLaDAModelLM'"):
+        load_model(MODELS / "llada", family="dream")
+
+
+# Switches
+
+
+def switches() -> list[Any]:
+    found = []
+    for key, family in FAMILIES.items():
+        for refusal in family.refusals:
+            found.append(pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}"))
+    return found
+
+
+def other_than(allowed: tuple[object, ...]) -> object:
+    """A value of the same type where there is a type."""
+    values = {bool: not allowed[0], str: "another", int: 7}
+    return values.get(type(allowed[0]), {"type": "linear"})
+
+
+@pytest.mark.parametrize(("key", "switch", "allowed"), switches())
+def test_a_variant_that_is_not_implemented_is_refused_by_its_switch(
+    key: str, switch: str, allowed: tuple[object, ...]
+) -> None:
+    value = other_than(allowed)
+    message = f"{FAMILIES[key].name} checkpoints need '{switch}' to be"
+    with pytest.raises(ValueError, match=message) as caught:
+        read_tiny(key, **{switch: value})
+    assert f"got {value!r}." in str(caught.value)
+    for understood in allowed:
+        read_tiny(key, **{switch: understood})
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "longrope"])
+def test_a_rotation_that_is_not_implemented_is_refused(rope_type: str) -> None:
+    scaling = {"rope_type": rope_type, "factor": 2.0}
+    with pytest.raises(ValueError, match=f"'default', 'llama3' or 'yarn', got '{rope_type}'"):
+        read_tiny("a2d_llama", rope_scaling=scaling)
+
+
+# Values
+
+
+BAD_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), -1.0, 0, "1e-5", True, [], {})
+BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, 10**12, "2", True, [2], {})
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=repr)
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_number_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
+    message = f"config.json: 'rms_norm_eps' must be a positive finite number, got {value!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_tiny(key, rms_norm_eps=value)
+
+
+@pytest.mark.parametrize("value", BAD_SIZES, ids=repr)
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_size_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
+    named = "n_layers" if key == "llada" else "num_hidden_layers"
+    message = f"config.json: '{named}' must be an integer from 1 to 4096, got {value!r}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_tiny(key, **{named: value})
+
+
+def error_of(key: str, **changes: Any) -> str | None:
+    try:
+        read_tiny(key, **changes)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_every_number_of_every_configuration_is_checked(key: str) -> None:
+    """A string instead is refused by the key's name, or the key is not read at all."""
+    config, plain = config_of(key), read_tiny(key)
+    refused = []
+    for name, value in config.items():
+        if type(value) not in (int, float):
+            continue
+        error = error_of(key, **{name: "12"})
+        if error is None:
+            assert read_tiny(key, **{name: "12"}) == plain
+        else:
+            assert f"'{name}'" in error
+            refused.append(name)
+    assert len(refused) >= 8
+
+
+@pytest.mark.parametrize("name", ["tie_word_embeddings"])
+@pytest.mark.parametrize("value", [1, "false", []], ids=repr)
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"config.json: '{name}' must be true or false, got"):
+        read_tiny("dream", **{name: value})
+
+
+@pytest.mark.parametrize("value", [1.5, "7", 512, -1, True, [3, 512], [[3]]], ids=repr)
+def test_an_end_of_text_is_a_token_or_several(value: Any) -> None:
+    with pytest.raises(ValueError, match="'eos_token_id' must be integers from 0 to 511, got"):
+        read_tiny("llada", eos_token_id=value)
+    assert read_tiny("llada", eos_token_id=[3, 5]).eos_ids == (3, 5)
+
+
+def test_a_key_inside_of_an_object_is_named_with_its_path() -> None:
+    rope = config_of("nemotron_labs_diffusion")["rope_parameters"]
+    for change, message in (
+        ({"rope_theta": 0}, "'rope_parameters.rope_theta' must be a positive finite number, got 0"),
+        ({"factor": None}, "must have the key 'rope_parameters.factor', which is missing"),
+        ({"truncate": 3}, "'rope_parameters.truncate' must be true or false, got 3"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_tiny("nemotron_labs_diffusion", rope_parameters=rope | change)
+    with pytest.raises(ValueError, match="'rope_parameters' must be an object, got 'yarn'"):
+        read_tiny("nemotron_labs_diffusion", rope_parameters="yarn")
+
+
+def test_sizes_that_do_not_fit_together_are_refused_with_the_file() -> None:
+    for key, changes, message in (
+        ("llada", {"n_kv_heads": 3}, "num_kv_heads must divide num_heads, got 3 and 4"),
+        ("llada2_moe", {"n_group": 3}, "num_groups must divide num_experts, got 3 and 16"),
+        ("llada2_moe", {"topk_group": 5}, "num_open_groups must be from 1 to num_groups = 4"),
+        ("llada2_moe", {"num_experts_per_tok": 9}, "num_active must be at most 8"),
+        ("llada2_moe", {"partial_rotary_factor": 0.3}, "'rotary_dim' must be head_dim"),
+        ("llada_moe", {"moe_layer_freq": [1]}, "'moe_layer_freq' must have one number for each"),
+    ):
+        with pytest.raises(ValueError, match=f"config.json of a .* checkpoint: {message}"):
+            read_tiny(key, **changes)
+
+
+def test_a_missing_key_is_named() -> None:
+    config = config_of("llada")
+    del config["d_model"]
+    with pytest.raises(ValueError, match="must have the key 'd_model', which is missing"):
+        LLADA.read(config)
+
+
+def test_a_reader_names_the_file_it_reads() -> None:
+    reader = ConfigReader({"size": "3"}, file="adapter_config.json")
+    with pytest.raises(ValueError, match=r"^adapter_config\.json: 'size' must be an integer"):
+        reader.positive_int("size")
+    with pytest.raises(ValueError, match="'size' must be true or false"):
+        reader.boolean("size")
+    assert reader.text("size") == "3"
+    with pytest.raises(ValueError, match="'number' must be a string, got 5"):
+        ConfigReader({"number": 5}).text("number")
+
+
+# Mask token and block length
+
+
+def test_ids_that_official_configurations_lack_are_known() -> None:
+    qwen_8b = {
+        "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "intermediate_size": 12288, "head_dim": 128,
+        "rope_theta": 1000000,
+    }  # fmt: skip
+    sdar = SDAR.read({**qwen_8b, "vocab_size": 151936})
+    assert (sdar.mask_id, sdar.eos_ids, sdar.causal_block_length) == (151669, (151643, 151645), 4)
+    assert not sdar.shape.tied_head
+    dream = DREAM.read({**qwen_8b, "vocab_size": 152064, "eos_token_id": 151643})
+    assert (dream.mask_id, dream.eos_ids) == (151666, (151643, 151645))
+    assert dream.causal_block_length == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "mask_id", "block_length"),
+    [
+        ("llada", 126336, 0), ("dream", 151666, 0), ("sdar", 151669, 4), ("llada_moe", 156895, 0),
+        ("llada2_moe", 156895, 32), ("sdar_moe", 151669, 4), ("fast_dllm_v2", 151665, 32),
+        ("a2d_qwen3", 151669, 0), ("a2d_qwen2", 151665, 0), ("a2d_llama", None, 0),
+        ("stable_diffcoder", 5, 4), ("open_dllm", 151665, 0), ("rnd1", 151669, 0),
+        ("nemotron_labs_diffusion", 100, 0),
+    ],
+)  # fmt: skip
+def test_published_defaults_fill_in_what_a_configuration_lacks(
+    key: str, mask_id: int | None, block_length: int
+) -> None:
+    family = FAMILIES[key]
+    assert (family.mask_id, family.block_length) == (mask_id, block_length)
+    named = (*family.block_keys, "mask_token_id")
+    bare = {name: value for name, value in config_of(key).items() if name not in named}
+    bare |= {"vocab_size": 200000, "embedding_size": 200000}
+    if mask_id is None:
+        with pytest.raises(ValueError, match=r"does not say which token is \[MASK\]. Pass mask_id"):
+            family.read(bare)
+        return
+    facts = family.read(bare)
+    assert (facts.mask_id, facts.causal_block_length) == (mask_id, block_length)
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> None:
+    family, config = FAMILIES[key], config_of(key)
+    assert family.read(config, mask_id=7).mask_id == 7
+    with pytest.raises(ValueError, match=r"id must be in \[0, 512\), got 512"):
+        family.read(config, mask_id=512)
+    if family.block_length or family.may_be_block_causal:
+        assert family.read(config, mask_id=7, block_length=6).causal_block_length == 6
+        with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
+            family.read(config, mask_id=7, block_length=0)
+        return
+    with pytest.raises(ValueError, match="attend in both directions, got block_length=6"):
+        family.read(config, mask_id=7, block_length=6)
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"id must be in \[0, 512\), got 126336. Pass mask_id"):
+        LLADA.read({**config_of("llada"), "mask_token_id": None})
+    with pytest.raises(ValueError, match="'mask_token_id' must be an integer from 0 to 511"):
+        LLADA.read({**config_of("llada"), "mask_token_id": 512})
+
+
+# Names and sizes of published checkpoints
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_no_two_tensors_have_one_official_name(family: Family) -> None:
+    assert len(set(family.names.values())) == len(family.names)
+
+
+def size_of(family: Family, config: dict[str, Any]) -> tuple[int, int]:
+    """Tensors and bytes of a checkpoint in bfloat16, the experts' selection bias in float32."""
+    with torch.device("meta"):
+        transformer = Transformer(family.read(config).shape)
+    tensors = family.tensors(transformer)
+    wide = [part for name, part in tensors.items() if name.endswith("expert_bias")]
+    num_bytes = sum(2 * part.numel() for part in tensors.values())
+    return len(tensors), num_bytes + sum(2 * part.numel() for part in wide)
+
+
+def test_the_official_llada_has_the_published_tensors() -> None:
+    config = {
+        "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32,
+        "mlp_hidden_size": 12288, "mlp_ratio": 4, "vocab_size": 126464, "embedding_size": 126464,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "weight_tying": False,
+        "mask_token_id": 126336, "eos_token_id": 126081,
+    }  # fmt: skip
+    facts = LLADA.read(config)
+    assert (facts.mask_id, facts.eos_ids) == (126336, (126081, 126348))
+    assert size_of(LLADA, config) == (291, 16_031_162_368)
+
+
+def test_llada2_mini_has_the_published_tensors() -> None:
+    config = config_of("llada2_moe") | {
+        "hidden_size": 2048, "num_hidden_layers": 20, "intermediate_size": 5120,
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "rotary_dim": 64,
+        "n_group": 8, "topk_group": 4, "vocab_size": 157184, "pad_token_id": 156892,
+    }  # fmt: skip
+    facts = FAMILIES["llada2_moe"].read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (156895, (156892,), 32)
+    assert size_of(FAMILIES["llada2_moe"], config) == (14_813, 32_511_296_512)
+
+
+def test_fast_dllm_v2_7b_has_the_published_tensors() -> None:
+    config = config_of("fast_dllm_v2") | {
+        "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "bd_size": 32,
+    }  # fmt: skip
+    assert size_of(FAMILIES["fast_dllm_v2"], config) == (339, 15_231_233_024)
+
+
+# Loading
+
+
+@pytest.mark.parametrize("key", ["llada_moe", "llada2_moe", "sdar_moe", "rnd1"])
+@pytest.mark.parametrize("option", [{"quantize": "int8"}])
+def test_experts_are_not_silently_left_as_they_are(key: str, option: dict[str, Any]) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match="must be left out for a mixture of experts"):
+        load_tiny(key, **option)
+
+
+def test_a_missing_expert_is_named(tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(MODELS / "sdar_moe" / "model.safetensors")
+    name = "model.layers.1.mlp.experts.5.up_proj.weight"
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((MODELS / "sdar_moe" / "config.json").read_text())
+    with pytest.raises(ValueError, match=f"got 1 differences: missing {name}"):
+        load_model(tmp_path, mask_id=508)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
+    model = load_tiny("llada2_moe", dtype=dtype)
+    exact = load_tiny("llada2_moe", dtype=torch.float64)
+    wide = torch.promote_types(dtype, torch.float32)
+    for layer in (1, 2):
+        bias = model.transformer.layers[layer].mlp.router.selection_bias
+        assert bias.dtype == wide
+        assert torch.equal(bias.double(), exact.transformer.layers[layer].mlp.router.selection_bias)
+    model.to(torch.float64).to(torch.bfloat16)
+    bias = model.transformer.layers[1].mlp.router.selection_bias
+    assert model.dtype == torch.bfloat16
+    assert model.transformer.layers[1].mlp.router.weight.dtype == torch.bfloat16

@@ -1,0 +1,183 @@
+"""Texts, chats and ids in; texts out."""
+
+from typing import Any
+
+import pytest
+import torch
+from streamed import Streamer
+from transformers import TextStreamer
+
+from dllm_decode import DualCache, decode, generate, load_model
+from dllm_decode.generation import prompt_ids
+from dllm_decode.prompts import integers, token_lists
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
+
+MODEL, LOADED = load_model("mini")
+TOKENIZER: Any = LOADED
+QUESTION = (
+    "emma has 12 apples . emma buys 4 more apples . then emma eats 3 apples . "
+    "how many apples does emma have now ?"
+)
+OTHER = "emma has 5 apples . how many apples does emma have now ?"
+SAMPLER = ConfidenceThreshold(0.9)
+OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER(text)["input_ids"])
+
+
+def ids_of_chat(text: str) -> list[int]:
+    whole = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
+    return list(TOKENIZER(whole, add_special_tokens=False)["input_ids"])
+
+
+def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
+    tokens = torch.full((2, max(map(len, rows))), 77)
+    mask = torch.zeros_like(tokens)
+    for row, ids in enumerate(rows):
+        place = slice(0, len(ids)) if side == "right" else slice(tokens.shape[1] - len(ids), None)
+        tokens[row, place], mask[row, place] = torch.tensor(ids), 1
+    return tokens, mask
+
+
+def test_each_form_of_inputs_means_what_it_says() -> None:
+    texts, chats = [ids_of(QUESTION), ids_of(OTHER)], [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
+    assert texts != chats
+    forms: list[tuple[Any, list[list[int]]]] = [
+        (QUESTION, texts[:1]),
+        ([QUESTION, OTHER], texts),
+        (chat(QUESTION), chats[:1]),
+        ([chat(QUESTION), chat(OTHER)], chats),
+        (texts[0], texts[:1]),
+        (texts, texts),
+        (torch.tensor(texts[:1]), texts[:1]),
+        (TOKENIZER([QUESTION, OTHER]), texts),
+        ([torch.tensor(ids) for ids in texts], texts),
+    ]
+    for given, meant in forms:
+        found = prompt_ids(TOKENIZER, given)
+        assert [list(map(int, ids)) for ids in found] == meant
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_never_read(side: str) -> None:
+    tokens, mask = padded(side)
+    plain = generate(MODEL, TOKENIZER, [chat(QUESTION), chat(OTHER)], SAMPLER, **OPTIONS)
+    given = generate(MODEL, TOKENIZER, tokens, SAMPLER, attention_mask=mask, **OPTIONS)
+    whole = decode(MODEL, {"input_ids": tokens, "attention_mask": mask}, SAMPLER, **OPTIONS)
+    assert given.texts == plain.texts
+    assert torch.equal(whole.tokens, plain.decoded.tokens)
+    with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
+        decode(MODEL, tokens, SAMPLER, **OPTIONS)
+
+
+def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
+    chats = [chat(QUESTION), chat(OTHER), chat(QUESTION), chat(OTHER), chat(OTHER)]
+    plain = decode(MODEL, [ids_of_chat(turns[0]["content"]) for turns in chats], SAMPLER, **OPTIONS)
+    for num_rows in (2, 8):
+        out = generate(MODEL, TOKENIZER, chats, SAMPLER, num_rows=num_rows, **OPTIONS)
+        assert torch.equal(out.decoded.tokens, plain.tokens)
+        assert torch.equal(out.decoded.nfe, plain.nfe)
+        assert out.decoded.forwards >= plain.forwards
+        assert out.tokens_per_forward == plain.tokens_per_forward()
+        expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+        assert out.texts == expected
+        assert all(out.texts)
+
+
+def test_max_new_tokens_is_another_name_of_gen_length() -> None:
+    short = generate(MODEL, TOKENIZER, chat(QUESTION), SAMPLER, max_new_tokens=16)
+    assert short.decoded.tokens.shape == (1, 16)
+
+
+@pytest.mark.parametrize("sampler", [FixedSchedule(8), Wino(0.6, 0.9)], ids=repr)
+def test_a_text_streamer_gets_the_answer_in_order(
+    sampler: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streamer = TextStreamer(TOKENIZER, skip_prompt=True)
+    out = generate(
+        MODEL, TOKENIZER, chat(QUESTION), sampler, gen_length=32, block_length=8, streamer=streamer
+    )
+    assert out.decoded.forwards > 1
+    assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
+
+
+def test_a_whole_canvas_streamer_gets_every_step() -> None:
+    streamer = Streamer()
+    out = generate(
+        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), gen_length=8, streamer=streamer,
+        stop_at_eos=False,
+    )  # fmt: skip
+    assert len(streamer.drafts) == 3
+    prompt, answer = streamer.texts
+    assert prompt.tolist() == ids_of_chat(QUESTION)
+    assert answer.tolist() == out.decoded.answers()[0]
+    assert streamer.ended == 1
+
+
+def test_stop_strings_stop() -> None:
+    options: Any = {"gen_length": 32, "block_length": 4}
+    whole = generate(MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), **options)
+    words = whole.texts[0].split()
+    string = next(word for at, word in enumerate(words) if at > 0 and word not in words[:at])
+    out = generate(
+        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), stop_strings=string, **options
+    )
+    assert out.texts[0] == whole.texts[0][: whole.texts[0].index(string)]
+    assert out.decoded.forwards < whole.decoded.forwards
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "sentence"),
+    [
+        ([], {}, "at least one text, chat or prompt"),
+        ([{"text": "a"}], {}, 'must have "role" and "content"'),
+        (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
+        ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
+        ([[5, -1]], {}, r"Token ids must be in \[0, 432\) for mini, got -1"),
+        ([[]], {}, "A prompt must have at least one token"),
+        (QUESTION, {"gen_length": 10**9}, "gen_length must be between"),
+        (QUESTION, {"gen_length": 4, "max_new_tokens": 4}, "must not both be given"),
+        ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
+        (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
+        (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_sentence(
+    inputs: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        generate(MODEL, TOKENIZER, inputs, SAMPLER, **options)
+
+
+def test_ids_that_are_no_integers_and_inputs_of_two_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1\.5 in row 0"):
+        integers([1, 1.5], row=0)
+    with pytest.raises(ValueError, match="Token ids must be integers, got '5' in row 2"):
+        integers(["5"], row=2)
+    with pytest.raises(ValueError, match="inputs must be of one kind, got a text and 5"):
+        prompt_ids(TOKENIZER, [QUESTION, 5])
+
+
+def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MODEL, "max_length", 40, raising=False)
+    assert generate(MODEL, TOKENIZER, [[5, 6]], SAMPLER, gen_length=32).texts
+    with pytest.raises(ValueError, match="at most 40 tokens together for mini, got 9 and gen_len"):
+        generate(MODEL, TOKENIZER, [[5] * 9], SAMPLER, gen_length=32)
+
+
+def test_masks_of_lists_say_what_is_padding() -> None:
+    assert token_lists([[1, 2, 3], [4, 5, 6]], torch.tensor([[1, 1, 0], [0, 1, 1]])) == [
+        [1, 2],
+        [5, 6],
+    ]
+    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
+        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
