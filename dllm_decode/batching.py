@@ -172,6 +172,8 @@ def _finished(
     # A sampler that sees finished blocks, and a verifier that opens the whole answer as one block,
     # would meet rows whose answers begin elsewhere.
     joins = decoder.sampler.scope != "answer" and decoder.verifier.asks_sampler
+    # Guidance has to know which tokens of a finished block were given.
+    joins = joins and not decoder.config.cfg_scale
     while batch.num_rows:
         position = batch.finish_block(observers)
         yield from batch.leave()
@@ -219,7 +221,7 @@ class _Batch:
     def leave(self) -> Iterator[tuple[int, DecodeOutput]]:
         """Gives up the rows that are finished and yields what they have become."""
         canvas = self._canvas
-        unfinished = canvas.running & canvas.masked.any(-1)
+        unfinished = canvas.running & canvas.unfinished.any(-1)
         staying = canvas.rows[unfinished].tolist()
         for row in [row for row in self._seats if row not in staying]:
             seat = self._seats.pop(row)

@@ -79,6 +79,8 @@ class Canvas:
         layout: Number of this arrangement of rows. Canvases of the same number have the same rows,
             pads, leads and ends; only their tokens differ, and which rows run.
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
+        is_aligned: Whether each row's positions end where its answer does. On a block-causal model
+            `ends` may be later: its last block is filled up.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -95,6 +97,7 @@ class Canvas:
     span: int
     layout: int
     truncates: bool = False
+    is_aligned: bool = True
 
     @staticmethod
     def blank(
@@ -157,6 +160,7 @@ class Canvas:
             span=length,
             layout=next(_LAYOUTS),
             truncates=truncates,
+            is_aligned=align == 1,
         )
 
     def __len__(self) -> int:
@@ -211,9 +215,17 @@ class Canvas:
         # One comparison a token: a tensor of them would have to be sent to the device every step.
         return reduce(or_, (tokens == token for token in self.eos_ids))
 
+    @cached_property
+    def unfinished(self) -> Bool[Tensor, "B R"]:
+        """Masked positions of the answer itself, without what fills up its last block."""
+        if self.is_aligned:
+            return self.masked
+        positions = torch.arange(self.region_length, device=self.tokens.device)
+        return self.masked & (positions < self.lead[:, None] + self.gen_length)
+
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the masks that running rows have left in a block."""
-        return self.masked[:, block.start : block.end].sum(-1) * self.running
+        """Counts the positions that running rows must still commit in a block."""
+        return self.unfinished[:, block.start : block.end].sum(-1) * self.running
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""
@@ -297,6 +309,12 @@ class Canvas:
         """Returns each row's answer, `gen_length` tokens."""
         columns = self.start + torch.arange(self.gen_length, device=self.tokens.device)
         return self.tokens.gather(1, columns + self.lead[:, None])
+
+    def without_given(self) -> "Canvas":
+        """Returns the canvas with [MASK] for prompts and given tokens, as guidance sees it."""
+        given = torch.ones_like(self.tokens, dtype=torch.bool)
+        given[:, self.start :] = self.fixed
+        return self._with_tokens(self.tokens.masked_fill(given, self.mask_id))
 
     def behind(self, position: int) -> "Canvas":
         """Returns the canvas with a region that begins at a position, all before it decided."""

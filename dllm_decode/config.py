@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
+from samplers.logits.truncation import Truncation
+
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
 
@@ -23,13 +25,15 @@ class DecodeConfig:
         temperature: Gumbel-max temperature of the proposals; 0 is greedy.
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
         top_k: Proposals come from this many most likely tokens; 0: all.
-        cfg_scale: Strength of classifier-free guidance, which sees each prompt once as it is and
-            once as [MASK]; 0: none. Every forward then has two canvases a row.
+        cfg_scale: Strength of classifier-free guidance: each canvas is looked at once as it is and
+            once with [MASK] for the prompt and given tokens, in a forward of its own, and logits
+            are those of the second plus (1 + cfg_scale) times the difference; 0: none.
         confidence_from: "raw": a confidence is a probability at temperature 1 over all tokens, as
-            LLaDA has it. "tempered": at `temperature`, after `top_p` and `top_k`, as Dream has it.
+            LLaDA has it. "tempered": at `temperature`, after `top_p` and `top_k`, as Dream has it;
+            so it is wherever `top_p` or `top_k` leave out a token.
         banned_ids: Token ids that are never proposed, beside the model's own.
         deferred_ids: Token ids whose proposals have confidence 0, so that other positions come
-            first.
+            first. Not implemented yet: `decode` refuses any.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
@@ -73,6 +77,16 @@ class DecodeConfig:
         require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
         require_bool("stop_at_eos", self.stop_at_eos)
         require_bool("truncate_at_eos", self.truncate_at_eos)
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether confidences are those of the distribution that proposals are drawn from."""
+        return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
+
+    @property
+    def truncation(self) -> Truncation:
+        """What is done to logits before a sampler sees them if `is_tempered`."""
+        return Truncation(self.temperature, self.top_p, self.top_k)
 
     def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
         """Returns the block length of a decode.

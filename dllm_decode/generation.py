@@ -245,7 +245,7 @@ class _Stream:
 
     def __call__(self, event: StepEvent) -> None:
         self._observe(event)
-        self._is_ended = not bool(event.after.masked.any())
+        self._is_ended = not bool(event.after.unfinished.any())
 
     def close(self, answer: list[int]) -> None:
         """Ends the stream."""

@@ -144,7 +144,7 @@ class Decoder:
         )
         compatibility.check(model, self.sampler, self.cache, verifier=self.verifier)
         self.verifier.check(model)
-        _check_implemented(config)
+        _check_options(model, self.cache, self.verifier, config)
 
     @property
     def block_length(self) -> int:
@@ -186,6 +186,9 @@ class Decoder:
             temperature=self.config.temperature,
             seed=self.config.seed,
             num_branches=self.verifier.num_branches,
+            truncation=self.config.truncation if self.config.is_tempered else None,
+            cfg_scale=self.config.cfg_scale,
+            banned_ids=self.config.banned_ids,
         )
 
 
@@ -201,7 +204,9 @@ def finish_block(
     sampler, verifier = decoder.sampler, decoder.verifier
     session.open()
     part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
-    limits = [verifier.max_steps(sampler, masks) for masks in part.num_open(block).tolist()]
+    # All that the sampler may commit, also behind the answer.
+    num_masks = part.masked[:, block.start : block.end].sum(-1).tolist()
+    limits = [verifier.max_steps(sampler, masks) for masks in num_masks]
     steps = torch.zeros_like(part.rows)
     carry: Any = None
     while len(part):
@@ -256,6 +261,7 @@ def _tell(
         after=after,
         block=block,
         view=session.view,
+        decode=session.number,
         requests=session.requests[before.rows],
         forwards=session.cost.forwards,
         query_positions=session.cost.query_positions[before.rows],
@@ -266,12 +272,26 @@ def _tell(
         observer(event)
 
 
-def _check_implemented(config: DecodeConfig) -> None:
-    """Refuses options that no decode honours yet."""
-    default = DecodeConfig()
-    for name in ("top_p", "top_k", "cfg_scale", "confidence_from", "banned_ids", "deferred_ids"):
-        value, only = getattr(config, name), getattr(default, name)
-        if value != only:
-            raise ValueError(
-                f"{name} must be {only!r}, since no other is implemented, got {value!r}."
-            )
+def _check_options(
+    model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
+) -> None:
+    """Refuses options that the plug-ins do not honour."""
+    if config.deferred_ids:
+        raise ValueError(
+            f"deferred_ids must be (), since none is implemented, got {config.deferred_ids}."
+        )
+    if config.banned_ids and max(config.banned_ids) >= model.vocab_size:
+        raise ValueError(
+            f"banned_ids must be below {model.vocab_size} for {model.name}, "
+            f"got {max(config.banned_ids)}."
+        )
+    if not verifier.commits_proposals and (config.is_tempered or config.cfg_scale):
+        raise ValueError(
+            f"top_p, top_k, cfg_scale and confidence_from must be left out with {verifier!r}, "
+            "which lets another model decide what is written."
+        )
+    if config.cfg_scale and cache.needs_kv_cache:
+        raise ValueError(
+            f"cfg_scale must be 0 with {cache!r}, since guidance looks at two canvases and the "
+            "cache holds one. Use NoCache()."
+        )

@@ -25,6 +25,7 @@ class StepEvent:
         block: The open block.
         view: What the rows were shown. A verifier that looks ahead takes several steps on one
             forward, each with a view of its own.
+        decode: A number that all steps of one call of `decode` or `decode_many` have.
         requests: The index of each row's prompt, by which it is known as long as it is decoded; in
             `decode` the same as `before.rows`.
         forwards: Forwards so far in this decode, this step's included.
@@ -37,6 +38,7 @@ class StepEvent:
     after: Canvas
     block: Block
     view: View
+    decode: int
     requests: Int[Tensor, " B"]
     forwards: int
     query_positions: Int[Tensor, " B"]
@@ -65,6 +67,22 @@ class Revision(NamedTuple):
     removed: int
 
 
+class _OneDecode:
+    """Refuses steps of a second decode."""
+
+    def __init__(self) -> None:
+        self._decode: int | None = None
+
+    def check(self, observer: str, event: StepEvent) -> None:
+        """Raises RuntimeError if an event is of another decode than the first."""
+        if self._decode is None:
+            self._decode = event.decode
+        if self._decode != event.decode:
+            raise RuntimeError(
+                f"{observer} must serve one decode only, got a second. Make a new one."
+            )
+
+
 class Trace:
     """Records at which round each answer position was committed, and how confidently.
 
@@ -84,8 +102,10 @@ class Trace:
         self.confidences: dict[int, Float[Tensor, " G"]] = {}
         self.revisions: dict[int, list[Revision]] = {}
         self.rounds: dict[int, int] = {}
+        self._one_decode = _OneDecode()
 
     def __call__(self, event: StepEvent) -> None:
+        self._one_decode.check("A Trace", event)
         start, width = event.view.start, event.view.tokens.shape[1]
         window = slice(start, start + width)
         before, after = event.before.region[:, window], event.after.region[:, window]
@@ -139,8 +159,10 @@ class Gains:
 
     def __init__(self) -> None:
         self._steps: list[Int[Tensor, "4 B"]] = []
+        self._one_decode = _OneDecode()
 
     def __call__(self, event: StepEvent) -> None:
+        self._one_decode.check("Gains", event)
         before, after = event.before.masked, event.after.masked
         written = (before & ~after & ~_filled(event)).sum(-1)
         removed = (after & ~before).sum(-1)

@@ -36,7 +36,7 @@ class AnswerProgress:
     def __call__(self, event: StepEvent) -> None:
         if not self._is_shown:
             return
-        unfinished = event.after.masked.any(-1).tolist()
+        unfinished = event.after.unfinished.any(-1).tolist()
         for request, has_masks in zip(event.requests.tolist(), unfinished, strict=True):
             if not has_masks:
                 self._finished.add(request)

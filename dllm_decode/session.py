@@ -1,8 +1,9 @@
-"""The only object that calls the model, so that the bill cannot be cheated."""
+"""The only object that calls the model, so that its cost cannot be counted wrongly."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,10 @@ from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
 from samplers.logits.statistics import certain_where, probability
 from samplers.logits.summary import Summary
+from samplers.logits.truncation import Truncation
 from samplers.view import View
+
+_NUMBERS = count()
 
 
 class Lookahead(NamedTuple):
@@ -63,6 +67,7 @@ class Session:
         temperature: Of the views; 0 is greedy.
         view: The view made last, of the rows that took a step; for observers.
         cost: What was done for each row so far.
+        number: Tells the decodes of a process apart, for observers.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
     """
@@ -76,8 +81,11 @@ class Session:
         temperature: float,
         seed: int,
         num_branches: int = 1,
+        truncation: Truncation | None = None,
+        cfg_scale: float = 0.0,
+        banned_ids: tuple[int, ...] = (),
     ) -> None:
-        """Allocates the memory.
+        """Allocates the key-value cache.
 
         Args:
             model: The mask predictor.
@@ -86,18 +94,26 @@ class Session:
             temperature: Of the views.
             seed: Of the views' noise.
             num_branches: States of one row that may be rows of a forward. Beside a row's own slots,
-                each further one has slots of its own in the memory, as many as the row.
+                each further one has slots of its own in the cache, as many as the row.
+            truncation: What is done to logits before samplers see them, `temperature` included;
+                `None`: nothing, and `temperature` acts on draws alone.
+            cfg_scale: Strength of classifier-free guidance; 0: none.
+            banned_ids: Tokens that are never proposed, beside the model's own.
         """
         self._model = model
         self._cache = cache
-        self.temperature = temperature
+        self._truncation = truncation
+        self._cfg_scale = cfg_scale
+        # What is truncated is divided by the temperature already.
+        self.temperature = temperature if truncation is None else float(temperature > 0.0)
         slots = (len(canvas) * num_branches, canvas.length)
         kv_cache = model.new_kv_cache(*slots) if cache.needs_kv_cache else None
         self._ledger = CacheLedger(kv_cache, canvas, with_ledger=cache.reads_history)
-        self._banned_ids = sorted({model.mask_id, *model.banned_ids})
+        self._banned_ids = sorted({model.mask_id, *model.banned_ids, *banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
         self._num_rounds = 0
+        self.number = next(_NUMBERS)
         self._breaches: list[Breach] = []
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
@@ -129,7 +145,7 @@ class Session:
             canvas: Its rows are numbered like those of the first one.
             shifts: By how many columns the rows that stay have moved.
             requests: For the other rows, which are new, whose noise each has: that of the row of
-                this number. Their bill starts at 0.
+                this number. Their cost starts at 0.
         """
         self._ledger.rearrange(canvas, shifts)
         self.lookahead.clear()
@@ -304,7 +320,32 @@ class Session:
                 model, canvas, chosen, window, end, with_kv_cache=with_kv_cache
             )
         frame = self._frame
-        kv_cache = self._ledger.kv_cache(end)
+        logits = self._logits(canvas, frame, asked, leave_one_out, branches)
+        if self._cfg_scale:
+            blind = self._logits(canvas.without_given(), frame, asked, leave_one_out, branches)
+            logits = blind + (1.0 + self._cfg_scale) * (logits - blind)
+        # The highest logit of a column, since a token may be impossible but not all of them.
+        highest = logits.amax(-1)
+        self.forbid(~highest.isfinite(), model.name, "give logits without NaN or infinity")
+        logits = logits.index_fill_(-1, self._banned, -torch.inf)
+        self._ledger.record(query, chosen, branches)
+        logits = logits if self._truncation is None else self._truncation(logits)
+        if frame.known is None:
+            return logits
+        self._check_known(canvas, frame.known, window)
+        tokens = _part(canvas.tokens[:, window], asked)
+        return certain_where(logits, ~_part(frame.known, asked), tokens)
+
+    def _logits(
+        self,
+        canvas: Canvas,
+        frame: ForwardGeometry,
+        asked: Int[Tensor, "B N"] | None,
+        leave_one_out: bool,
+        branches: Branches | None,
+    ) -> Float[Tensor, "B _ V"]:
+        """Runs one forward; returns the logits of the columns that predict what is asked."""
+        kv_cache = self._ledger.kv_cache(frame.end)
         inputs = ForwardInputs(
             tokens=frame.tokens(canvas),
             positions=frame.positions,
@@ -317,19 +358,9 @@ class Session:
             inputs = with_leave_one_out(inputs, canvas.mask_id)
         if branches is None or branches.layout == "rows":
             inputs = replace(inputs, rows=self._ledger.rows(canvas, branches))
-            logits = self._run(canvas, inputs)
-        else:
-            inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
-            logits = self._run_packed(canvas, inputs, branches, num_keys=end)
-        self._ledger.record(query, chosen, branches)
-        # The highest logit of a column, since a token may be impossible but not all of them.
-        highest = logits.amax(-1)
-        self.forbid(~highest.isfinite(), model.name, "give logits without NaN or infinity")
-        if frame.known is None:
-            return logits
-        self._check_known(canvas, frame.known, window)
-        tokens = _part(canvas.tokens[:, window], asked)
-        return certain_where(logits, ~_part(frame.known, asked), tokens)
+            return self._run(canvas, inputs)
+        inputs = inputs if kv_cache is None else replace(inputs, slots=frame.columns)
+        return self._run_packed(canvas, inputs, branches, num_keys=frame.end)
 
     def _check_columns(self, chosen: Columns, end: int) -> None:
         """Raises RuntimeError if a policy leaves out columns without saying so."""
@@ -370,10 +401,10 @@ class Session:
         return unpack(self._run(present, packed), rows, branches.places, depth)
 
     def _run(self, canvas: Canvas, inputs: ForwardInputs) -> Float[Tensor, "B _ V"]:
-        """Calls the model, and puts the call on the bill of the canvas' rows."""
+        """Calls the model, and counts the call for the canvas' rows."""
         logits = self._model.predict(inputs)
         self.cost.add_forward(canvas, inputs.tokens.shape[1])
-        return logits.index_fill_(-1, self._banned, -torch.inf)
+        return logits
 
 
 def _part(values: Shaped[Tensor, "B W"], asked: Int[Tensor, "B N"] | None) -> Shaped[Tensor, "B _"]:

@@ -112,7 +112,7 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
             return
         after = event.after.take(index)
         answer = after.answers().cpu()
-        if after.masked.any():
+        if after.unfinished.any():
             streamer.put_draft(answer[0])
         else:
             ends = torch.isin(answer[0], torch.tensor(after.eos_ids)).nonzero().flatten()

@@ -8,7 +8,6 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -93,9 +92,6 @@ a run that was stopped goes on where it stopped: give the same command again.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 1 if examples failed, 2 if refused."""
-    # Two threads that wait actively for each other are ten times slower on a busy machine. It
-    # counts only before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = make_parser()
     options = parser.parse_args(arguments)
     command = COMMANDS[options.name]

@@ -3,6 +3,7 @@
 from samplers.base import Decision, Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
+from samplers.decaying_threshold import DecayingThreshold
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
 from samplers.factor import Factor
@@ -24,6 +25,7 @@ __all__ = [
     "ALL_SAMPLERS",
     "ConfidenceThreshold",
     "CreditDecoding",
+    "DecayingThreshold",
     "Decision",
     "EntropyBound",
     "EntropyThreshold",

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
 
@@ -73,14 +72,14 @@ class Learn2PD(Sampler[None]):
         trained = self.loaded
         if trained.block_length != block_length:
             raise ValueError(
-                f"The filter {self.filter!r} is for blocks of {trained.block_length} tokens, got "
-                f"block_length={block_length}. Decode with block_length={trained.block_length}, "
-                "or train a filter for this one."
+                f"block_length must be {trained.block_length}, for which the filter "
+                f"{self.filter!r} was trained, got {block_length}. Decode with "
+                f"block_length={trained.block_length}, or train a filter for this one."
             )
         if trained.model != model:
             raise ValueError(
-                f"The filter {self.filter!r} is for the model {trained.model!r}, got {model!r}. "
-                "Train a filter for this one."
+                f"The model must be {trained.model!r}, for which the filter {self.filter!r} was "
+                f"trained, got {model!r}. Train a filter for this one."
             )
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
@@ -141,32 +140,28 @@ def load_filter(source: str) -> Filter:
     path = embedded if embedded.is_file() else Path(source)
     if not path.is_file():
         names = sorted(file.stem.removeprefix("learn2pd-") for file in ASSETS.glob("learn2pd-*"))
+        listed = ", ".join(names) or "none is installed"
         raise FileNotFoundError(
-            f"A filter is a file or an embedded name ({', '.join(names) or 'none is installed'}), "
-            f"got {source!r}. Train one with examples/train_filter.py."
+            f"filter must be a file or an embedded name ({listed}), got {source!r}. Train one "
+            "with examples/train_filter.py."
         )
     try:
-        return _parse_filter(path.read_bytes())
-    except (KeyError, ValueError, RuntimeError) as error:
+        return _read_filter(path)
+    except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"{source!r} is not a filter that save_filter wrote ({error}). "
+            f"filter must be a file that save_filter wrote, got {source!r} ({error}). "
             "Train one with examples/train_filter.py."
         ) from error
 
 
-def _parse_filter(content: bytes) -> Filter:
-    # A safetensors file is the length of a JSON header, the header, and the raw numbers. Reading it
-    # by hand keeps this package to torch alone.
-    end = 8 + int.from_bytes(content[:8], "little")
-    header: dict[str, Any] = json.loads(content[8:end])
-    settings = header.pop("__metadata__")
+def _read_filter(path: Path) -> Filter:
+    with safe_open(path, framework="pt") as file:
+        settings = file.metadata()
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    if settings is None:
+        raise ValueError("It has no metadata.")
     block_length = int(settings["block_length"])
     hidden_sizes = tuple(json.loads(settings["hidden_sizes"]))
     network = new_network(block_length, hidden_sizes, settings["activation"])
-    weights = {}
-    for name, entry in header.items():
-        first, last = (end + offset for offset in entry["data_offsets"])
-        values = torch.frombuffer(bytearray(content[first:last]), dtype=torch.float32)
-        weights[name] = values.view(entry["shape"])
     network.load_state_dict(weights)
     return Filter(network.double().requires_grad_(False), block_length, settings["model"])

@@ -3,6 +3,7 @@
 from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
+from samplers.decaying_threshold import DecayingThreshold
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
 from samplers.expression import parse_plugin
@@ -20,6 +21,7 @@ from samplers.wino import Wino
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     ConfidenceThreshold,
     CreditDecoding,
+    DecayingThreshold,
     EntropyBound,
     EntropyThreshold,
     Factor,

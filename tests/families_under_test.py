@@ -27,11 +27,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 EVERY_FAMILY = tuple(REGISTERED)
 
 
-def load_tiny(family: str, **options: Any) -> MaskedTransformer:
+def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
     """Loads the tiny checkpoint of a family, with options of `load_model`."""
-    model: MaskedTransformer = load_model(
-        MODELS / family, **{**OPTIONS.get(family, {}), **options}
-    )[0]
+    model: MaskedTransformer = load_model(MODELS / key, **{**OPTIONS.get(key, {}), **options})[0]
     return model
 
 
@@ -45,6 +43,8 @@ def _one_of_each_kind() -> tuple[str, ...]:
 
 FAMILIES = _one_of_each_kind()
 """One family of each kind, for laws that are too long for all of them."""
+FULLY_CONFIGURED = tuple(family for family in FAMILIES if family not in OPTIONS)
+"""Those of them whose folder alone is enough to load them."""
 LAW_OPTIONS: dict[str, dict[str, Any]] = {
     key: OPTIONS.get(key, {}) | ({"block_length": 4} if family.block_length else {})
     for key, family in REGISTERED.items()

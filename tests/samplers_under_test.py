@@ -5,6 +5,7 @@ import math
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
+    DecayingThreshold,
     EntropyBound,
     EntropyThreshold,
     Factor,
@@ -12,6 +13,7 @@ from samplers import (
     Frechet,
     Hierarchy,
     Klass,
+    Learn2PD,
     Less,
     LocalLeap,
     Prophet,
@@ -22,6 +24,8 @@ from samplers import (
 INSTANCES: tuple[Sampler, ...] = (
     ConfidenceThreshold(),
     ConfidenceThreshold(0.3),
+    ConfidenceThreshold(0.6),
+    DecayingThreshold(0.8, 0.9, 0),
     EntropyBound(),
     EntropyBound(0.6, "confidence"),
     EntropyBound(math.inf, "margin"),
@@ -50,3 +54,10 @@ INSTANCES: tuple[Sampler, ...] = (
     Prophet(CreditDecoding(Klass(0.4, 0.05))),
     Wino(0.3),
 )
+
+# For laws that decode many times with each: one that plans ahead, one that follows confidence.
+FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
+
+# Their filters read blocks of one length, by that length; their own tests hold these laws.
+OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
+

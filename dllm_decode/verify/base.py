@@ -44,6 +44,11 @@ class Verifier(ABC, Generic[Carry]):
         return True
 
     @property
+    def commits_proposals(self) -> bool:
+        """Whether every token that is committed is a proposal of a view that a sampler saw."""
+        return False
+
+    @property
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
@@ -100,6 +105,10 @@ class SamplerState(NamedTuple):
 class NoVerifier(Verifier[SamplerState]):
     """Commits what the sampler decides: one forward and one step a round."""
 
+    @property
+    def commits_proposals(self) -> bool:
+        return True
+
     def advance(
         self,
         session: Session,
@@ -126,6 +135,8 @@ def check_decision(
     where = "masked" if sampler.scope != "block" else "eligible"
     session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
     session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
+    if decision.edit is not None:
+        session.forbid(decision.edit, sampler, "edit nothing: no cache can follow an edit yet")
     if decision.remask is not None:
         open_again = decision.remask & ~_committed(canvas, view)
         session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")

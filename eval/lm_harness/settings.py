@@ -16,6 +16,7 @@ from dllm_decode import (
 from eval.lm_harness.arguments import NLL
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
+from eval.runs import arguments
 from eval.runs.command import DTYPES
 from eval.runs.names import parse_cache, parse_sampler, parse_verifier
 from eval.runs.records import digest

@@ -96,7 +96,7 @@ def _accuracy(pool: Pool) -> Row | None:
     does, so the interval is rather too wide. Of other scores, the bootstrap's; Wilson's if all are
     equal, where the bootstrap's would have no width.
     """
-    values = list(_primary(pool).values())
+    values = list(primary_scores(pool).values())
     if not values:
         return None
     counts = all(record["scores"][record["primary"]] in (0, 1, None) for record in pool.finished)
@@ -107,7 +107,7 @@ def _accuracy(pool: Pool) -> Row | None:
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
-def _primary(pool: Pool) -> dict[str, float]:
+def primary_scores(pool: Pool) -> dict[str, float]:
     """Returns the primary score by example; an error is wrong, an undefined score is left out.
 
     Where no finished example has one, such as for lack of an optional scorer, errors have none
@@ -161,7 +161,7 @@ def _verified(finished: Sequence[Record]) -> Row:
     length, target_nfe = (sum(field(finished, n).values()) for n in ("length", "target_nfe"))
     num_examples = len(field(finished, "drafted"))
     return {
-        "accepted_length": sum(gains) / len(gains),
+        "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
         "drafted": drafted / num_examples,
         "accepted": accepted / num_examples,
@@ -213,14 +213,14 @@ def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
 
 def _comparison(reference: Pool, own: Pool) -> Row:
     """Compares on the examples that both have."""
-    scores = _paired(_primary(reference), _primary(own))
+    scores = paired(primary_scores(reference), primary_scores(own))
     found: Row = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, own.finished
     for name, number in (("step_speedup", "nfe"), ("compute_speedup", "query_positions")):
-        pairs = _paired(field(before, number), field(after, number))
+        pairs = paired(field(before, number), field(after, number))
         if pairs[0]:
             found[name] = sum(pairs[0]) / sum(pairs[1])
-    seconds_s = _paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
+    seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
     if seconds_s[0]:
         found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
     return found
@@ -248,7 +248,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     }
 
 
-def _paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
+def paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
     shared = sorted(first.keys() & second.keys())
     return [first[example] for example in shared], [second[example] for example in shared]
 

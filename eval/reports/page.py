@@ -78,7 +78,7 @@ def _add_folder(
         task["models"] = list(dict.fromkeys([*task["models"], own["model"]]))
         alike = [r for r in rows if r["settings"]["task"] == own["task"]
                  and (not is_alone or r["settings"]["model"] == own["model"])]  # fmt: skip
-        keys = [replace(pool.settings, seed=seed).key("") for seed in pool.seeds]
+        keys = [pool.settings.with_seed(seed).key("") for seed in pool.seeds]
         task["rows"].append(_shown(row, alike, number) | {"keys": keys})
         task["pools"].append(pool)
         for record in pool.records[:1]:

@@ -22,10 +22,15 @@ _FINISHED: Fields = {
 }  # fmt: skip
 _TRACE: Fields = {
     "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
+    "runners_up": list[list[Any] | None],
 }  # fmt: skip
 
-# Numbers that others are divided by.
-_POSITIVE = ("nfe", "length", "batch_length")
+# Numbers that others are divided by, and numbers that may be 0.
+_POSITIVE = ("nfe", "length", "batch_length", "batch_s")
+_COUNTS = (
+    "prompt_length", "query_positions", "target_nfe", "drafted", "accepted", "committed",
+    "batch_forwards", "batch_target_forwards",
+)  # fmt: skip
 
 
 def require_fields(found: object, wanted: Fields, where: str) -> None:
@@ -60,12 +65,13 @@ def require_record(record: object, where: str) -> None:
     if record["error"] is not None:
         return
     _require_types(record, _FINISHED, where)
-    for name in _POSITIVE:
-        if record[name] < 1:
-            raise ValueError(
-                f"{where} must have a {name!r} of at least 1, got {record[name]}; "
-                "move the line elsewhere to decode its example anew."
-            )
+    below = [name for name in _POSITIVE if record[name] <= 0]
+    below += [name for name in _COUNTS if record[name] < 0]
+    if below:
+        raise ValueError(
+            f"{where} must have a {below[0]!r} that is not below its least, got "
+            f"{record[below[0]]}; move the line elsewhere to decode its example anew."
+        )
     if record["primary"] not in record["scores"]:
         raise ValueError(
             f"{where} must have the score {record['primary']!r}, got "

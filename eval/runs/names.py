@@ -29,7 +29,7 @@ from eval.tasks import (
 )
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
-from samplers.expression import parse_expression
+from samplers.expression import parse_plugin
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
@@ -123,21 +123,21 @@ def parse_sampler(text: str) -> Sampler:
     Raises:
         ValueError: If the text does not describe one.
     """
-    return parse(sampler_of_card(text[1:]) if text.startswith("@") else text)
+    return parse(_of_card(text[1:], "sampler") if text.startswith("@") else text)
 
 
-def sampler_of_card(path: str) -> str:
-    """Returns the sampler that a card of `calibrate` certifies.
+def _of_card(path: str, part: str) -> str:
+    """Returns the sampler, cache or verifier that a card of `calibrate` certifies.
 
     Raises:
         ValueError: If the file is no such card.
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        chosen = written["setting"]["sampler"]
+        chosen = written["expressions"][part]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"A sampler after @ must be named by a card that calibrate wrote, got {path!r}."
+            f"A {part} after @ must be named by a card that calibrate wrote, got {path!r}."
         ) from None
     return str(chosen)
 
@@ -148,9 +148,8 @@ def parse_cache(text: str) -> CachePolicy:
     Raises:
         ValueError: If the text does not describe one.
     """
-    cache = parse_expression(text, _exported(CachePolicy))
-    assert isinstance(cache, CachePolicy)
-    return cache
+    text = _of_card(text[1:], "cache") if text.startswith("@") else text
+    return parse_plugin(text, CachePolicy, _exported(CachePolicy))  # type: ignore[type-abstract]  # never constructed
 
 
 def no_target(source: str) -> CausalTarget:
@@ -168,11 +167,9 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     Raises:
         ValueError: If the text does not describe a verifier.
     """
-    parts = {name: getattr(verify, name) for name in verify.__all__}
-    verifier = parse_expression(text, {**parts, "CausalTarget": target})
-    if not isinstance(verifier, Verifier):
-        raise ValueError(f"A verifier must be such as NoVerifier() or SelfVerify(), got {text!r}.")
-    return verifier
+    text = _of_card(text[1:], "verifier") if text.startswith("@") else text
+    known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
+    return parse_plugin(text, Verifier, known)  # type: ignore[type-abstract]  # never constructed
 
 
 def _exported(base: type) -> dict[str, Callable[..., Any]]:

@@ -53,11 +53,14 @@ class Worker:
         """
         self._run = run
         self._machine = machine
+        self._num_begun = 0
         self._settings = settings
         self._part = part
         self._reporter = reporter
 
-    def work(self, examples: Sequence[Example], done: Mapping[str, Record], place: Place) -> None:
+    def work(
+        self, examples: Sequence[Example], done: Mapping[str, Record], place: Place
+    ) -> None:
         """Decodes what is not done of this process's batches and appends the records.
 
         Args:
@@ -65,25 +68,50 @@ class Worker:
             done: Records of earlier runs by key.
             place: Which batches are this process's.
         """
-        size = self._run.batch_size
-        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
-        mine = list(range(place.rank, len(batches), place.world_size))
-        num_examples = sum(len(batches[index]) for index in mine)
-        keys = [self._key(e) for index in mine for e in batches[index]]
-        label = " + ".join(self._settings.parts)
-        label += f" seed {self._settings.seed}" if self._settings.seed else ""
-        label += f" on {self._settings.task}"
-        self._reporter.begin(label, num_examples, [done[key] for key in keys if key in done])
-        num_begun = 0
+        mine = range(place.rank, self.num_batches(examples), place.world_size)
+        keys = [self._key(e) for index in mine for e in self._batch(examples, index)]
+        finished = [done[key] for key in keys if key in done]
+        self._reporter.begin(self.label, len(keys), finished)
         for index in mine:
-            wanted = {e.id for e in batches[index] if self._key(e) not in done}
-            if wanted:
-                seed = self._settings.seed + _BATCH_STRIDE * index
-                records = [r for r in self._decode(batches[index], seed) if r["example"] in wanted]
-                warm_up = num_begun < _NUM_WARM_UP
-                num_begun += len(batches[index])
-                append(self._part, [{**record, "warm_up": warm_up} for record in records])
-                self._reporter.add(records)
+            self.finish_batch(examples, index, done)
+
+    @property
+    def label(self) -> str:
+        """The setting in words, what tells it apart first."""
+        seed = f" seed {self._settings.seed}" if self._settings.seed else ""
+        return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
+
+    def num_batches(self, examples: Sequence[Example]) -> int:
+        """Returns how many batches there are."""
+        return -(-len(examples) // self._run.batch_size)
+
+    def finish_batch(
+        self, examples: Sequence[Example], index: int, done: Mapping[str, Record]
+    ) -> list[Record]:
+        """Decodes a batch unless all of it is done; returns its records, in order.
+
+        Args:
+            examples: All examples of the run.
+            index: Which batch.
+            done: Records of earlier runs by key.
+        """
+        batch = self._batch(examples, index)
+        missing = {e.id for e in batch if self._key(e) not in done}
+        new: dict[str, Record] = {}
+        if missing:
+            seed = self._settings.seed + _BATCH_STRIDE * index
+            warm_up = self._num_begun < _NUM_WARM_UP
+            self._num_begun += len(batch)
+            records = [r for r in self._decode(batch, seed) if r["example"] in missing]
+            new = {record["key"]: {**record, "warm_up": warm_up} for record in records}
+            append(self._part, new.values())
+            self._reporter.add(list(new.values()))
+        keys = [self._key(example) for example in batch]
+        return [new[key] if key in new else done[key] for key in keys]
+
+    def _batch(self, examples: Sequence[Example], index: int) -> Sequence[Example]:
+        size = self._run.batch_size
+        return examples[index * size : (index + 1) * size]
 
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)

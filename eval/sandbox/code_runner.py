@@ -68,5 +68,5 @@ def _refusal(name: str) -> ValueError:
     return ValueError(
         f"{name} is scored by running programs that the model wrote, which needs your permission, "
         "got none; give --allow-code to run or sweep, in Python sandbox=Sandbox() to the task. "
-        "The docstring of eval/sandbox.py says what it guards against and what it does not."
+        "The docstring of eval/sandbox/sandbox.py says what it guards against and what it does not."
     )

@@ -1,8 +1,8 @@
 """The inside of the sandbox: a script that shuts itself in, then runs one program.
 
-`eval.sandbox.sandbox` starts it in a process of its own and says there what it guards against.
-It imports nothing but the standard library. Its job comes from standard input; how far it came
-goes, a line of JSON a stage, to what was standard output.
+`eval.sandbox.sandbox` starts it in a process of its own and says there what it guards against;
+`eval.sandbox.container` sends its text into a container. It imports nothing but the standard
+library. How far a program came goes, a line of JSON a stage, to what was standard output.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -21,9 +22,10 @@ from typing import Any
 NAME = "solution"
 CANDIDATE, TESTS = "<candidate>", "<tests>"
 MAX_REASON = 300
+OUT_OF_TIME = 152
 
 # <linux/prctl.h>, <linux/seccomp.h>
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_PARENT_DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 1, 38, 22, 2
 
 # <linux/landlock.h>: calls, then rights of files. Later versions of the kernel know more rights.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -36,18 +38,43 @@ _SCOPED = 0b11
 
 
 def main() -> None:
-    """Reads the job, shuts this process in, runs the program and ends the process."""
+    """Reads the job from standard input, shuts this process in and runs the program."""
     job: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    sys.path += job["packages"]
+    judge(job, shut_in)
+
+
+def main_in_container(job: dict[str, Any]) -> None:
+    """Runs the program in a child and ends when it ends or its time is up.
+
+    In a container this process is the first: nothing inside can end it, and its end ends the rest.
+    """
+    child = os.fork()
+    if child == 0:
+        judge(job, limit_resources)
+    deadline = time.monotonic() + job["wall_s"]
+    ended, status = 0, 0
+    while ended == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    if ended == 0:
+        os.kill(child, signal.SIGKILL)
+        os._exit(OUT_OF_TIME)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(OUT_OF_TIME if code in (-signal.SIGXCPU, -signal.SIGALRM) else code % 256)
+
+
+def judge(job: dict[str, Any], shut: Callable[[dict[str, Any]], list[str]]) -> None:
+    """Applies limits, runs the program, tells how far it came and ends the process."""
     # Bound now: the program may rebind what its modules call.
-    report, write, leave, dumps = os.dup(1), os.write, os._exit, json.dumps
+    report, write, leave, dumps, nonce = os.dup(1), os.write, os._exit, json.dumps, job["nonce"]
 
     def tell(stage: str, said: object = None) -> None:
-        line = dumps({"nonce": job["nonce"], "stage": stage, "said": said})
+        line = dumps({"nonce": nonce, "stage": stage, "said": said})
         write(report, line.encode() + b"\n")
 
     tests = compile(job["tests"], TESTS, "exec", dont_inherit=True)
-    sys.path += job["packages"]
-    missing = shut_in(job)
+    missing = shut(job)
     nowhere = os.open(os.devnull, os.O_RDWR)
     tell("ready", missing)
     for stream in range(3):
@@ -57,18 +84,20 @@ def main() -> None:
 
 def run(candidate: str, tests: Any, tell: Callable[..., None]) -> int:
     """Runs the candidate and then its tests; tells each stage that was reached."""
+    # Bound before the candidate runs: with another `builtins.exec` no test would be run.
+    execute, explain = exec, reason_of
     # Not `__main__`: what a file does only as a script is no part of the answer.
     module = ModuleType(NAME)
     sys.modules[NAME] = module
     try:
         code = compile(candidate, CANDIDATE, "exec", dont_inherit=True)
         tell("compiled")
-        exec(code, module.__dict__)
+        execute(code, module.__dict__)
         tell("loaded")
-        exec(tests, module.__dict__)
+        execute(tests, module.__dict__)
     # The one place where whatever a stranger's program raises is the result, SystemExit included.
     except BaseException as error:
-        tell("failed", reason_of(error))
+        tell("failed", explain(error))
         return 1
     tell("passed")
     return 0
@@ -85,28 +114,41 @@ def reason_of(error: BaseException) -> str:
     return said[:MAX_REASON] + (f" (line {lines[-1]} of the tests)" if lines else "")
 
 
-def shut_in(job: dict[str, Any]) -> list[str]:
-    """Applies every limit there is and returns what this machine cannot guard."""
+def limit_resources(job: dict[str, Any]) -> list[str]:
+    """Applies the limits that every system has and returns what they leave open."""
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_FSIZE, job["file_bytes"])
     limit(resource.RLIMIT_NOFILE, 64)
     limit(resource.RLIMIT_CPU, job["cpu_s"], job["cpu_s"] + 1)
-    # If the parent is killed, nobody else ends a program that sleeps.
     signal.alarm(math.ceil(job["wall_s"]) + 1)
     # macOS may take this limit and not keep it.
-    is_linux = sys.platform == "linux"
-    guarded = {"memory": limit(resource.RLIMIT_AS, job["memory_bytes"]) and is_linux}
-    if is_linux:
+    is_guarded = limit(resource.RLIMIT_AS, job["memory_bytes"]) and sys.platform == "linux"
+    return [] if is_guarded else ["memory"]
+
+
+def shut_in(job: dict[str, Any]) -> list[str]:
+    """Applies every limit there is and returns what this machine cannot guard."""
+    missing = limit_resources(job)
+    guarded = {"files": False}
+    filtered = False
+    if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
+        end_with_parent(libc, job["parent"])
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         guarded["files"] = shut_files(libc, job["readable"])
         filtered = refuse_calls(libc, bytes.fromhex(job["filter"]))
-    else:
-        guarded["files"] = filtered = False
     guarded["network"] = filtered
     # Root is exempt from this limit, and threads count as well, so it comes second.
     guarded["processes"] = filtered or (limit(resource.RLIMIT_NPROC, 1) and os.geteuid() != 0)
-    return [name for name, is_guarded in guarded.items() if not is_guarded]
+    return missing + [name for name, is_guarded in guarded.items() if not is_guarded]
+
+
+def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
+    """Has the kernel kill this process when its parent is gone; an alarm can be ignored."""
+    libc.prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    # The parent may have ended before it was asked for.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def limit(which: int, soft: int, hard: int | None = None) -> bool:

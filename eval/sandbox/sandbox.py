@@ -10,6 +10,9 @@ rights), it can besides read nothing but the Python installation and the system'
 nothing but its working directory, start no process, signal no process and open no socket.
 `Sandbox.missing` says what the machine at hand lacks of this.
 
+If the evaluation itself is killed, so is the program, on Linux; elsewhere an alarm ends it, which
+it can ignore.
+
 What it does NOT guard against:
 
 - A hole in the kernel. Programs share it; only a virtual machine or another computer does not.
@@ -17,14 +20,18 @@ What it does NOT guard against:
   process that leaves its group survives the time limit, if it could be started at all: as root the
   limit on processes has no effect. Linux without the two features is the same, but for memory.
 - A program made to forge its verdict. Tests run in the candidate's interpreter, as they must to
-  call it; one that searches memory for the report's secret, or redefines equality, can pass. Ending
-  early, with any status, and printing whatever it likes do not.
+  call it; one that walks up the frames of the interpreter or searches its memory for the report's
+  secret, or redefines equality or a builtin that the tests call, can pass. Ending early, with any
+  status, printing whatever it likes, emptying or reading what was reported, and replacing `exec` do
+  not.
+- Names, sizes, owners and times of any file: the kernel's file rules leave `stat` open.
 - Many files of the permitted size filling the disk, or the processor being busy for the time
   allowed. The list of refused system calls is a list of known harm, not of everything harmless.
 - Reading the Python installation, including other packages in it.
+- A folder left behind in the temporary files if the evaluation was killed.
 
-So: for answers of models that mean no harm. For others, run the whole evaluation in a container or
-virtual machine that holds nothing of worth.
+So: for answers of models that mean no harm. For others there is `eval.sandbox.container`, or run
+the whole evaluation in a container or virtual machine that holds nothing of worth.
 """
 
 import json
@@ -44,6 +51,7 @@ from pathlib import Path
 from typing import IO
 
 from eval.sandbox.code_runner import CodeRunner, Outcome
+from eval.sandbox.folders import temporary_folder
 from eval.sandbox.system_calls import filter_program
 
 JAIL = Path(__file__).with_name("jail.py")
@@ -72,15 +80,18 @@ class Sandbox(CodeRunner):
 
     def __post_init__(self) -> None:
         if self.cpu_s < 1:
-            raise ValueError(f"cpu_s is at least 1 second, got {self.cpu_s}.")
+            raise ValueError(f"cpu_s must be at least 1 second, got {self.cpu_s}.")
         if not 0 < self.wall_s < math.inf:
-            raise ValueError(f"wall_s is a positive number of seconds, got {self.wall_s}.")
+            raise ValueError(f"wall_s must be a positive number of seconds, got {self.wall_s}.")
         if self.memory_bytes < 1 << 26:
             raise ValueError(
-                f"memory_bytes is at least {1 << 26}, Python's own need, got {self.memory_bytes}."
+                f"memory_bytes must be at least {1 << 26}, which Python itself needs, "
+                f"got {self.memory_bytes}."
             )
         if self.file_bytes < MAX_REPORT_BYTES:
-            raise ValueError(f"file_bytes is at least {MAX_REPORT_BYTES}, got {self.file_bytes}.")
+            raise ValueError(
+                f"file_bytes must be at least {MAX_REPORT_BYTES}, got {self.file_bytes}."
+            )
 
     def missing(self) -> tuple[str, ...]:
         """Returns what is not guarded here, of "memory", "files", "network", "processes".
@@ -111,32 +122,17 @@ class Sandbox(CodeRunner):
     def _run(self, candidate: str, tests: str) -> tuple[dict[str, object], int | None]:
         """Returns what was said at each stage reached, and the exit status; None if time is up."""
         nonce = secrets.token_hex(16)
-        with (
-            tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as folder,
-            tempfile.TemporaryFile() as job,
-            tempfile.TemporaryFile() as report,
-            tempfile.TemporaryFile() as complaint,
-        ):
+        with temporary_folder() as folder, tempfile.TemporaryFile() as job:
             job.write(json.dumps(self._job(candidate, tests, nonce)).encode())
             job.seek(0)
-            status = run_alone(
-                [sys.executable, "-S", "-s", "-P", "-B", str(JAIL)],
-                folder, job, report, complaint, self.wall_s,
-            )  # fmt: skip
-            stages = _stages(report, nonce)
-            if "ready" not in stages:
-                complaint.seek(0)
-                said = complaint.read()[-1000:].decode(errors="replace").strip().rpartition("\n")[2]
-                got = "no start in time" if status is None else f"exit status {status}: {said}"
-                raise RuntimeError(
-                    f"A candidate needs a process that starts and tests that are Python, got {got}"
-                )
-        return stages, status
+            command = [sys.executable, "-S", "-s", "-P", "-B", str(JAIL)]
+            return report_of(command, folder, job, self.wall_s, nonce)
 
     def _job(self, candidate: str, tests: str, nonce: str) -> Mapping[str, object]:
         packages = site.getsitepackages()
         installation = {sys.base_prefix, sys.base_exec_prefix, *packages}
         return {
+            "parent": os.getpid(),
             "candidate": candidate,
             "tests": tests,
             "nonce": nonce,
@@ -150,25 +146,80 @@ class Sandbox(CodeRunner):
         }
 
     def _outcome(self, stages: Mapping[str, object], status: int | None) -> Outcome:
-        compiled, loaded = "compiled" in stages, "loaded" in stages
-        if "passed" in stages:
-            return Outcome("passed", compiled, loaded, "")
-        if status is None:
-            return Outcome("timed out", compiled, loaded, f"more than {self.wall_s:g} s")
-        if status == -signal.SIGXCPU:
+        if status == -signal.SIGXCPU and "passed" not in stages:
             spent = f"more than {self.cpu_s} s of processor time"
-            return Outcome("timed out", compiled, loaded, spent)
-        if "failed" in stages:
-            return Outcome("failed", compiled, loaded, str(stages["failed"]))
-        ended = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
-        return Outcome("failed", compiled, loaded, f"ended before its tests did, {ended}")
+            return Outcome("timed out", "compiled" in stages, "loaded" in stages, spent)
+        return outcome_of(stages, status, f"more than {self.wall_s:g} s")
+
+
+def outcome_of(stages: Mapping[str, object], status: int | None, limit: str) -> Outcome:
+    """Returns what became of a program, from the stages it reached and its exit status.
+
+    Args:
+        stages: What was said at each.
+        status: None if its time was up.
+        limit: The reason in that case.
+    """
+    compiled, loaded = "compiled" in stages, "loaded" in stages
+    if "passed" in stages:
+        return Outcome("passed", compiled, loaded, "")
+    if status is None:
+        return Outcome("timed out", compiled, loaded, limit)
+    if "failed" in stages:
+        return Outcome("failed", compiled, loaded, str(stages["failed"]))
+    ended = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+    return Outcome("failed", compiled, loaded, f"ended before its tests did, {ended}")
+
+
+def report_of(
+    command: list[str], folder: str, given: IO[bytes], wall_s: float, nonce: str
+) -> tuple[dict[str, object], int | None]:
+    """Runs a command that reports stages, and returns them with its exit status.
+
+    Args:
+        command: The program with its arguments.
+        folder: Its working directory.
+        given: Its standard input.
+        wall_s: Time on the clock, in seconds.
+        nonce: The secret that its report bears.
+
+    Raises:
+        RuntimeError: If it did not come as far as running a program.
+    """
+    # A pipe: a program can neither empty it nor read back the secret in it. Nobody needs to read
+    # while the program runs, for what is reported is far less than what a pipe holds.
+    reader, writer = os.pipe()
+    try:
+        with tempfile.TemporaryFile() as complaint:
+            status = run_alone(command, folder, given, writer, complaint, wall_s)
+            os.set_blocking(reader, False)
+            with suppress(BlockingIOError):
+                return _require_ready(_stages(os.read(reader, MAX_REPORT_BYTES), nonce),
+                                      complaint, status)  # fmt: skip
+            return _require_ready({}, complaint, status)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _require_ready(
+    stages: dict[str, object], complaint: IO[bytes], status: int | None
+) -> tuple[dict[str, object], int | None]:
+    if "ready" not in stages:
+        complaint.seek(0)
+        said = complaint.read()[-1000:].decode(errors="replace").strip().rpartition("\n")[2]
+        got = "no start in time" if status is None else f"exit status {status}: {said}"
+        raise RuntimeError(
+            f"A candidate needs a process that starts and tests that are Python, got {got}"
+        )
+    return stages, status
 
 
 def run_alone(
     command: list[str],
     folder: str,
     given: IO[bytes],
-    said: IO[bytes],
+    said: IO[bytes] | int,
     complaint: IO[bytes],
     wall_s: float,
 ) -> int | None:
@@ -205,11 +256,10 @@ def run_alone(
         process.wait()
 
 
-def _stages(report: IO[bytes], nonce: str) -> dict[str, object]:
+def _stages(report: bytes, nonce: str) -> dict[str, object]:
     """Reads what was reported under this run's secret; a program may have written beside it."""
-    report.seek(0)
     stages: dict[str, object] = {}
-    for line in report.read(MAX_REPORT_BYTES).splitlines():
+    for line in report.splitlines():
         try:
             told = json.loads(line)
         except (ValueError, RecursionError):

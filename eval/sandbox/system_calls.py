@@ -17,7 +17,8 @@ _REFUSED = {
     # The network; `socketpair` stays, asyncio needs it.
     "socket": (41, 198), "io_uring_setup": (425, 425),
     # Memory and messages that outlive the program or escape its memory limit.
-    "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "mlockall": (151, 230),
+    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
     "mq_open": (240, 180),
     # Owners, rights and times of files, which the kernel's file rules leave open, older ones the
     # length too.
@@ -42,8 +43,10 @@ _REFUSED = {
     "syslog": (103, 116), "quotactl": (179, 60), "iopl": (172, None), "ioperm": (173, None),
 }  # fmt: skip
 
-# Column of the table, the architecture's number in a filter, and the number of `clone`.
-_MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}
+# Column of the table, the architecture's number in a filter, and those of `clone` and `prctl`.
+_MACHINES = {"x86_64": (0, 0xC000003E, 56, 157), "aarch64": (1, 0xC00000B7, 220, 167)}
+# With this first argument a process would ask `prctl` to outlive its parent.
+_PARENT_DEATH_SIGNAL = 1
 _CLONE3 = 435
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
@@ -69,7 +72,7 @@ def filter_program() -> bytes:
 
 def filter_of(machine: str) -> bytes:
     """Returns the filter for `x86_64` or `aarch64`: instructions of 8 bytes."""
-    column, architecture, clone = _MACHINES[machine]
+    column, architecture, clone, prctl = _MACHINES[machine]
     refuse = (_RETURN, 0, 0, _REFUSE | _NOT_PERMITTED)
     instructions = [
         (_LOAD, 0, 0, _AT_MACHINE),
@@ -87,6 +90,11 @@ def filter_of(machine: str) -> bytes:
     instructions += [
         (_EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _REFUSE | _NOT_THERE),
+        (_EQUAL, 0, 4, prctl),
+        (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
+        (_EQUAL, 0, 1, _PARENT_DEATH_SIGNAL),
+        refuse,
+        (_RETURN, 0, 0, _ALLOW),
         (_EQUAL, 0, 3, clone),
         (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
         (_ANY_BIT, 1, 0, _CLONE_THREAD),

@@ -107,6 +107,10 @@ class Task(ABC):
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Returns the scores of an answer, each in [0, 1], or None where one is undefined."""
 
+    def extract(self, text: str) -> str:
+        """Returns what an answer comes to, to tell whether two answers agree; here all its text."""
+        return " ".join(cut_at(text, self.stop).split())
+
     def allowing(self, code: CodeRunner) -> "Task":
         """Returns the task with `code` to run programs; itself if it needs none run."""
         return self

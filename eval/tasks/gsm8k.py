@@ -131,6 +131,10 @@ class Gsm8k(Task):
             "answer_flexible": float(flexible_answer(text) == gold),
         }
 
+    def extract(self, text: str) -> str:
+        """Returns the last number; all of the text if there is none."""
+        return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
+
     @property
     def _protocol(self) -> Protocol:
         return PROTOCOLS[self.protocol]

@@ -147,6 +147,11 @@ class WordProblems(GeneratedTask):
             "format": float(SOLUTION.fullmatch(text.strip()) is not None),
         }
 
+    def extract(self, text: str) -> str:
+        """Returns the number after `####`; all of the text if there is none."""
+        strict = STRICT_ANSWER.search(text)
+        return strict[1] if strict else super().extract(text)
+
     @cached_property
     def _chosen(self) -> tuple[Template, ...]:
         wanted = self.templates or TEMPLATE_IDS

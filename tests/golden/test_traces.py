@@ -44,6 +44,7 @@ from dllm_decode.models import MaskedTransformer
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
+    DecayingThreshold,
     Decision,
     EntropyBound,
     EntropyThreshold,
@@ -310,7 +311,16 @@ def free_dave(run: Run) -> Case:
     return Case(sampler, cache, SelfVerify(drafts, "tree" if tree else "batch", reach))
 
 
+def streaming(run: Run) -> Case | NotOffered:
+    threshold, decay = run.params["threshold"], run.params["confidence_alpha"]
+    window = run.params["window_size"]
+    if window + run.block_length < run.gen_length:
+        return NotOffered("the forward sees a window of the answer")
+    return Case(DecayingThreshold(threshold, decay, window), PrefixCache())
+
+
 METHODS: dict[str, Mapping] = {
+    "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
     "dkv_llada_decode": lambda run: Case(
         FixedSchedule(run.steps_per_block), DelayedCache(run.params["cache_reloading_step"])
@@ -387,6 +397,7 @@ COMPARED = {
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
+    "streaming_dllm": (3, 30),
     "wino": (12, 12),
 }
 

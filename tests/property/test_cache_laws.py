@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from samplers_under_test import FEW
 from spied import FAMILIES, Spied, tiny
 
 from dllm_decode import (
@@ -23,7 +24,7 @@ from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, Stat
 from samplers.logits.statistics import highest_one
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-SAMPLERS = [ConfidenceThreshold(0.6), FixedSchedule(3)]
+SAMPLERS = FEW
 POLICIES = [
     PrefixCache(),
     DualCache(),

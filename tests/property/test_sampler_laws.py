@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES
+from samplers_under_test import FEW, INSTANCES, OF_ONE_BLOCK_LENGTH
 from torch import Tensor
 from views import STYLES, Style, Turn, play
 
@@ -50,8 +50,10 @@ def assert_same_state(one: State, other: State) -> None:
 
 
 def test_every_sampler_is_under_test() -> None:
-    # The filter of Learn2PD reads blocks of one length; it has these laws in its own tests.
-    assert {type(sampler) for sampler in INSTANCES} == {*ALL_SAMPLERS} - {Learn2PD}
+    under_test = {type(sampler) for sampler in (*INSTANCES, *OF_ONE_BLOCK_LENGTH)}
+    assert under_test == {*ALL_SAMPLERS}
+    assert {type(sampler) for sampler in OF_ONE_BLOCK_LENGTH} == {Learn2PD}
+    assert {*FEW} <= {*INSTANCES}
 
 
 @every_sampler

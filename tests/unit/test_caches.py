@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from spied import tiny
+from spied import FAMILIES, tiny
 
 from dllm_decode import (
     CachePolicy,
@@ -213,7 +213,7 @@ class Peeking(CachePolicy):
         (Peeking(), "reads_history must be True"),
     ],
 )
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_policy_that_breaks_its_contract_is_named(
     cache: CachePolicy, sentence: str, family: str
 ) -> None:

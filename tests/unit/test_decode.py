@@ -1,6 +1,6 @@
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import reference
@@ -17,6 +17,7 @@ from dllm_decode import (
     Verifier,
     compatibility,
     decode,
+    decode_many,
 )
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View, Wino
 
@@ -280,3 +281,19 @@ def test_a_block_causal_model_refuses_blocks_that_cut_its_own() -> None:
         decode(
             HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6
         )
+
+
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)
+def test_a_block_causal_model_decodes_nothing_behind_the_answer(verifier: Verifier) -> None:
+    """Prompt and answer end inside a block of the model's, which is filled up with masks."""
+    model, prompt, given = HashModel(causal_block_length=4), [1, 2, 3], [4, 5, 6, 7, 8, 9]
+    options: dict[str, Any] = {"gen_length": 6, "block_length": 4, "stop_at_eos": False}
+    options["verifier"] = verifier
+    whole = decode(model, [prompt], FixedSchedule(4), templates=[given], **options)
+    assert whole.forwards == 0
+    assert whole.tokens.tolist() == [given]
+    last = [*given[:5], model.mask_id]
+    out = decode(model, [prompt], ConfidenceThreshold(0.0), templates=[last], **options)
+    assert out.forwards == 1
+    (many,) = decode_many(model, [prompt], FixedSchedule(4), templates=[given], **options)
+    assert many.forwards == 0

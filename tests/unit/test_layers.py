@@ -12,8 +12,15 @@ ROOT = Path(__file__).parents[2]
 LAYERS = ("samplers", "dllm_decode", "eval")
 ROOFS = {"examples", "benchmarks", "tests"}
 SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
-CONTRACT = {f"samplers.{name}" for name in ("base", "view", "logits", "expression")}
-MAY_IMPORT_TRITON = ("samplers.logits.kernel",)
+CONTRACT = {
+    f"samplers.{name}" for name in ("base", "state", "view", "logits", "checks", "expression")
+}
+MAY_IMPORT = {
+    "triton": ("samplers.logits.kernel",),
+    "safetensors": ("samplers.learn2pd",),
+    # For type checkers alone: it is not imported.
+    "typing_extensions": ("samplers.state",),
+}
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
 MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training",)
 
@@ -57,7 +64,7 @@ def imports_of(path: Path, root: Path) -> Iterator[Import]:
 def broken_rule(use: Import) -> str | None:
     """Returns the rule that an import breaks, if any."""
     layer, top = use.importer.split(".")[0], use.imported.split(".")[0]
-    if top == "triton" and use.importer in MAY_IMPORT_TRITON:
+    if use.importer in MAY_IMPORT.get(top, ()):
         return None
     if layer == "samplers" and top not in SAMPLERS_MAY_IMPORT:
         return "samplers import torch, jaxtyping and the standard library only"
@@ -92,6 +99,8 @@ def test_every_import_respects_the_layers() -> None:
         ("samplers/a.py", "from dllm_decode.canvas import Canvas"),
         ("samplers/a.py", "def late():\n    import transformers"),
         ("samplers/a.py", "import triton"),
+        ("samplers/a.py", "import safetensors"),
+        ("samplers/learn2pd.py", "import transformers"),
         ("dllm_decode/a.py", "from samplers import LocalLeap"),
         ("dllm_decode/a.py", "import samplers"),
         ("dllm_decode/verify/a.py", "from samplers.local_leap import LocalLeap"),
@@ -114,6 +123,7 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
     [
         ("samplers/__init__.py", "from .wino import Wino"),
         ("samplers/a.py", "import math\nimport torch.nn as nn\nfrom jaxtyping import Int"),
+        ("samplers/learn2pd.py", "from safetensors import safe_open"),
         ("samplers/logits/kernel.py", "import triton\nimport triton.language as tl"),
         ("dllm_decode/a.py", "from samplers.base import View\nimport samplers.logits.statistics"),
         ("dllm_decode/verify/a.py", "from ..canvas import Canvas\nfrom .base import Verifier"),

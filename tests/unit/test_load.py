@@ -304,6 +304,94 @@ def test_a_damaged_configuration_is_named(text, folder) -> None:
         load_model(folder)
 
 
+# Bad numbers and files
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_a_weight_that_is_no_number_is_named(number, dtype, folder) -> None:
+    name = "model.transformer.blocks.1.q_proj.weight"
+    weight = load_file(folder / "model.safetensors")[name].clone()
+    weight[3, 5] = number
+    edit_weights(folder, **{name: weight})
+    with pytest.raises(ValueError, match=rf"got NaN or infinity in {name} of .*model\.safetensors"):
+        load_model(folder, dtype=dtype)
+
+
+def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
+    name = "model.transformer.blocks.1.q_proj.weight"
+    weight = torch.full_like(load_file(folder / "model.safetensors")[name], 3e38)
+    edit_weights(folder, **{name: weight})
+    load_model(folder)
+    with pytest.raises(ValueError, match=r"finite number in torch\.float16, got .*infinity"):
+        load_model(folder, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    "weight_map", [None, [], {}, {"a": 1}, {"a": "../model.safetensors"}], ids=str
+)
+def test_an_index_that_names_no_files_is_refused(weight_map, folder) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"index\.json': 'weight_map' must say in which file"):
+        load_model(folder)
+
+
+def test_deeply_nested_json_is_named(folder) -> None:
+    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json' must not be nested deeper"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": 3}', "\xff"], ids=str)
+def test_a_corrupt_tokenizer_is_named(text, folder) -> None:
+    (folder / "tokenizer.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"The tokenizer files in .* cannot be read"):
+        load_model(folder)
+
+
+# Options
+
+
+def test_names_of_transformers_are_accepted(folder) -> None:
+    assert load_model(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
+    assert load_model(folder, dtype="auto", device_map="cpu")[0].dtype == torch.float32
+    with pytest.raises(ValueError, match="or 'auto', got 'bf16'"):
+        load_model(folder, dtype="bf16")
+    with pytest.raises(ValueError, match="device_map must be left out beside device"):
+        load_model(folder, device="meta", device_map="cpu")
+
+
+@pytest.mark.parametrize("name", ["fused", "graphs"])
+def test_what_needs_cuda_is_refused_elsewhere(name, folder) -> None:
+    assert load_model(folder, **{name: False})
+    with pytest.raises(ValueError, match=f"{name}=True needs a CUDA device, got device='cpu'"):
+        load_model(folder, **{name: True})
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_other_accelerators_are_named_where_they_are_missing(device, folder) -> None:
+    with pytest.raises(ValueError, match=f"A device must be one that .* got '{device}'"):
+        load_model(folder, device=device)
+
+
+def test_generation_config_adds_tokens_that_end_an_answer(folder) -> None:
+    before = load_model(folder)[0].eos_ids
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [7, before[0]]}))
+    assert load_model(folder)[0].eos_ids == (*before, 7)
+    path.write_text(json.dumps({"eos_token_id": "x"}))
+    with pytest.raises(ValueError, match=r"generation_config\.json': 'eos_token_id' must be"):
+        load_model(folder)
+
+
+def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
+    assert load_model(folder)[0].max_length is None
+    edit_config(folder, max_sequence_length=4096)
+    assert load_model(folder)[0].max_length == 4096
+
+
+# Families
 # Saving
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import FULLY_CONFIGURED
 from torch import Tensor
 
 from dllm_decode import DualCache, NoCache, SelfVerify, decode, load_model
@@ -25,7 +26,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 
 
-@pytest.fixture(params=["llada", "dream", "sdar"])
+@pytest.fixture(params=FULLY_CONFIGURED)
 def folder(request, golden_dir) -> Path:
     return golden_dir / "models" / request.param
 

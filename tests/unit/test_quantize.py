@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import FULLY_CONFIGURED
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,7 +23,7 @@ DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=st
 MOST_STEPS = {torch.float32: 0.51, torch.bfloat16: 1.01}
 
 
-@pytest.fixture(params=["llada", "dream", "sdar"])
+@pytest.fixture(params=FULLY_CONFIGURED)
 def folder(request, golden_dir) -> Path:
     return golden_dir / "models" / request.param
 

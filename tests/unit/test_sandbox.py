@@ -1,6 +1,7 @@
 """The sandbox: what passes, what does not, and what a program cannot reach."""
 
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from eval.sandbox import sandbox
 from eval.sandbox.code_runner import NoCode, Outcome
+from eval.sandbox.container import Container
 from eval.sandbox.sandbox import Sandbox, run_alone
 from eval.sandbox.system_calls import filter_of
 
@@ -97,7 +99,7 @@ def test_a_sleeper_is_stopped() -> None:
 
 
 def test_a_program_that_wants_too_much_memory_fails() -> None:
-    needs("kv_cache")
+    needs("memory")
     small = Sandbox(memory_bytes=1 << 27)
     at_once = small.run(f"x = bytearray(1 << 28)\n{SUM}", TESTS)
     bit_by_bit = small.run(f"x = []\nwhile True: x.append(bytearray(1 << 20))\n{SUM}", TESTS)
@@ -242,19 +244,152 @@ def test_a_machine_without_the_filter_says_so_and_still_runs(
         assert "processes" not in other.missing()
 
 
+DEEP = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+
+
+@pytest.mark.parametrize(
+    "litter",
+    [
+        DEEP,
+        "import os\nos.umask(0o777)\nos.mkdir('a')\nopen('b', 'w').close()\nos.symlink('/', 'c')\n",
+        "import os\nfor n in range(300): os.makedirs(f'{n % 7}/{n}/x'); open(f'f{n}', 'w')\n",
+    ],
+)
+def test_whatever_a_program_leaves_is_removed(
+    litter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """3,000 folders within one another made the clean-up fail and leave them behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert Sandbox(cpu_s=10, wall_s=60.0).run(litter + SUM, TESTS).passed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_ignores_its_alarm_ends_with_the_evaluation(tmp_path: Path) -> None:
+    """Its only other end was an alarm, which it may ignore or have forgotten by the kernel."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux ends a process with its parent")
+    stubborn = (
+        "import ctypes, os, signal, time\n"
+        "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"
+        "open('new', 'w').write(str(os.getpid()))\nos.rename('new', 'pid')\ntime.sleep(60)\n"
+    )
+    evaluation = subprocess.Popen(
+        [sys.executable, "-c",
+         "from eval.sandbox.sandbox import Sandbox\n"
+         f"Sandbox(wall_s=50.0).run({stubborn!r}, '')"],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (pids := list(tmp_path.glob("sandbox-*/pid"))):
+            assert evaluation.poll() is None
+            assert time.monotonic() < deadline, "the program did not start"
+            time.sleep(0.01)
+    finally:
+        evaluation.kill()
+        evaluation.wait()
+    pid = int(pids[0].read_text())
+    deadline = time.monotonic() + 5
+    while _is_running(pid):
+        assert time.monotonic() < deadline, "the program outlives the evaluation"
+        time.sleep(0.01)
+
+
+def test_emptying_the_report_does_not_blame_the_tests() -> None:
+    empties = (
+        "import os\nfor number in range(64):\n    try:\n        os.ftruncate(number, 0)\n"
+        "    except OSError:\n        pass\n"
+    )
+    outcome = QUICK.run(f"{empties}1 / 0\n", TESTS)
+    assert outcome == Outcome("failed", True, False, "ZeroDivisionError: division by zero")
+    assert QUICK.run(empties + SUM, TESTS).passed
+
+
+def test_the_secret_of_the_report_cannot_be_read_back_from_it() -> None:
+    forger = (
+        "import json, os\nfor number in range(64):\n    try:\n"
+        "        os.lseek(number, 0, 0)\n        said = os.read(number, 9999)\n"
+        "        line = json.loads(said.splitlines()[0])\n"
+        "        line['stage'] = 'passed'\n"
+        "        os.write(number, json.dumps(line).encode() + b'\\n')\n"
+        "    except (OSError, IndexError, ValueError):\n        pass\nos._exit(0)\n"
+    )
+    assert not QUICK.run(forger, TESTS).passed
+
+
+def test_a_replaced_exec_forges_nothing() -> None:
+    """With this one line the tests were not run, and so passed."""
+    forger = "import builtins\nbuiltins.exec = lambda *arguments: None\n"
+    assert (
+        QUICK.run(forger, TESTS).reason
+        == "NameError: name 'total' is not defined (line 1 of the tests)"
+    )
+    assert QUICK.run(forger + SUM, TESTS).passed
+
+
+def test_a_flood_of_reports_is_no_pass() -> None:
+    flood = (
+        "import os\nfor number in range(3, 64):\n    try:\n"
+        "        os.write(number, b'x' * (1 << 20))\n    except OSError:\n        pass\n"
+    )
+    assert not Sandbox(wall_s=3.0).run(flood + SUM.replace("sum", "len"), TESTS).passed
+
+
+# The machine's own interpreter stands in for the one in a container.
+HERE = Container(f"{shlex.quote(sys.executable)} -S -", cpu_s=1, wall_s=4.0)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "verdict", "reason"),
+    [
+        (SUM, "passed", ""),
+        (SUM.replace("sum", "len"), "failed", "AssertionError (line 2 of the tests)"),
+        ("x = '\\ud800 \"\"\" '\n" + SUM, "passed", ""),
+        ("def total(xs)\n", "failed", "SyntaxError"),
+        ("import os\nos._exit(0)", "failed", "ended before its tests did, exit status 0"),
+        ("while True: pass", "timed out", "1 s of processor time"),
+        ("import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(60)",
+         "timed out", "more than 4 s"),
+        ("import sys\nassert sys.stdin.read() == ''\nassert __name__ == 'solution'\n" + SUM,
+         "passed", ""),
+    ],
+)  # fmt: skip
+def test_a_container_gives_the_same_verdicts(candidate: str, verdict: str, reason: str) -> None:
+    begun = time.monotonic()
+    outcome = HERE.run(candidate, TESTS)
+    assert outcome.verdict == verdict
+    assert reason in outcome.reason
+    assert time.monotonic() - begun < 25
+
+
+def test_a_container_that_cannot_start_is_refused() -> None:
+    HERE.require_ready("humaneval")
+    with pytest.raises(ValueError, match="must be installed, got 'no-such-podman'"):
+        Container("no-such-podman run -i python").require_ready("humaneval")
+    with pytest.raises(ValueError, match="must start Python with its program on standard input"):
+        Container("false").require_ready("humaneval")
+    with pytest.raises(ValueError, match="must start a Python interpreter, got ''"):
+        Container("")
+    with pytest.raises(ValueError, match="must be quoted as in a shell"):
+        Container("podman 'run")
+    with pytest.raises(ValueError, match="start_s must be a positive number of seconds, got inf"):
+        Container("python3 -", start_s=float("inf"))
+
+
 def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
     with pytest.raises(RuntimeError, match="tests that are Python, got exit status 1: SyntaxErr"):
         QUICK.run(SUM, "assert total(")
 
 
 def test_limits_that_no_program_fits_into_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="cpu_s is at least 1 second, got 0"):
+    with pytest.raises(ValueError, match="cpu_s must be at least 1 second, got 0"):
         Sandbox(cpu_s=0)
-    with pytest.raises(ValueError, match="wall_s is a positive number of seconds, got inf"):
+    with pytest.raises(ValueError, match="wall_s must be a positive number of seconds, got inf"):
         Sandbox(wall_s=float("inf"))
-    with pytest.raises(ValueError, match="memory_bytes is at least"):
+    with pytest.raises(ValueError, match="memory_bytes must be at least"):
         Sandbox(memory_bytes=1 << 20)
-    with pytest.raises(ValueError, match="file_bytes is at least"):
+    with pytest.raises(ValueError, match="file_bytes must be at least"):
         Sandbox(file_bytes=1)
     with pytest.raises(ValueError, match="A trial program"):
         Sandbox(wall_s=1e-3).require_ready("humaneval")
@@ -289,8 +424,16 @@ def answer_of(program: bytes, architecture: int, number: int, argument: int = 0)
 @pytest.mark.parametrize(
     ("machine", "architecture", "numbers"),
     [
-        ("x86_64", X86, {"socket": 41, "execve": 59, "kill": 62, "read": 0, "clone": 56}),
-        ("aarch64", ARM, {"socket": 198, "execve": 221, "kill": 129, "read": 63, "clone": 220}),
+        (
+            "x86_64",
+            X86,
+            {"socket": 41, "execve": 59, "kill": 62, "read": 0, "clone": 56, "prctl": 157},
+        ),
+        (
+            "aarch64",
+            ARM,
+            {"socket": 198, "execve": 221, "kill": 129, "read": 63, "clone": 220, "prctl": 167},
+        ),
     ],
 )
 def test_the_filter_of_each_machine(
@@ -302,6 +445,8 @@ def test_the_filter_of_each_machine(
     assert answer_of(program, architecture, numbers["read"]) == ALLOWED
     assert answer_of(program, architecture, numbers["clone"], 17) == REFUSED
     assert answer_of(program, architecture, numbers["clone"], 0x10F00) == ALLOWED
+    assert answer_of(program, architecture, numbers["prctl"], 1) == REFUSED
+    assert answer_of(program, architecture, numbers["prctl"], 15) == ALLOWED
     assert answer_of(program, architecture, 435) == ABSENT
     assert answer_of(program, X86 + ARM - architecture, numbers["read"]) == KILLED
     assert answer_of(program, architecture, 0x40000000 + numbers["read"]) == REFUSED

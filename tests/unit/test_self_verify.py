@@ -5,7 +5,7 @@ import jaxtyping
 import pytest
 import torch
 from drafted import DriftingModel
-from spied import MODELS, Spied, tiny
+from spied import FAMILIES, LAW_OPTIONS, Spied, load_tiny, tiny
 
 from dllm_decode import (
     CachePolicy,
@@ -19,7 +19,6 @@ from dllm_decode import (
     StepEvent,
     Trace,
     decode,
-    load_model,
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify.self_verify.evaluated_states import EvaluatedStates
@@ -30,12 +29,11 @@ TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444,
 
 
 def tiny_in(family: str, dtype: torch.dtype) -> MaskedTransformer:
-    model: MaskedTransformer = load_model(MODELS / family, dtype=dtype)[0]
-    return model
+    return load_tiny(family, dtype=dtype, **LAW_OPTIONS[family])
 
 
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=repr)
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: CachePolicy) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         model = tiny_in(family, dtype)
@@ -64,7 +62,7 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=repr)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_several_states_a_forward_differ_only_where_rounding_decides(
     family: str, dtype: torch.dtype, evaluate: Any
 ) -> None:

@@ -1,5 +1,7 @@
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from toys import HashModel
 
@@ -77,3 +79,12 @@ def test_eos_behind_the_end_was_committed_by_no_round() -> None:
         filled += int((steps[length:] == -1).sum())
         assert trace.revisions[row] == []
     assert filled > 0
+
+
+@pytest.mark.parametrize("observer", [Trace, Gains])
+def test_an_observer_of_one_decode_refuses_a_second(observer: Any) -> None:
+    seen = observer()
+    options: Any = {"gen_length": 4, "observers": [seen]}
+    decode(HashModel(), [[1]], FixedSchedule(1), **options)
+    with pytest.raises(RuntimeError, match="must serve one decode only, got a second"):
+        decode(HashModel(), [[1]], FixedSchedule(1), **options)

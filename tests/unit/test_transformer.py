@@ -15,6 +15,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dllm_decode.models import (
     ForwardInputs,
@@ -25,6 +26,8 @@ from dllm_decode.models import (
     load_model,
     new_llada,
 )
+from dllm_decode.models.families import FAMILIES
+from dllm_decode.models.network.context import operations_for
 
 B, L, V = 3, 20, 96
 COLUMNS = torch.arange(L).expand(B, L)
@@ -270,9 +273,9 @@ def test_the_first_slots_are_a_memory_that_writes_through(model, tokens, slots) 
 
 
 def test_a_memory_needs_slots_and_slots_a_memory(model, tokens) -> None:
-    with pytest.raises(ValueError, match="A memory and slots go together"):
+    with pytest.raises(ValueError, match="A KV cache and slots must go together"):
         run(model, tokens, kv_cache=model.new_kv_cache(B, L))
-    with pytest.raises(ValueError, match="A memory and slots go together"):
+    with pytest.raises(ValueError, match="A KV cache and slots must go together"):
         run(model, tokens, slots=COLUMNS)
 
 
@@ -288,9 +291,11 @@ def test_a_memory_knows_its_bytes(model) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 0}, "num_layers is at least 1, got 0"),
-        ({"num_kv_heads": 3}, "num_kv_heads divides num_heads, got 3 and 4"),
-        ({"head_dim": 7}, "head_dim is even, since RoPE turns pairs, got 7"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads, got 3 and 4"),
+        ({"rotary_dim": 3}, "rotary_dim must be even and at most head_dim = 8, got 3"),
+        ({"rotary_dim": 10}, "rotary_dim must be even and at most head_dim = 8, got 10"),
+        ({"head_dim": 7}, "head_dim must be even, since RoPE turns pairs, got 7"),
     ],
 )
 def test_impossible_shapes_are_refused(model, change, message) -> None:
@@ -407,6 +412,76 @@ def test_a_causal_mask_makes_it_the_causal_model(tokens, tmp_path) -> None:
         expected = theirs(tokens).logits
     attend = torch.ones((L, L)).bool().tril().expand(B, L, L)
     assert (run(ours, tokens, attend=attend) - expected).abs().max() < 1e-4
+
+
+# Scaled rotations, as transformers computes them
+
+POSITIONS = torch.tensor([[0, 1, 5, 31, 32, 100, 1000, 4095, 8000, 20000]])
+YARN = {
+    "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 1024,
+    "rope_theta": 1e6,
+}  # fmt: skip
+ROPES: dict[str, dict[str, object]] = {
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048, "rope_theta": 5e5,
+    },
+    "yarn": YARN,
+    "yarn, unscaled": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn, shortened": YARN | {"factor": 0.25, "original_max_position_embeddings": 16384},
+    "yarn, other bounds": YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+    "yarn, given": YARN | {"attention_factor": 1.3},
+    "plain": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_scaled_rotations_are_those_of_transformers(rope: dict[str, object]) -> None:
+    sizes = {
+        "vocab_size": V, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }  # fmt: skip
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(rope)))
+    cos, sin = theirs(torch.zeros(1), POSITIONS)
+    config = {**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rope, "eos_token_id": 1}
+    facts = FAMILIES["a2d_llama"].read(config, mask_id=2)
+    ours = facts.shape.rope.rotation(POSITIONS, torch.float32)
+    assert torch.allclose(ours.cos[:, 0], cos, atol=2e-3)
+    half = cos.shape[-1] // 2
+    assert torch.allclose(ours.sin[:, 0, :, half:], sin[..., half:], atol=2e-3)
+    assert torch.equal(ours.sin[..., :half], -ours.sin[..., half:])
+
+
+def test_the_older_way_to_write_a_scaled_rotation_is_read_alike() -> None:
+    sizes = {
+        "vocab_size": V, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 8, "eos_token_id": 1,
+    }  # fmt: skip
+    rope = dict(ROPES["llama3"])
+    new = FAMILIES["a2d_llama"].read({**sizes, "rope_parameters": dict(rope)}, mask_id=2)
+    theta = rope.pop("rope_theta")
+    old = FAMILIES["a2d_llama"].read(
+        {**sizes, "rope_theta": theta, "rope_scaling": rope}, mask_id=2
+    )
+    assert new == old
+    assert new.shape.rope_scaling is not None
+
+
+def test_components_behind_the_rotary_dim_do_not_turn(model) -> None:
+    config = dataclasses.replace(model.transformer.config, rotary_dim=4)
+    operations = operations_for(torch.device("cpu"), torch.float32)
+    heads = torch.randn(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+    rotation = config.rope.rotation(torch.tensor([[0, 1, 7]]), torch.float32)
+    got = operations.rotate_and_store(heads, rotation, None, num_kv_heads=1, scalings=None)
+    whole = heads.transpose(1, 2)
+    assert torch.equal(got.query[..., 4:], whole[:, :4, :, 4:])
+    pairs = torch.complex(whole[:, :4, :, :2].double(), whole[:, :4, :, 2:4].double())
+    angles = torch.outer(
+        torch.tensor([0.0, 1, 7]), torch.tensor([1.0, config.rope_theta**-0.5])
+    ).double()
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    expected = torch.cat((turned.real, turned.imag), -1)
+    assert torch.allclose(got.query[..., :4].double(), expected, atol=1e-6)
 
 
 def test_parts_are_views_of_all_parameters() -> None:

@@ -1,16 +1,35 @@
 """A view of some columns' logits, and what it says of the others."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 from spied import FAMILIES, Spied, tiny
 from torch import Tensor
 
-from dllm_decode import CachePolicy, DelayedCache, DualCache, NoCache, decode
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    NoCache,
+    NoVerifier,
+    SelfVerify,
+    Verifier,
+    decode,
+)
 from dllm_decode.observers import StepEvent
-from samplers import ConfidenceThreshold, FixedSchedule, Klass, View
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
+    FixedSchedule,
+    Klass,
+    Sampler,
+    View,
+)
 from samplers.logits.noise import row_keys
+from samplers.logits.statistics import highest_one
 from samplers.logits.summary import Summary
 
 MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
@@ -134,3 +153,71 @@ def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
     for view in lean:
         there = torch.zeros_like(view.masked).scatter(1, view.computed.columns, True)
         assert not (view.masked & ~there).any()
+
+
+@dataclass(frozen=True)
+class ReadsLogits(Sampler[None]):
+    """Decides by the whole logits, as a newcomer would, and compares them with the statistics."""
+
+    narrow: list[bool] = field(default_factory=list, compare=False)
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        self.narrow.append(view.computed.columns is not None)
+        assert view.logits.shape == (*view.tokens.shape, view.vocab_size)
+        found = view.logits.softmax(-1).max(-1)
+        torch.testing.assert_close(found.values.to(view.dtype), view.confidence)
+        assert torch.equal(found.indices, view.proposal)
+        entropy = torch.special.entr(view.logits.softmax(-1)).sum(-1)
+        torch.testing.assert_close(entropy.to(view.dtype), view.entropy, atol=1e-6, rtol=1e-5)
+        margin = view.logits.softmax(-1).topk(2).values
+        torch.testing.assert_close((margin[..., 0] - margin[..., 1]).to(view.dtype), view.margin)
+        return Decision(highest_one(found.values, view.eligible)), None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_logits_are_whole_in_every_step_under_every_verifier(
+    family: str, verifier: Verifier, wrapped: bool
+) -> None:
+    """A bug: on a CPU, and there only, they had fewer columns from the second step on."""
+    rule = ReadsLogits()
+    sampler: Sampler = CreditDecoding(rule) if wrapped else rule
+    options: dict[str, Any] = {"gen_length": 16, "block_length": 16, "stop_at_eos": False}
+    out = decode(tiny(family), [[3, 4, 5], [6, 7, 8, 9]], sampler, verifier=verifier, **options)
+    plain = decode(
+        tiny(family), [[3, 4, 5], [6, 7, 8, 9]],
+        CreditDecoding(FixedSchedule(16)) if wrapped else FixedSchedule(16), **options,
+    )  # fmt: skip
+    assert torch.equal(out.tokens, plain.tokens)
+    assert len(rule.narrow) >= 16
+    # Where nothing was left out, nothing was tested.
+    assert any(rule.narrow) == (verifier == NoVerifier())
+
+
+def test_a_view_says_how_much_is_left() -> None:
+    seen: list[View] = []
+    templates = [[], [7] * 6]
+    decode(
+        tiny("llada"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
+        templates=templates, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    first = seen[0]
+    assert first.num_left.tolist() == [12, 6]
+    assert first.progress.tolist() == [0.0, 0.5]
+    assert first.in_answer.all()
+    last = seen[-1]
+    assert last.num_left.tolist() == [1] * len(last.tokens)
+    # Rows of a block-causal model begin within a block, each at a position of its own.
+    decode(
+        tiny("sdar"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
+        stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    views = [view for view in seen[-40:] if view.lead is not None and view.lead.any()]
+    assert views
+    columns = torch.arange(views[0].tokens.shape[1])
+    lead = views[0].lead
+    assert lead is not None
+    own = (columns >= lead[:, None]) & (columns < lead[:, None] + 12)
+    assert torch.equal(views[0].in_answer, own)
+    assert not own.all()

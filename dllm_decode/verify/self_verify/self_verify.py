@@ -102,6 +102,10 @@ class SelfVerify(Verifier[Verified]):
         return self.draft_steps > 1
 
     @property
+    def commits_proposals(self) -> bool:
+        return True
+
+    @property
     def num_branches(self) -> int:
         return self.draft_steps if self.evaluate == "batch" else 1
 

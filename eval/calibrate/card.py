@@ -1,0 +1,176 @@
+"""The card of a calibration: what is guaranteed, for which setting, and how it was found."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dllm_decode import CausalTarget
+from eval.calibrate.procedure import Guarantee, Verdict
+from eval.runs.names import no_target, parse_cache, parse_sampler, parse_verifier
+from eval.runs.records import Settings
+
+FORMAT = "dllm-decode calibration card 1"
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A setting that was tested.
+
+    Attributes:
+        setting: What was run, as records have it.
+        verdict: What the tests found.
+        tokens_per_forward: On the prompts that were looked at; forwards of a target count.
+    """
+
+    setting: Mapping[str, Any]
+    verdict: Verdict
+    tokens_per_forward: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a calibration found.
+
+    The guarantee is void for other prompts than those of the task, and for another model, answer
+    length, cache, precision or device.
+
+    Attributes:
+        setting: The fastest certified setting; the reference if none is certified.
+        expressions: Its sampler, cache and verifier as they were given; a class of one's own is
+            named with its module there.
+        is_certified: Whether a setting other than the reference is certified.
+        guarantee: What is certified.
+        agreement: Answers equal the reference's, rather than being right as often.
+        reference: The setting that it is compared with.
+        reference_tokens_per_forward: Its speed.
+        ratings: Every setting that was tested, in the order of the test.
+        untested: Settings behind the first that could not be certified.
+        ordered_on: Prompts on which the order was learned; they were not used for the test.
+        warnings: What may void the guarantee.
+        machine: What it was made on and with.
+        date: When.
+    """
+
+    setting: Mapping[str, Any]
+    expressions: Mapping[str, str]
+    is_certified: bool
+    guarantee: Guarantee
+    agreement: bool
+    reference: Mapping[str, Any]
+    reference_tokens_per_forward: float
+    ratings: tuple[Rating, ...]
+    untested: tuple[str, ...]
+    ordered_on: int
+    warnings: tuple[str, ...]
+    machine: Mapping[str, Any]
+    date: str
+
+    def settings(self, target: Callable[[str], CausalTarget] = no_target) -> dict[str, Any]:
+        """Returns what `decode` takes: sampler, cache, verifier and config.
+
+        Args:
+            target: Loads a verifier's causal model, such as `load_target`.
+
+        Raises:
+            ValueError: If the card names something that is not there.
+        """
+        own = Settings.of(dict(self.setting), "The card's setting")
+        return {
+            "sampler": parse_sampler(self.expressions["sampler"]),
+            "cache": parse_cache(self.expressions["cache"]),
+            "verifier": parse_verifier(self.expressions["verifier"], target),
+            "config": own.decoding,
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Writes the card as JSON, and as text beside it."""
+        file = Path(path)
+        written = {"format": FORMAT, **asdict(self)}
+        file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        file.with_suffix(".txt").write_text(self.text(), encoding="utf-8")
+
+    def text(self) -> str:
+        """Returns the card in words."""
+        said = [self._headline(), "", f"reference: {name_of(self.reference)}, "
+                f"{self.reference_tokens_per_forward:.2f} tokens/forward"]  # fmt: skip
+        for rating in self.ratings:
+            said.append(f"- {name_of(rating.setting)}: {_outcome(rating, self.guarantee)}")
+        said += [f"- {name}: not tested" for name in self.untested]
+        if self.ordered_on:
+            said.append(f"The order was learned on {self.ordered_on} prompts of their own.")
+        said += [f"WARNING: {warning}" for warning in self.warnings]
+        own = self.reference
+        said += [
+            "",
+            f"task: {own['task']} ({own['num_examples']} prompts, {own['examples']})",
+            f"model: {own['model']} {own['revision'] or ''}, {own['dtype']}, "
+            f"gen_length {own['gen_length']}, block_length {own['block_length']}, "
+            f"seed {own['seed']}",
+            f"machine: {self.machine.get('device_name')}, {self.machine.get('threads')} threads, "
+            f"torch {self.machine.get('torch')}, commit {self.machine.get('commit')}, {self.date}",
+            f"command: {self.machine.get('command')}",
+            "Void for other prompts, models, lengths, precisions and devices.",
+        ]
+        return "\n".join(said) + "\n"
+
+    def _headline(self) -> str:
+        share = f"{self.guarantee.confidence:.4g}"
+        if not self.is_certified:
+            return f"No setting could be certified at confidence {share}: keep the reference."
+        what = "answers differ from the reference's in" if self.agreement else "accuracy drops by"
+        speed = next(r.tokens_per_forward for r in self.ratings if r.setting == self.setting)
+        return (
+            f"{name_of(self.setting)}: with confidence {share}, {what} at most "
+            f"{self.guarantee.max_drop:.4g}; {speed:.2f} tokens/forward."
+        )
+
+
+def read_card(path: str | Path) -> Card:
+    """Reads a card.
+
+    Raises:
+        ValueError: If the file is no card of this version.
+    """
+    try:
+        written = json.loads(Path(path).read_text(encoding="utf-8"))
+        if written.pop("format") != FORMAT:
+            raise KeyError("format")
+        guarantee = Guarantee(**written.pop("guarantee"))
+        ratings = tuple(
+            Rating(r["setting"], Verdict(**r["verdict"]), r["tokens_per_forward"])
+            for r in written.pop("ratings")
+        )
+        tuples = {name: tuple(written.pop(name)) for name in ("untested", "warnings")}
+        return Card(guarantee=guarantee, ratings=ratings, **tuples, **written)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."
+        ) from None
+
+
+def name_of(setting: Mapping[str, Any]) -> str:
+    """Names a setting by its parts."""
+    parts = [setting[name] for name in ("sampler", "cache", "verifier")]
+    return " + ".join(p for p in parts if p not in ("", "NoCache()", "NoVerifier()"))
+
+
+def _outcome(rating: Rating, guarantee: Guarantee) -> str:
+    found = rating.verdict
+    p_values = [
+        f"{name} p = {p:.3g}"
+        for name, p in (("binomial", found.binomial_p), ("betting", found.betting_p))
+        if p is not None
+    ]
+    said = "certified" if found.certified else "not certified"
+    said += (
+        f", n = {found.num_prompts}, {found.num_lost} lost, {found.num_gained} gained, "
+        f"{', '.join(p_values)} (level {guarantee.level:.4g}), "
+        f"{rating.tokens_per_forward:.2f} tokens/forward"
+    )
+    if found.num_needed is not None:
+        said += f"; about {found.num_needed - found.num_prompts} more prompts would certify it"
+    elif not found.certified:
+        said += "; more prompts would not certify it at this rate"
+    return said

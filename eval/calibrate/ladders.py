@@ -1,0 +1,94 @@
+"""Lists of settings from cautious to bold, by name and by text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+
+_THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+
+LADDERS: Mapping[str, tuple[str, ...]] = {
+    "threshold": tuple(f"ConfidenceThreshold({value})" for value in _THRESHOLDS),
+    "entropy": tuple(f"EntropyThreshold({value})" for value in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)),
+    "factor": tuple(f"Factor({value})" for value in (0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.6)),
+    "steps": tuple(f"FixedSchedule({value})" for value in (16, 11, 8, 6, 4, 3, 2, 1)),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One setting of a ladder, as text.
+
+    Attributes:
+        sampler: Expression.
+        cache: Expression.
+        verifier: Expression.
+        model: Embedded name, folder or hub id; empty is the reference's.
+    """
+
+    sampler: str
+    cache: str
+    verifier: str
+    model: str = ""
+
+
+def rung_of(text: str, *, cache: str, verifier: str) -> Rung:
+    """Reads a setting such as `ConfidenceThreshold(0.9) + DualCache() + model=FOLDER`.
+
+    Args:
+        text: Parts in any order, joined by " + ": a sampler, and any of a cache, a verifier and a
+            model, such as a distilled or an adapted one.
+        cache: If the text names none.
+        verifier: If the text names none.
+
+    Raises:
+        ValueError: If a part is none of these, or one kind is there twice.
+    """
+    found: dict[str, str] = {}
+    for part in split_parts(text):
+        kind, value = _kind_of(part)
+        if kind in found:
+            raise ValueError(f"A setting must have one {kind}, got {text!r}.")
+        found[kind] = value
+    if "sampler" not in found:
+        raise ValueError(f"A setting must have a sampler, got {text!r}.")
+    return Rung(**{"cache": cache, "verifier": verifier, **found})
+
+
+def split_parts(text: str) -> list[str]:
+    """Splits at the plus signs that stand outside of brackets and quotes."""
+    parts, depth, quote, start = [], 0, "", 0
+    for index, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([":
+            depth += 1
+        elif char in ")]":
+            depth -= 1
+        elif char == "+" and not depth and text[index - 1 : index + 2] == " + ":
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [*parts, text[start:].strip()]
+
+
+def _kind_of(part: str) -> tuple[str, str]:
+    if part.startswith("model="):
+        return "model", part.removeprefix("model=")
+    if "CausalTarget(" in part:
+        # Its target is loaded once, later.
+        return "verifier", part
+    kinds: Sequence[tuple[str, Callable[[str], Any]]] = (
+        ("sampler", parse_sampler), ("cache", parse_cache), ("verifier", parse_verifier),
+    )  # fmt: skip
+    reasons = []
+    for kind, parse in kinds:
+        try:
+            parse(part)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            return kind, part
+    raise ValueError(f"A part of a setting must be a sampler, a cache or a verifier: {reasons[0]}")

@@ -1,0 +1,104 @@
+"""The command `dllm-decode`: answer a question, chat, evaluate, measure speed.
+
+It parses and dispatches; what a command does is imported once the command line is read, so that
+help and typing mistakes are answered at once.
+"""
+
+import dllm_decode.launch
+
+# isort: split
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from eval.runs.arguments import add_decoding, add_machine, add_model
+
+_EXAMPLES = """\
+examples:
+  dllm-decode generate "emma has 12 apples. emma buys 5 more. how many apples does emma have now?"
+  dllm-decode generate --live --sampler "LocalLeap()" "..."
+  dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda --cache "DualCache()"
+  dllm-decode eval run "word_problems?split=test&limit=100" results/a --sampler "LocalLeap()"
+  dllm-decode bench
+
+The embedded model `mini` knows a few kinds of word problems only; docs/embedded_models.md lists
+them. Samplers, caches and verifiers are expressions, as their repr shows them; your own are named
+with their module: "my_package.my_module:MarginThreshold(0.8)".
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 2 if something was refused."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # These two have command lines of their own.
+    if words[:1] == ["eval"]:
+        from eval.__main__ import main as evaluate
+
+        return evaluate(words[1:])
+    if words[:1] == ["bench"]:
+        return _bench(words[1:])
+    parser = make_parser()
+    options = parser.parse_args(words)
+    try:
+        return _action(options.name)(options)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped.\n")
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Builds the command line."""
+    parser = argparse.ArgumentParser(
+        prog="dllm-decode",
+        description="Decodes masked-diffusion language models.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=dllm_decode.__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
+    generate = commands.add_parser("generate", help="answer a question")
+    generate.add_argument("text", help="the question; - reads it from standard input")
+    generate.add_argument("--live", action="store_true", help="show the answer while it is decoded")
+    generate.add_argument(
+        "--plain", action="store_true", help="take the text as it is, without the chat template"
+    )
+    chat = commands.add_parser("chat", help="talk with a model, turn by turn")
+    for command in (generate, chat):
+        add_model(command)
+        command.add_argument(
+            "--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR",
+            help="which positions to commit (default: ConfidenceThreshold(0.9))",
+        )  # fmt: skip
+        command.add_argument(
+            "--cache", default="NoCache()", metavar="EXPR",
+            help="which columns to recompute (default: NoCache())",
+        )  # fmt: skip
+        command.add_argument(
+            "--verifier", default="NoVerifier()", metavar="EXPR",
+            help="how proposals are checked (default: NoVerifier())",
+        )  # fmt: skip
+        add_decoding(command, repeat=False)
+        add_machine(command)
+    commands.add_parser("eval", help="measure accuracy and speed: dllm-decode eval --help")
+    commands.add_parser("bench", help="speed and memory on this machine: dllm-decode bench --help")
+    return parser
+
+
+def _action(name: str) -> Callable[[argparse.Namespace], int]:
+    from eval import conversation
+
+    return {"generate": conversation.generate_once, "chat": conversation.chat}[name]
+
+
+def _bench(words: list[str]) -> int:
+    from benchmarks.__main__ import main as measure
+
+    measure(words)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What `dllm-decode generate` and `dllm-decode chat` do."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from dllm_decode import (
+    CachePolicy,
+    DecodeConfig,
+    GenerateOutput,
+    MaskPredictor,
+    Verifier,
+    generate,
+    load_model,
+    load_target,
+    stream_to_terminal,
+)
+from eval.runs.arguments import given_of
+from eval.runs.command import DTYPES
+from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+from samplers import Sampler
+
+Chat = Sequence[Mapping[str, str]]
+
+
+class Speaker(NamedTuple):
+    """A model, and how it answers.
+
+    Attributes:
+        model: The mask predictor.
+        tokenizer: Its tokenizer.
+        sampler: Which positions are committed.
+        cache: Which columns are recomputed.
+        verifier: How proposals are checked.
+        config: The options of the decode.
+    """
+
+    model: MaskPredictor
+    tokenizer: Any
+    sampler: Sampler[Any]
+    cache: CachePolicy
+    verifier: Verifier[Any]
+    config: DecodeConfig
+
+    def answer(self, question: str | Chat, *, live: bool) -> GenerateOutput:
+        """Answers a text or a chat.
+
+        Args:
+            question: What is asked.
+            live: Show the answer on the terminal while it is decoded.
+        """
+        shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
+        with shown as watch:
+            return generate(
+                self.model,
+                self.tokenizer,
+                question,
+                self.sampler,
+                config=self.config,
+                cache=self.cache,
+                verifier=self.verifier,
+                observers=[] if watch is None else [watch],
+            )
+
+
+def generate_once(options: Namespace) -> int:
+    """Answers one question."""
+    speaker = _speaker(options)
+    text = sys.stdin.read() if options.text == "-" else options.text
+    if not text.strip():
+        raise ValueError("The question must not be empty; give a text, or - to read one.")
+    has_template = bool(speaker.tokenizer.chat_template)
+    is_chat = has_template and not options.plain
+    out = speaker.answer([_said("user", text)] if is_chat else text, live=options.live)
+    if not options.live:
+        sys.stdout.write(f"{out.texts[0]}\n")
+    _write_cost(out)
+    return 0
+
+
+def chat(options: Namespace) -> int:
+    """Answers turn by turn, until an empty line or the end of the input."""
+    speaker = _speaker(options)
+    if not speaker.tokenizer.chat_template:
+        raise ValueError(
+            f"A chat needs a chat template, got none in the tokenizer of {options.model}. "
+            "Use dllm-decode generate --plain."
+        )
+    turns: list[Mapping[str, str]] = []
+    console = Console(stderr=True)
+    console.print("An empty line ends the conversation.", style="dim")
+    while text := _asked():
+        turns.append(_said("user", text))
+        out = speaker.answer(turns, live=sys.stdout.isatty())
+        if not sys.stdout.isatty():
+            sys.stdout.write(f"{out.texts[0]}\n")
+        _write_cost(out)
+        turns.append(_said("assistant", out.texts[0]))
+    return 0
+
+
+def _speaker(options: Namespace) -> Speaker:
+    # What is mistyped is refused before a model is loaded.
+    sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
+    config = DecodeConfig(**given_of(options))
+    parse_verifier(options.verifier)
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    dtype = DTYPES[options.dtype]
+    model, tokenizer = load_model(
+        options.model, device=options.device, dtype=dtype, revision=options.revision or None
+    )
+    if tokenizer is None:
+        raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
+    target = partial(load_target, tokenizer=tokenizer, device=options.device, dtype=dtype)
+    verifier = parse_verifier(options.verifier, target)
+    return Speaker(model, tokenizer, sampler, cache, verifier, config)
+
+
+def _asked() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return ""
+
+
+def _said(role: str, text: str) -> Mapping[str, str]:
+    return {"role": role, "content": text}
+
+
+def _write_cost(out: GenerateOutput) -> None:
+    cost = out.decoded
+    sys.stderr.write(
+        f"{int(cost.nfe.sum())} forwards, {out.tokens_per_forward:.1f} tokens per forward, "
+        f"{cost.wall_s:.2f} s\n"
+    )

@@ -1,0 +1,237 @@
+r"""A replay as an animated picture, for READMEs and talks: GIF, PNG or WebP.
+
+`docs/decode.gif` is made by
+
+    python -m eval run "word_problems?split=test&limit=20" results/decode --model mini \
+        --sampler "FixedSchedule(32)" --sampler "ConfidenceThreshold(0.9)"
+    python -m eval.reports.animation results/decode docs/decode.gif --example 19e874da5d450a14
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import matplotlib as mpl
+from PIL import Image, ImageDraw, ImageFont
+
+from eval.reports.replay import Example, panels_of, require_traces
+from eval.runs.records import Folder
+
+Panel = Mapping[str, Any]
+Colour = tuple[int, int, int]
+
+# Viridis at five places, as in the page: early steps are dark.
+_STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+_GROUND, _CARD, _INK, _SOFT, _MASK, _LINE = (
+    (246, 247, 250), (255, 255, 255), (28, 34, 48), (91, 101, 119), (226, 230, 238), (215, 220, 229)
+)  # fmt: skip
+_RIGHT, _WRONG, _FRESH = (24, 121, 78), (180, 35, 24), (245, 158, 11)
+_SUFFIXES = (".gif", ".png", ".webp")
+_MARGIN, _LINE_HEIGHT, _PADDING = 18, 27, 14
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Where a position's token stands."""
+
+    left: int
+    top: int
+    right: int
+
+
+def write_animation(
+    example: Example, path: Path, *, seconds: float = 10.0, width: int = 820
+) -> None:
+    """Writes the replay of one example under several settings as an animated picture.
+
+    All settings take a step at a time, so one that needs fewer forwards is done first. A fifth of
+    the time the last picture stands still.
+
+    Args:
+        example: Settings and the example's records, which have traces.
+        path: Its suffix says what to write: .gif, .png or .webp.
+        seconds: How long one round takes.
+        width: In pixels.
+
+    Raises:
+        ValueError: If there are no records, one has no trace, or an argument is out of range.
+    """
+    first = require_traces(example)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"The file must end in {', '.join(_SUFFIXES)}, got {path.name!r}.")
+    if not 0 < seconds <= 600:
+        raise ValueError(f"seconds must be above 0 and at most 600, got {seconds}.")
+    if not 200 <= width <= 4000:
+        raise ValueError(f"width must be from 200 to 4000 pixels, got {width}.")
+    panels = panels_of(example)
+    last = max(num_rounds(panel) for panel in panels)
+    pictures = [
+        draw_frame(str(first["prompt"]), panels, step, width=width) for step in range(last + 1)
+    ]
+    step_ms = max(20, round(800 * seconds / max(1, last)))
+    durations = [step_ms] * last + [max(20, round(200 * seconds))]
+    # One palette for all: less to store, and no colour flickers.
+    both = Image.new("RGB", (width, 2 * pictures[0].height))
+    both.paste(pictures[0])
+    both.paste(pictures[-1], (0, pictures[0].height))
+    palette = both.quantize(128)
+    frames = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+    )
+
+
+def num_rounds(panel: Panel) -> int:
+    """Returns how many steps a panel shows."""
+    return 1 + max([-1, *panel["steps"], *(r["to"] for r in panel["revisions"])])
+
+
+def draw_frame(prompt: str, panels: Sequence[Panel], step: int, *, width: int) -> Image.Image:
+    """Draws all panels after some steps, one below the other, the prompt on top."""
+    characters = max(20, int((width - 2 * _MARGIN) / _font(15).getlength("x")))
+    lines = wrap(prompt, characters)
+    tops, boxes = [], []
+    top = _MARGIN + 22 * len(lines) + 10
+    for panel in panels:
+        tops.append(top)
+        boxes.append(_laid_out(panel, top + 58, width))
+        top = boxes[-1][-1].top + _LINE_HEIGHT + 2 * _PADDING
+    picture = Image.new("RGB", (width, top + _MARGIN - _PADDING), _GROUND)
+    pen = ImageDraw.Draw(picture)
+    for number, text in enumerate(lines):
+        pen.text((_MARGIN, _MARGIN + 22 * number), text, _INK, _font(15))
+    for panel, own, begin in zip(panels, boxes, tops, strict=True):
+        bottom = own[-1].top + _LINE_HEIGHT + _PADDING // 2
+        area = (_MARGIN, begin, width - _MARGIN, bottom)
+        pen.rounded_rectangle(area, 8, _CARD, _LINE)
+        _draw_head(pen, panel, step, begin + 10, width)
+        for position, box in enumerate(own):
+            _draw_token(pen, panel, position, box, step)
+    return picture
+
+
+def _draw_head(pen: ImageDraw.ImageDraw, panel: Panel, step: int, top: int, width: int) -> None:
+    left = _MARGIN + _PADDING
+    name = " + ".join(panel["parts"])
+    while _font(14).getlength(name) > width - 2 * left:
+        name = name.removesuffix("...")[:-1] + "..."
+    pen.text((left, top), name, _INK, _font(14))
+    done = step >= num_rounds(panel)
+    forwards = panel["nfe"] + panel["target_nfe"]
+    num_shown = sum(_state(panel, position, step)[0] is not None
+                    for position in range(min(panel["length"], len(panel["tokens"]))))  # fmt: skip
+    # A verifier's steps may share a forward: only the end is known exactly.
+    counted = f"{panel['length']} tokens in {forwards} forwards" if done else (
+        f"{num_shown} of {panel['length']} tokens after {min(step, num_rounds(panel))} steps"
+    )  # fmt: skip
+    pen.text((left, top + 20), counted, _SOFT, _font(13))
+    if done and panel["score"] is not None:
+        is_right = panel["score"] >= 1
+        after = left + _font(13).getlength(counted + "  ")
+        said = "right" if is_right else "wrong" if panel["score"] <= 0 else f"{panel['score']:.2f}"
+        pen.text((after, top + 20), said, _RIGHT if is_right else _WRONG, _font(13))
+
+
+def _laid_out(panel: Panel, top: int, width: int) -> list[_Box]:
+    """Places the tokens up to the answer's end, as wide as they are in the end."""
+    boxes = []
+    left = _MARGIN + _PADDING
+    for token in panel["tokens"][: max(1, panel["length"])]:
+        size = round(_font(14).getlength(_visible(token))) + 10
+        if left + size > width - _MARGIN - _PADDING and left > _MARGIN + _PADDING:
+            left, top = _MARGIN + _PADDING, top + _LINE_HEIGHT
+        boxes.append(_Box(left, top, left + size))
+        left += size + 3
+    return boxes
+
+
+def _draw_token(
+    pen: ImageDraw.ImageDraw, panel: Panel, position: int, box: _Box, step: int
+) -> None:
+    token, committed = _state(panel, position, step)
+    area = (box.left, box.top, box.right, box.top + _LINE_HEIGHT - 5)
+    if token is None:
+        pen.rounded_rectangle(area, 4, _MASK)
+        return
+    rounds = num_rounds(panel)
+    share = committed / (rounds - 1) if committed >= 0 and rounds > 1 else 0.0
+    colour = tint(share) if committed >= 0 else _MASK
+    is_fresh = committed == step - 1 and step <= rounds
+    pen.rounded_rectangle(area, 4, colour, _FRESH if is_fresh else None, 2)
+    bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140
+    pen.text((box.left + 5, box.top + 2), _visible(token), _INK if bright else _CARD, _font(14))
+
+
+def _state(panel: Panel, position: int, shown: int) -> tuple[str | None, int]:
+    """Returns what a position shows after some steps, None if masked, and the step it is of."""
+    for revision in panel["revisions"]:
+        is_own = revision["position"] == position
+        if is_own and revision["from"] < shown <= revision["to"]:
+            return revision["token"], revision["from"]
+    committed = panel["steps"][position]
+    is_there = committed < shown if committed >= 0 else shown >= num_rounds(panel)
+    return (panel["tokens"][position], committed) if is_there else (None, -1)
+
+
+def tint(share: float) -> Colour:
+    """Returns the colour of a step, from 0 for the first to 1 for the last."""
+    at = min(max(share, 0.0), 1.0) * (len(_STOPS) - 1)
+    index = min(int(at), len(_STOPS) - 2)
+    low, high = _STOPS[index], _STOPS[index + 1]
+    red, green, blue = (round(a + (at - index) * (b - a)) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def _visible(token: str) -> str:
+    return token.strip().replace("\n", " ") or "\u00b7"
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    # matplotlib brings one, so that pictures are the same everywhere.
+    return ImageFont.truetype(
+        str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), size
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the animation of one example of a results folder; returns 2 if it is refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.reports.animation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="results folder")
+    parser.add_argument("file", type=Path, help="ends in .gif, .png or .webp")
+    parser.add_argument("--example", default="", help="start of an id (default: the first)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of one round (default: 10)")
+    parser.add_argument("--width", type=int, default=820, help="in pixels (default: 820)")
+    options = parser.parse_args(arguments)
+    try:
+        example = _find(Folder(options.folder), options.example)
+        write_animation(example, options.file, seconds=options.seconds, width=options.width)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"{parser.prog}: {error}\n")
+        return 2
+    return 0
+
+
+def _find(folder: Folder, begin: str) -> Example:
+    records = [record for record in folder.records() if record["error"] is None]
+    ids = [record["example"] for record in records if record["example"].startswith(begin)]
+    if not ids:
+        raise ValueError(
+            f"--example must begin an id of a finished example of {folder.path}, got {begin!r}."
+        )
+    by_key = {settings.key(""): settings for settings in folder.settings()}
+    found = [(by_key[r["settings"]], r) for r in records if r["example"] == ids[0]]
+    return [(settings, record) for settings, record in found if settings.task == found[0][0].task]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

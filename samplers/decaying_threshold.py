@@ -1,0 +1,69 @@
+"""A confidence threshold that falls as masks run out (Streaming-dLLM)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler
+from samplers.checks import require_count, require_probability, require_share
+from samplers.logits.statistics import highest_one
+from samplers.view import View
+
+
+@dataclass(frozen=True)
+class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
+    """Commits every eligible position whose confidence reaches a threshold that falls.
+
+    With r the share of positions that are still masked, the threshold is
+    `threshold` (1 - `decay` (1 - r)). The share is taken over the open block, the `window`
+    positions behind it, and the last position of the answer if it lies further behind. Positions
+    behind the block are masked as a rule, so r stays near 1 until the last blocks.
+
+    A block's first step has the plain threshold, and a row in which no position reaches it commits
+    its single most confident one. The state is the number of steps taken in the block.
+
+    Source: Streaming-dLLM 2026, https://arxiv.org/abs/2601.17917, the dynamic threshold, as in the
+    authors' code; there it goes with a forward that sees no more than the window.
+
+    Differs: What the model sees is the cache policy's matter. Where a template gives tokens behind
+    the block, the masks in the window are taken to be as many as are left. Confidence is a float32
+    softmax (float64 for float64 logits), the authors' float64.
+
+    Attributes:
+        threshold: Least probability, in [0, 1], of the proposed token while all is masked.
+        decay: Share, in [0, 1], of the threshold that is lost when nothing is masked.
+        window: Positions behind the block that count, at least 0.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    threshold: float = 0.9
+    decay: float = 0.3
+    window: int = 96
+
+    def __post_init__(self) -> None:
+        require_probability("threshold", self.threshold)
+        require_share("decay", self.decay)
+        require_count("window", self.window, 0, unit="positions")
+
+    def init(self, view: View) -> Int[Tensor, " B"]:
+        return torch.zeros_like(view.tokens[:, 0])
+
+    def step(self, view: View, state: Int[Tensor, " B"]) -> tuple[Decision, Int[Tensor, " B"]]:
+        share = self._masked_share(view).masked_fill(state == 0, 1.0)
+        threshold = self.threshold * (1.0 - self.decay * (1.0 - share))
+        confident = view.eligible & (view.confidence >= threshold[:, None])
+        commit = confident | highest_one(view.confidence, view.eligible)
+        return Decision(commit=commit), state + 1
+
+    def _masked_share(self, view: View) -> Float[Tensor, " B"]:
+        """Returns the share of masks in the block and in what counts behind it."""
+        in_block = view.in_answer.sum(-1)
+        behind = (view.gen_length - 1 - view.positions[:, -1]).clamp(min=0)
+        counted = torch.where(behind > self.window, self.window + 1, behind)
+        masks = view.eligible.sum(-1)
+        masks_behind = torch.minimum(counted, (view.num_left - masks).clamp(min=0))
+        return (masks + masks_behind).double() / (in_block + counted).clamp(min=1)

@@ -1,0 +1,56 @@
+"""Distributions that proposals are drawn from: tempered, and cut to the likeliest tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from samplers.logits.statistics import widen
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Divides logits by a temperature, then keeps the likeliest tokens.
+
+    The kept tokens are those of `top_p` first, then the `top_k` likeliest of them; all others are
+    at -inf. So probabilities, confidences, margins and entropies of what it returns are those of
+    the distribution that is drawn from.
+
+    Source: Ye et al. 2025, "Dream 7B: Diffusion Large Language Models",
+    https://arxiv.org/abs/2508.15487, the generation code of the checkpoint. `top_p`: Holtzman et
+    al. 2020, "The Curious Case of Neural Text Degeneration", https://arxiv.org/abs/1904.09751.
+    Differs: In float32 or better; the authors' is in the model's dtype. Of equal logits at the
+    border of `top_p`, the lowest ids stay.
+
+    Attributes:
+        temperature: What logits are divided by; 0 leaves them as they are, for greedy proposals.
+        top_p: The smallest set of tokens of at least this much probability stays.
+        top_k: At most this many tokens stay, and those as likely as the last of them; 0: all.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __call__(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
+        """Returns logits of the distribution that is drawn from at temperature 1."""
+        kept = widen(logits)
+        if self.temperature > 0.0:
+            kept = kept / self.temperature
+        if self.top_p < 1.0:
+            kept = _within_mass(kept, self.top_p)
+        if 0 < self.top_k < kept.shape[-1]:
+            last = kept.topk(self.top_k, dim=-1).values[..., -1:]
+            kept = kept.masked_fill(kept < last, -torch.inf)
+        return kept
+
+
+def _within_mass(logits: Float[Tensor, "*shape V"], top_p: float) -> Float[Tensor, "*shape V"]:
+    """Keeps the likeliest tokens up to and including the one whose mass reaches `top_p`."""
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.softmax(-1)
+    # The mass of the tokens before each; shifted, since a difference would round.
+    mass_before = torch.cat([torch.zeros_like(ordered[..., :1]), probabilities.cumsum(-1)], -1)
+    is_cut = mass_before[..., :-1] > top_p
+    return logits.masked_fill(torch.zeros_like(is_cut).scatter(-1, tokens, is_cut), -torch.inf)

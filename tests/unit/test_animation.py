@@ -1,0 +1,75 @@
+"""A replay as an animated picture."""
+
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+from PIL import Image
+
+from eval.reports.animation import draw_frame, main, num_rounds, tint, write_animation
+from eval.reports.replay import Example, panels_of
+from eval.runs.runner import execute
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    folder = execute(eval_runs.runs(), tmp_path_factory.mktemp("results"))
+    settings = {own.key(""): own for own in folder.settings()}
+    records = folder.records()
+    return [(settings[r["settings"]], r) for r in records if r["example"] == records[0]["example"]]
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
+def test_an_animation_has_a_picture_for_each_step_and_its_length(
+    suffix: str, example: Example, tmp_path: Path
+) -> None:
+    path = tmp_path / f"replay{suffix}"
+    write_animation(example, path, seconds=2.0, width=500)
+    with Image.open(path) as opened:
+        # Equal neighbours may be stored as one.
+        frames: Any = opened
+        last = max(num_rounds(panel) for panel in panels_of(example))
+        assert 2 <= frames.n_frames <= last + 1
+        assert frames.size[0] == 500
+        duration = 0
+        for number in range(frames.n_frames):
+            frames.seek(number)
+            frames.load()
+            duration += frames.info["duration"]
+    assert duration == pytest.approx(2000, rel=0.1)
+
+
+def test_pictures_show_what_was_committed_and_have_one_size(example: Example) -> None:
+    panels = panels_of(example)
+    last = max(num_rounds(panel) for panel in panels)
+    pictures = [draw_frame("why?", panels, step, width=500) for step in range(last + 1)]
+    assert len({picture.size for picture in pictures}) == 1
+    assert len({picture.tobytes() for picture in pictures}) == last + 1
+    dark = tint(0.0)
+    assert dark not in {colour for _, colour in pictures[0].getcolors(1 << 20)}
+    assert dark in {colour for _, colour in pictures[-1].getcolors(1 << 20)}
+
+
+def test_what_cannot_be_drawn_is_refused(example: Example, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must end in .gif, .png, .webp, got 'a.mp4'"):
+        write_animation(example, tmp_path / "a.mp4")
+    with pytest.raises(ValueError, match="seconds must be above 0 and at most 600, got 0"):
+        write_animation(example, tmp_path / "a.gif", seconds=0.0)
+    with pytest.raises(ValueError, match="width must be from 200 to 4000 pixels, got 10"):
+        write_animation(example, tmp_path / "a.gif", width=10)
+    untraced = [(settings, record | {"trace": None}) for settings, record in example]
+    with pytest.raises(ValueError, match="needs records with traces"):
+        write_animation(untraced, tmp_path / "a.gif")
+
+
+def test_the_command_animates_an_example_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = execute(eval_runs.runs(task="lists/shuffle?n=4&limit=2"), tmp_path / "results")
+    example = folder.records()[-1]["example"]
+    assert main([str(folder.path), str(tmp_path / "a.gif"), "--example", example[:9]]) == 0
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert picture.format == "GIF"
+    assert main([str(folder.path), str(tmp_path / "a.gif"), "--example", "none"]) == 2
+    assert "must begin an id of a finished example" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Calibration end to end: on a sampler whose answers are known, and on the command line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import eval as evaluation
+from dllm_decode import DualCache, decode, load_model
+from eval.__main__ import main
+from eval.calibrate.card import Card, read_card
+from eval.calibrate.ladders import LADDERS, rung_of, split_parts
+from eval.runs.names import parse_cache, parse_sampler
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from eval_runs import runs
+from samplers import ConfidenceThreshold, FixedSchedule
+
+
+def calibrated(out: Path, *more: str, task: str = "word_problems?split=val&limit=12") -> Card:
+    status = main([
+        "calibrate", task, str(out), "--sampler", "ConfidenceThreshold(0.99)",
+        "--sampler", "FixedSchedule(1)", "--max-drop", "0.2", "--confidence", "0.8",
+        "--batch-size", "12", "--gen-length", "64", "--test", "binomial", "--reference", "FixedSchedule(16)", *more,
+    ])  # fmt: skip
+    card = read_card(out / "card.json")
+    assert status == (0 if card.is_certified else 1)
+    return card
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    calibrated(folder)
+    return folder
+
+
+def test_a_cautious_setting_is_certified_and_a_bold_one_is_not(out: Path) -> None:
+    card = read_card(out / "card.json")
+    assert card.is_certified
+    assert card.setting["sampler"] == repr(ConfidenceThreshold(0.99))
+    careful, bold = card.ratings
+    assert careful.verdict.certified
+    assert careful.tokens_per_forward > card.reference_tokens_per_forward
+    assert not bold.verdict.certified
+    assert bold.verdict.num_lost > 4
+    assert bold.verdict.num_needed is None
+    text = (out / "card.txt").read_text()
+    assert "accuracy drops by at most 0.2" in text
+    assert "more prompts would not certify" in text
+
+
+def test_a_card_is_a_setting(out: Path) -> None:
+    card = read_card(out / "card.json")
+    assert parse_sampler(f"@{out / 'card.json'}") == ConfidenceThreshold(0.99)
+    assert parse_cache(f"@{out / 'card.json'}") == parse_cache("NoCache()")
+    model, tokenizer = load_model("mini")
+    prompt = tokenizer.encode("emma has 12 apples . how many apples does emma have ? answer :")
+    assert len(decode(model, [prompt], **card.settings()).tokens[0]) == 64
+
+
+def test_stored_records_are_used_and_said_to_be_seen(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (out / "part-0.jsonl").read_bytes()
+    calibrated(out)
+    assert "WARNING" not in capsys.readouterr().err
+    assert (out / "part-0.jsonl").read_bytes() == before
+    card = calibrated(out, "--max-drop", "0.25")
+    assert (out / "part-0.jsonl").read_bytes() == before
+    assert "chosen after looking" in card.warnings[0]
+    calibrated(out)
+
+
+def test_agreement_needs_no_labels(out: Path) -> None:
+    card = calibrated(out, "--agreement", "--max-drop", "0.4")
+    assert card.agreement
+    assert "answers differ from the reference's in at most 0.4" in card.text()
+
+
+def test_the_order_can_be_learned_on_prompts_that_are_not_tested(out: Path) -> None:
+    card = calibrated(out, "--order-on", "4", "--max-drop", "0.3")
+    assert card.ordered_on == 4
+    assert [rating.verdict.num_prompts for rating in card.ratings] == [8, 8]
+    assert card.ratings[0].setting["sampler"] == repr(ConfidenceThreshold(0.99))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["--ladder", "threshold", "--sampler", "Factor()"], "one of the two"),
+        ([], "one of the two"),
+        (["--sampler", "Factor()", "--sampler", "Factor()"], "must be distinct"),
+        (["--sampler", "DualCache()"], "must have a sampler"),
+        (["--sampler", "Factor() + Factor()"], "must have one sampler"),
+        (["--sampler", "Factor()", "--order-on", "12"], "between 0 and 11, got 12"),
+        (["--sampler", "Factor()", "--max-drop", "0"], "max_drop must be in"),
+    ],
+)
+def test_wrong_use_is_refused(
+    tmp_path: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = "word_problems?split=val&limit=12"
+    assert main(["calibrate", task, str(tmp_path / "out"), *command]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_repeated_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.jsonl"
+    line = {"prompt": "one ?", "answer": "1"}
+    file.write_text("".join(json.dumps(line | {"id": str(i)}) + "\n" for i in range(2)))
+    command = ["calibrate", f"jsonl:{file}", str(tmp_path / "out"), "--sampler", "Factor()"]
+    assert main(command) == 2
+    assert "must be distinct" in capsys.readouterr().err
+
+
+def test_a_rung_holds_whatever_is_written() -> None:
+    rung = rung_of("DualCache() + ConfidenceThreshold(0.9) + model=a+b", cache="NoCache()",
+                   verifier="NoVerifier()")  # fmt: skip
+    assert parse_sampler(rung.sampler) == ConfidenceThreshold(0.9)
+    assert (parse_cache(rung.cache), rung.model) == (DualCache(), "a+b")
+    assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
+    for ladder in LADDERS.values():
+        assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
+
+
+def test_other_files_are_no_cards(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text("{}")
+    with pytest.raises(ValueError, match="must be a card"):
+        read_card(tmp_path / "card.json")
+    with pytest.raises(ValueError, match="must be named by a card"):
+        parse_sampler(f"@{tmp_path / 'card.json'}")
+
+
+def test_results_are_compared_in_python(tmp_path: Path) -> None:
+    folder = execute(runs(samplers=(FixedSchedule(2), FixedSchedule(8))), tmp_path)
+    first, second = evaluation.results(tmp_path)
+    right = {record["example"]: float(i < 3) for i, record in enumerate(second.records)}
+    better = replace(second, records=tuple(
+        {**r, "scores": {**r["scores"], r["primary"]: right[r["example"]]}} for r in second.records
+    ))  # fmt: skip
+    found = evaluation.compare(first, better)
+    assert (found.num_shared, found.first, found.second) == (10, 0.0, 0.3)
+    assert (found.gained, found.lost, found.p_value) == (3, 0, 0.25)
+    assert found.low < 0.3 < found.high
+    same = evaluation.compare(first, first)
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+    # Tango's interval of no discordant pair: z^2 / (n + z^2).
+    assert same.high == pytest.approx(3.8415 / 13.8415, abs=1e-3) == -same.low
+    with pytest.raises(ValueError, match="one setting, got .* with 2"):
+        evaluation.compare(tmp_path, second)
+    pytest.importorskip("pandas")
+    frame = evaluation.frame(tmp_path)
+    assert len(frame) == len(folder.records()) == 20
+    assert set(frame["sampler"]) == {repr(FixedSchedule(2)), repr(FixedSchedule(8))}
+    assert frame["score.answer"].mean() == 0.0
+
+
+def test_a_sampler_of_ones_own_stays_one_on_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rule.py").write_text(
+        "from dataclasses import dataclass\nfrom samplers import Decision, Sampler\n\n"
+        "@dataclass(frozen=True)\nclass AllAtOnce(Sampler):\n    power: int = 1\n\n"
+        "    def step(self, view, state):\n        return Decision(commit=view.eligible), state\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main([
+        "calibrate", "word_problems?split=val&limit=3", str(tmp_path / "out"), "--gen-length", "8",
+        "--sampler", "my_rule:AllAtOnce(2)", "--reference", "FixedSchedule(2)", "--agreement",
+        "--max-drop", "0.99", "--confidence", "0.05", "--test", "binomial",
+    ])  # fmt: skip
+    assert status == 0
+    assert repr(parse_sampler(f"@{tmp_path / 'out' / 'card.json'}")) == "AllAtOnce(power=2)"

@@ -1,0 +1,138 @@
+"""One box of options: none can be missing in a command, and help is there at once."""
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_decode import DecodeConfig
+from eval.__main__ import COMMANDS, main, make_parser
+from eval.lm_harness.settings import Options
+from eval.runs.arguments import DECODING, axes_of, given_of
+from eval.runs.sweep import Sweep, read_sweep
+
+ROOT = Path(__file__).parents[2]
+
+# Of each option a value that is not its default.
+VALUES: dict[str, Any] = {
+    "gen_length": 48, "block_length": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
+    "cfg_scale": 1.5, "confidence_from": "tempered", "banned_ids": (3, 4), "deferred_ids": (5,),
+    "seed": 11, "stop_at_eos": False, "truncate_at_eos": True,
+}  # fmt: skip
+NEEDED = {
+    "run": ["lists/copy", "out"],
+    "sweep": ["config.toml", "out"],
+    "calibrate": ["lists/copy", "out"],
+    "cache-error": ["lists/copy"],
+    "lm": ["--tasks", "a"],
+}
+
+
+def written(name: str, value: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    return [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+
+
+def test_every_option_of_the_decode_has_a_value_to_try() -> None:
+    assert VALUES.keys() == DECODING.keys() == {option.name for option in fields(DecodeConfig)}
+    default = DecodeConfig()
+    assert all(getattr(default, name) != value for name, value in VALUES.items())
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
+@pytest.mark.parametrize("command", NEEDED)
+def test_every_option_of_the_decode_is_in_every_command_that_decodes(
+    command: str, name: str
+) -> None:
+    """truncate_at_eos was in none."""
+    value = VALUES[name]
+    options = make_parser().parse_args([command, *NEEDED[command], *written(name, value)])
+    assert given_of(options)[name] in (value, [value])
+    if command in ("run", "sweep"):
+        assert axes_of(options) == {name: (value,)}
+        DecodeConfig(**{name: axes_of(options)[name][0]})
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
+def test_every_option_of_the_decode_arrives_in_a_sweep_and_in_the_harness(
+    tmp_path: Path, name: str
+) -> None:
+    value = VALUES[name]
+    text = str(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, str | bool):
+        text = f'"{value}"' if isinstance(value, str) else text.lower()
+    file = tmp_path / "sweep.toml"
+    head = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+    file.write_text(f"{head}{name} = {text}\n")
+    assert read_sweep(file).decoding == {name: (value,)}
+    file.write_text(f"{head}{name} = [{text}]\n")
+    assert read_sweep(file).decoding == {name: (value,)}
+    assert getattr(Options.of({name: value}).config(), name) == value
+    # As the harness gives it, from text.
+    plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    assert getattr(Options.of({name: plain}).config(), name) == value
+
+
+def test_several_values_of_an_option_are_compared() -> None:
+    options = make_parser().parse_args(
+        ["run", "lists/copy", "out", "--temperature", "0", "--temperature", "0.5", "--seed", "2"]
+    )
+    sweep = Sweep(("mini",), ("lists/copy",), ("Factor()",), decoding=axes_of(options))
+    assert sweep.decoding == {"temperature": (0.0, 0.5), "seed": (2,)}
+
+
+def test_every_command_has_a_summary_and_an_action_that_is_there() -> None:
+    from importlib import import_module
+
+    for command in COMMANDS.values():
+        module, _, function = command.action.partition(":")
+        assert callable(getattr(import_module(module), function))
+
+
+@pytest.mark.parametrize("number", ["-2", "0", "many"])
+def test_numbers_that_make_no_sense_are_refused(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "lists/copy", "out", "--threads", number])
+    assert "argument --threads: must be" in capsys.readouterr().err
+
+
+def test_help_and_mistakes_do_not_wait_for_torch() -> None:
+    """They took seven seconds."""
+    code = "import sys, eval.__main__ as m; m.make_parser().format_help(); " \
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"  # fmt: skip
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    # An empty interpreter takes part of it, and the machine may be busy.
+    assert time.monotonic() - started < 5
+
+
+def test_an_interrupt_does_not_claim_what_is_not_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In cache-error and lm it claimed that records are kept."""
+
+    def interrupt(options: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eval.runs.cache_error.run", interrupt)
+    assert main(["cache-error"]) == 130
+    assert capsys.readouterr().err == "Stopped; nothing is kept.\n"
+    monkeypatch.setattr("eval.reports.command.run_and_report", interrupt)
+    assert main(["run", "lists/copy", "out"]) == 130
+    assert "records are kept" in capsys.readouterr().err
+
+
+def test_figures_without_a_folder_are_refused_before_they_are_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache-error", "--json", str(tmp_path / "none" / "errors.json")]) == 2
+    assert "a folder that is there" in capsys.readouterr().err
