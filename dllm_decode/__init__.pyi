@@ -1,4 +1,5 @@
 from .batching import decode_many
+from .blocks import BlockSchedule, MultiBlock, Sequential
 from .caches import (
     CachePolicy,
     DelayedCache,
@@ -41,6 +42,7 @@ __version__: str
 __all__ = [
     "ARVerify",
     "Block",
+    "BlockSchedule",
     "CachePolicy",
     "Canvas",
     "CausalTarget",
@@ -59,6 +61,7 @@ __all__ = [
     "Guided",
     "KVCache",
     "MaskPredictor",
+    "MultiBlock",
     "NGram",
     "NeverStop",
     "NoCache",
@@ -70,6 +73,7 @@ __all__ = [
     "Revision",
     "Sampled",
     "SelfVerify",
+    "Sequential",
     "SettledCache",
     "StepEvent",
     "StopRule",

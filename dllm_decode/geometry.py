@@ -22,18 +22,34 @@ def window_of(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
     return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
 
 
-def read_columns(canvas: Canvas, block: Block, sampler: Sampler) -> Int[Tensor, "B N"] | None:
-    """Returns the window's columns whose logits are read, the masked ones first; `None`: all."""
+def read_columns(
+    canvas: Canvas, block: Block, sampler: Sampler, reach: Block | None = None
+) -> Int[Tensor, "B N"] | None:
+    """Returns the window's columns whose logits are read, the masked ones first; `None`: all.
+
+    Args:
+        canvas: The rows.
+        block: The open block.
+        sampler: Says how much it must see.
+        reach: The part of the block that holds all open masks; `None`: all of it.
+    """
     if sampler.reads_committed or sampler.leave_one_out or sampler.scope != "block":
         return None
-    masked = canvas.masked[:, block.start : block.end]
+    masked = canvas.open_masks[:, block.start : block.end]
     # An accelerator wants few shapes, and cannot be asked without waiting for it.
     if masked.device.type != "cpu":
-        return None
+        return _reached(canvas, block, reach)
     most = round_up(int(masked.sum(-1).max()), _STRIDE)
     if most >= masked.shape[1]:
         return None
     return masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+def _reached(canvas: Canvas, block: Block, reach: Block | None) -> Int[Tensor, "B N"] | None:
+    if reach is None or reach == block:
+        return None
+    columns = torch.arange(reach.start, reach.end, device=canvas.tokens.device) - block.start
+    return columns.repeat(len(canvas), 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,6 +65,14 @@ class Sampler(ABC, Generic[State]):
         """
         return False
 
+    @property
+    def needs_whole_block(self) -> bool:
+        """Whether the rule counts masks or steps of a block from its opening, as schedules do.
+
+        Then blocks have to be decoded one after the other.
+        """
+        return False
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         """Raises ValueError if it cannot serve such a decode; nothing unless overridden."""
 

@@ -50,6 +50,10 @@ class Wrapper(Sampler[State]):
     def reads_committed(self) -> bool:
         return self.base.reads_committed
 
+    @property
+    def needs_whole_block(self) -> bool:
+        return self.base.needs_whole_block
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
 

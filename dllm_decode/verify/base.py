@@ -120,6 +120,7 @@ class NoVerifier(Verifier[SamplerState]):
         view = session.forward(canvas, block, sampler, lean=True)
         state = first_state(sampler, view) if carry is None else carry.state
         decision, state = next_step(sampler, view, state)
+        decision = session.blocks.completed(canvas, view, decision)
         check_decision(session, canvas, view, decision, sampler)
         return settle(canvas, view, decision, sampler), SamplerState(state)
 
@@ -166,4 +167,5 @@ def _allowed(canvas: Canvas, view: View, sampler: Sampler) -> Bool[Tensor, "B W"
 def _committed(canvas: Canvas, view: View) -> Bool[Tensor, "B W"]:
     """Marks the positions whose tokens a sampler committed, in running rows."""
     fixed = canvas.fixed[:, view.start : view.start + view.masked.shape[1]]
-    return ~view.masked & ~fixed & canvas.running[:, None]
+    masked = canvas.masked[:, view.start : view.start + view.masked.shape[1]]
+    return ~masked & ~fixed & canvas.running[:, None]
