@@ -98,7 +98,7 @@ class MultiBlock(BlockSchedule):
         is_due = is_active & has_masks & (index < num_open[:, None])
         is_first = is_due & (is_due.cumsum(-1) == 1)
         positions = torch.arange(canvas.region_length, device=num_open.device) // block_length
-        return replace(canvas, opened=positions < num_open[:, None], due=is_first[:, positions])
+        return canvas.with_opened(positions < num_open[:, None], is_first[:, positions])
 
     def _num_open(
         self, canvas: Canvas, done: Int[Tensor, "B N"], blocks: _Blocks, *, stops_at_eos: bool

@@ -11,7 +11,7 @@ Recordings that were left out whole, since we do not offer what they record:
 - fastdllm_dream_prefix, fastdllm_dream_dual, freedave_dream: the first token of every block is
   committed from the entry forward whatever its confidence. We compute the column before the block.
 - fastdllm_dream_hybrid: a quota with carry-over beside a threshold.
-- hierarchy_remask: overwrites committed tokens, which a Decision cannot.
+- hierarchy_remask: re-masks by the confidence of another token than the one in place.
 - llada_eos_options: ranks proposals of EOS last, or forbids them.
 """
 
@@ -38,6 +38,7 @@ from dllm_decode import (
     SelfVerify,
     Sequential,
     StepEvent,
+    SuffixWindow,
     Verifier,
     decode,
     load_model,
@@ -54,6 +55,7 @@ from samplers import (
     FixedSchedule,
     Frechet,
     Hierarchy,
+    JointThreshold,
     Klass,
     LocalLeap,
     Prophet,
@@ -72,6 +74,7 @@ TOLERANCE = 1e-3
 MASK_ID = 508
 # Where [MASK] has a share of the probability, the official confidence leaves it there.
 MASK_SHARES = {
+    "llada21_dllm/default_g32_b8/p4": 3e-2,
     "dkv_dream_decode/g48_s24_N4_unright/p2": 6e-3,
     "dream_native/entropy_g32_s8/p2": 3e-3,
     "freecache_dream/g48_b16_s24_entropy/p2": 8e-3,
@@ -85,6 +88,7 @@ class Step(NamedTuple):
     tokens: list[int]
     remasked: list[int]
     confidences: list[float]
+    edited: Sequence[Sequence[int]] = ()
 
 
 class Run:
@@ -116,16 +120,24 @@ class Run:
         num = sum(position < end for position in step["positions"])
         remasked = step.get("remasked", [])
         # What is filled behind an EOS may lie in blocks that are not open, and is not looked at.
-        confidences = [] if step.get("eos_filled") else step.get("conf", [])
-        return Step(step["positions"][:num], step["tokens"][:num], remasked, confidences[:num])
+        # With a repetition penalty, confidences are those after it.
+        is_other = step.get("eos_filled") or self.params.get("penalty_lambda")
+        confidences = [] if is_other else step.get("conf", [])
+        return Step(
+            step["positions"][:num],
+            step["tokens"][:num],
+            remasked,
+            confidences[:num],
+            step.get("overwritten", []),
+        )
 
     def sound_steps(self) -> list[Step] | None:
         """The official trace, or else the one with the defects repaired; None if there is none."""
         repairs = [self.record[key] for key in ("banned", "repaired") if key in self.record]
         if repairs:
             return [
-                Step(positions, tokens, remasked[0] if remasked else [], [])
-                for positions, tokens, *remasked in repairs[0]["steps"]
+                Step(positions, tokens, rest[0] if rest else [], [], rest[1] if rest[1:] else [])
+                for positions, tokens, *rest in repairs[0]["steps"]
             ]
         return None if self.record["official_bug"] else self.official_steps()
 
@@ -320,9 +332,9 @@ def free_dave(run: Run) -> Case:
 def streaming(run: Run) -> Case | NotOffered:
     threshold, decay = run.params["threshold"], run.params["confidence_alpha"]
     window = run.params["window_size"]
-    if window + run.block_length < run.gen_length:
-        return NotOffered("the forward sees a window of the answer")
-    return Case(DecayingThreshold(threshold, decay, window), PrefixCache())
+    if any(step.get("eos_exit", False) for step in run.record["steps"]):
+        return NotOffered("fills what lies behind an EOS when its block is finished, not before")
+    return Case(DecayingThreshold(threshold, decay, window), SuffixWindow(PrefixCache(), window))
 
 
 def d3llm(run: Run) -> Case | NotOffered:
@@ -343,7 +355,25 @@ def d3llm(run: Run) -> Case | NotOffered:
     )
 
 
+def joint_threshold(run: Run) -> Case | NotOffered:
+    params = run.params
+    if params.get("eos_early_stop", False):
+        return NotOffered("stops at an EOS that masks of earlier blocks precede")
+    return Case(
+        JointThreshold(
+            params["threshold"],
+            float(params.get("edit_threshold", params.get("editing_threshold", 0))),
+            params.get("max_post_edit_steps", params.get("max_post_steps")),
+            params.get("num_to_transfer", 1),
+            float(params.get("penalty_lambda", 0)),
+        ),
+        FreeCache(),
+    )
+
+
 METHODS: dict[str, Mapping] = {
+    "llada21_dllm": joint_threshold,
+    "llada21_sglang": joint_threshold,
     "d3llm_multiblock": d3llm,
     "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
@@ -417,13 +447,15 @@ COMPARED = {
     "hierarchy": (9, 9),
     "hierarchy_v2": (6, 6),
     "klass": (24, 24),
+    "llada21_dllm": (20, 24),
+    "llada21_sglang": (15, 15),
     "llada_batch_leftpad": (3, 3),
     "llada_entropy": (15, 15),
     "llada_low_confidence": (21, 27),
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
-    "streaming_dllm": (3, 30),
+    "streaming_dllm": (24, 30),
     "wino": (12, 12),
 }
 
@@ -442,12 +474,17 @@ class Recorder:
             positions = (masked[index] & ~remains[index]).nonzero().squeeze(-1)
             # A block-causal model's answer may start inside a block.
             lead = event.before.lead[index]
+            old, new = event.before.region[index], event.after.region[index]
             self.steps.setdefault(row, []).append(
                 Step(
                     (positions - lead).tolist(),
                     event.after.region[index, positions].tolist(),
                     (~masked[index] & remains[index]).nonzero().squeeze(-1).tolist(),
                     probability[index, positions - window.start].tolist(),
+                    [
+                        [int(at - lead), int(old[at]), int(new[at])]
+                        for at in (~masked[index] & ~remains[index] & (old != new)).nonzero()
+                    ],
                 )
             )
 
@@ -461,7 +498,10 @@ def runs_of(method: str) -> list[Run]:
 
 @cache
 def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
-    model: MaskedTransformer = load_model(DATA / "models" / family, dtype=torch.float32)[0]
+    # The one family whose config does not say which token is [MASK].
+    options: dict[str, Any] = {"mask_id": MASK_ID} if family == "llada2_moe" else {}
+    folder = DATA / "models" / family
+    model: MaskedTransformer = load_model(folder, dtype=torch.float32, **options)[0]
     if eos_id is not None:
         model.eos_ids = (eos_id,)
     if model.causal_block_length:
@@ -507,7 +547,8 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     expected = run.official_steps() if case.official else run.sound_steps()
     assert expected is not None
     # Forwards that change nothing are not run by this engine.
-    expected = [step for step in expected if step.positions]
+    expected = [step for step in expected if step.positions or step.edited]
+    got = [step for step in got if step.positions or step.edited]
     got = got[: len(expected)] if case.unfinished else got
     if case.verifier.looks_ahead:
         got = joined(got, [len(step.positions) for step in expected])
@@ -515,6 +556,7 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
         # Their code overwrites what is committed behind an EOS, which ends the answer.
         got, expected = ended(got, run, case.eos_id), ended(expected, run, case.eos_id)
     assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
+    assert [[*step.edited] for step in got] == [[*step.edited] for step in expected], run.id
     tolerance = MASK_SHARES.get(run.id, TOLERANCE)
     for ours, theirs in zip(got, expected, strict=True):
         if theirs.confidences:

@@ -1,0 +1,157 @@
+"""Token editing: JointThreshold, and what the engine makes of a decision that edits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from spied import tiny
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MultiBlock,
+    NoCache,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    decode,
+)
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
+    JointThreshold,
+    Sampler,
+    View,
+)
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+SPEED = JointThreshold(0.5, 0.0, 5)
+
+
+def answer(sampler: Sampler, family: str = "llada", **options: Any) -> Any:
+    options = {"gen_length": 14, "block_length": 8, "stop_at_eos": False, **options}
+    return decode(tiny(family), options.pop("prompts", PROMPTS), sampler, **options)
+
+
+class Edited:
+    """Observer: counts edits, and checks that given tokens and masks are no part of them."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.steps: dict[tuple[int, int], int] = {}
+
+    def __call__(self, event: StepEvent) -> None:
+        before, after = event.before, event.after
+        edited = ~before.masked & (before.tokens != after.tokens)[:, before.start :]
+        assert not (edited & before.fixed).any()
+        assert not (edited & after.masked).any()
+        assert not edited[:, : event.block.start].any()
+        self.num += int(edited.sum())
+        for row in before.rows.tolist():
+            key = row, event.block.start
+            self.steps[key] = self.steps.get(key, 0) + 1
+
+
+def test_tokens_are_edited_within_the_stated_bound() -> None:
+    edited = Edited()
+    out = answer(SPEED, observers=[edited])
+    assert edited.num
+    assert out.nfe.sum() == sum(edited.steps.values())
+    for (_, start), steps in edited.steps.items():
+        assert steps <= SPEED.max_steps(min(8, 14 - start))
+    assert max(edited.steps.values()) > SPEED.max_edit_steps
+
+
+def test_given_tokens_are_never_edited() -> None:
+    mask = tiny("llada").mask_id
+    template = [5, mask, 7, mask, 9, mask, 11, mask] + [mask, 3] * 3
+    edited = Edited()
+    out = answer(SPEED, templates=[template] * 3, observers=[edited])
+    assert edited.num
+    given = [at for at, token in enumerate(template) if token != mask]
+    assert all(row[given].tolist() == [template[at] for at in given] for row in out.tokens)
+
+
+def test_without_edits_it_is_the_confidence_threshold() -> None:
+    plain = answer(ConfidenceThreshold(0.6))
+    joint = answer(JointThreshold(0.6, 1.0, 4))
+    assert torch.equal(joint.tokens, plain.tokens)
+    # A full block is looked at once more: nothing is found to edit.
+    assert torch.equal(joint.nfe, plain.nfe + 2)
+    assert torch.equal(answer(JointThreshold(0.6, 1.0, 0)).nfe, plain.nfe)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
+def test_rows_are_edited_alone_as_in_a_batch(family: str, cache: CachePolicy) -> None:
+    block_length = 16 if family == "sdar" else 8
+    options: dict[str, Any] = {"cache": cache, "block_length": block_length, "gen_length": 24}
+    together = answer(SPEED, family, **options)
+    alone = [answer(SPEED, family, prompts=[prompt], **options) for prompt in PROMPTS]
+    if isinstance(cache, NoCache):
+        assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
+        assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
+    assert not (together.tokens == tiny(family).mask_id).any()
+
+
+def test_a_trace_shows_an_edit_as_a_revision() -> None:
+    trace, edited = Trace(), Edited()
+    out = answer(SPEED, observers=[trace, edited])
+    assert sum(map(len, trace.revisions.values())) == edited.num
+    for row in range(3):
+        assert (trace.steps[row] >= 0).all()
+        assert trace.rounds[row] == out.nfe[row]
+
+
+def test_an_eos_ends_the_answer_once_its_block_is_edited() -> None:
+    plain = answer(JointThreshold(0.5, 0.0, 5))
+    stopped = answer(JointThreshold(0.5, 0.0, 5), stop_at_eos=True)
+    eos = tiny("llada").eos_ids
+    for row, other in zip(stopped.tokens.tolist(), plain.tokens.tolist(), strict=True):
+        ends = [at for at, token in enumerate(other) if token in eos]
+        last = ends[0] + 1 if ends else len(other)
+        assert row[:last] == other[:last]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"verifier": SelfVerify()}, "edits what it committed"),
+        ({"cache": DelayedCache()}, "edits committed tokens"),
+        ({"blocks": MultiBlock()}, "from its opening"),
+    ],
+)
+def test_what_cannot_follow_an_edit_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        answer(SPEED, **options)
+    with pytest.raises(ValueError, match="never edits"):
+        CreditDecoding(SPEED)
+
+
+@dataclass(frozen=True)
+class Careless(Sampler[None]):
+    """Edits what it must not: all that is no mask, or without saying so."""
+
+    says_so: bool
+
+    @property
+    def edits(self) -> bool:
+        return self.says_so
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        tokens = torch.where(view.masked, view.proposal, 3)
+        return Decision(view.eligible, tokens, edit=~view.masked), None
+
+
+@pytest.mark.parametrize(
+    ("says_so", "said"), [(True, "edit positions only"), (False, "say by `edits`")]
+)
+def test_a_careless_edit_is_reported(says_so: bool, said: str) -> None:
+    template = [5] + [tiny("llada").mask_id] * 13
+    with pytest.raises(RuntimeError, match=said):
+        answer(Careless(says_so), templates=[template] * 3)
