@@ -16,7 +16,7 @@ endif
 # Read when torch is loaded: threads that wait actively are ten times slower on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-all test-gpu bench fix lint types check clean
+.PHONY: help demo test test-all test-gpu gpu-day bench fix lint types check clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets

@@ -2,7 +2,8 @@
 
 Part "check", where there is an accelerator, compares its answers with the CPU's; "table" compares
 the plain loop with `decode`, its caches and its verifiers; "growth" times a step by prompt length
-and batch size. Every contender has a process of its own.
+and batch size. Every contender has a process of its own. `python -m benchmarks gpu --help`: a day
+on a GPU.
 """
 
 import dllm_decode.launch  # noqa: F401 - before torch is loaded
@@ -20,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks import gpu
 from benchmarks.contenders import run_decode, run_reference
 from benchmarks.correctness import check_against_cpu
 from benchmarks.floor import Machine, measure_machine
@@ -98,4 +100,7 @@ def describe_hardware(setting: Setting) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["gpu"]:
+        gpu.main(sys.argv[2:])
+    else:
+        main(sys.argv[1:])

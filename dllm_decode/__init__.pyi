@@ -6,6 +6,7 @@ from .caches import (
     FreeCache,
     NoCache,
     PrefixCache,
+    SettledCache,
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
@@ -32,8 +33,8 @@ from .verify import (
     Tree,
     Uniform,
     Verifier,
-    measure_column_cost,
 )
+from .verify.ar_verify.column_cost import measure_column_cost
 
 __version__: str
 
@@ -69,6 +70,7 @@ __all__ = [
     "Revision",
     "Sampled",
     "SelfVerify",
+    "SettledCache",
     "StepEvent",
     "StopRule",
     "StopStrings",

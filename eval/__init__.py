@@ -1,7 +1,7 @@
 """Evaluation: tasks, runs, metrics, reports, and calibration of decoding settings.
 
-    frame = eval.frame("results")                       # one row for each record, in pandas
-    found = eval.compare("results/slow", "results/fast")  # paired difference, interval, test
+frame = eval.frame("results")                       # one row for each record, in pandas
+found = eval.compare("results/slow", "results/fast")  # paired difference, interval, test
 """
 
 from typing import TYPE_CHECKING

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from dllm_decode import decode, load_model
 from eval.tasks import WordProblems
-from samplers import Decision, Sampler, State, View
+from samplers import Decision, Sampler, View
 from samplers.logits.statistics import highest_one
 
 
 @dataclass(frozen=True)
-class MarginThreshold(Sampler):
+class MarginThreshold(Sampler[None]):
     """Commits every eligible position whose margin reaches `threshold`, and always the best."""
 
     threshold: float = 0.8
 
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
         ahead = view.eligible & (view.margin >= self.threshold)
-        return Decision(commit=ahead | highest_one(view.margin, view.eligible)), state
+        return Decision(commit=ahead | highest_one(view.margin, view.eligible)), None
 
 
 def main() -> None:

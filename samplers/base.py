@@ -21,7 +21,8 @@ class Decision:
         remask: Committed positions to make [MASK] again; `None`: none.
         edit: Committed positions that get `tokens` in place of what they hold (LLaDA 2.1); `None`:
             none. Given tokens are never edited. An edit is no progress: a block ends when its masks
-            are committed, so a sampler that edits must bound its edits by `max_steps`.
+            are committed, so a sampler that edits must bound its edits by `max_steps`. An engine
+            that cannot apply edits refuses them by name.
     """
 
     commit: Bool[Tensor, "B W"]

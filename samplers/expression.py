@@ -98,7 +98,7 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {text!r}."
         ) from None
-    if isinstance(tree, ast.Name):
+    if isinstance(tree, ast.Name | ast.Attribute):
         tree = ast.Call(func=tree, args=[], keywords=[])
     if not isinstance(tree, ast.Call):
         raise ValueError(f"Expected an expression such as {_example(constructors)}, got {text!r}.")

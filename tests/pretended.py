@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 # No machine has as many: what is kept by device never meets a real one.
 DEVICE = torch.device("cuda", 63)
+MPS = torch.device("mps", 63)
 _ROOT = Path(__file__).parent.parent
 _CODE = tuple(f"{_ROOT / part}/" for part in ("dllm_decode", "samplers", "eval", "examples"))
 
@@ -45,6 +46,10 @@ class DeviceMixUpError(RuntimeError):
     """Tensors of two devices met."""
 
 
+class NoFloat64Error(TypeError):
+    """A tensor of float64 would be made where there are none."""
+
+
 class HostWaitError(RuntimeError):
     """The host would wait where it must not."""
 
@@ -61,7 +66,7 @@ class Pretended(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> "Pretended":
         made = Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=DEVICE
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=_device()
         )
         made.held = held
         return made
@@ -80,16 +85,18 @@ class Pretended(Tensor):
 
 
 class Accelerator(TorchFunctionMode):
-    """Makes "cuda" a device, and counts how often the host waits for it.
+    """Makes "cuda" a device, or "mps", and counts how often the host waits for it.
 
     Attributes:
+        device: Of all its tensors. Apple's knows no float64: one that would be made is refused.
         waits: How often, by reason and place, such as "tolist in decode.finish_block".
     """
 
     active: "list[Accelerator]" = []  # noqa: RUF012 - of the process, as torch's own modes are
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = DEVICE) -> None:
         super().__init__()
+        self.device = device
         self.waits: Counter[str] = Counter()
         self.captures = False
 
@@ -150,7 +157,15 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _made(tensor: Tensor, is_there: bool) -> Tensor:
-    return Pretended(tensor) if is_there else tensor
+    if not is_there:
+        return tensor
+    if tensor.dtype in (torch.float64, torch.complex128) and _device().type == "mps":
+        raise NoFloat64Error(f"A tensor of float64 would be made in {_caller()}.")
+    return Pretended(tensor)
+
+
+def _device() -> torch.device:
+    return Accelerator.active[-1].device if Accelerator.active else DEVICE
 
 
 def _move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -180,7 +195,7 @@ def _is_place(value: Any) -> bool:
 def _is_there(place: Any) -> bool:
     if isinstance(place, Tensor):
         return isinstance(place, Pretended)
-    return isinstance(place, int) or torch.device(place).type == "cuda"
+    return isinstance(place, int) or torch.device(place).type == _device().type
 
 
 def _check(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> None:

@@ -27,6 +27,9 @@ class ForwardRunner(Protocol):
 
     failed: bool
 
+    @property
+    def num_graphs(self) -> int: ...
+
     def __call__(
         self,
         run: Callable[[ForwardInputs], Tensor],

@@ -1,7 +1,6 @@
 """Verifiers: how one round advances the canvas."""
 
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
-from dllm_decode.verify.ar_verify.column_cost import measure_column_cost
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
@@ -27,5 +26,4 @@ __all__ = [
     "Tree",
     "Uniform",
     "Verifier",
-    "measure_column_cost",
 ]

@@ -135,6 +135,8 @@ def check_decision(
     where = "masked" if sampler.scope != "block" else "eligible"
     session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
     session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
+    if decision.edit is not None:
+        session.forbid(decision.edit, sampler, "edit nothing: no cache can follow an edit yet")
     if decision.remask is not None:
         open_again = decision.remask & ~_committed(canvas, view)
         session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")

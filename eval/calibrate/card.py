@@ -38,6 +38,8 @@ class Card:
 
     Attributes:
         setting: The fastest certified setting; the reference if none is certified.
+        expressions: Its sampler, cache and verifier as they were given; a class of one's own is
+            named with its module there.
         is_certified: Whether a setting other than the reference is certified.
         guarantee: What is certified.
         agreement: Answers equal the reference's, rather than being right as often.
@@ -52,6 +54,7 @@ class Card:
     """
 
     setting: Mapping[str, Any]
+    expressions: Mapping[str, str]
     is_certified: bool
     guarantee: Guarantee
     agreement: bool
@@ -75,10 +78,9 @@ class Card:
         """
         own = Settings.of(dict(self.setting), "The card's setting")
         return {
-            # A verifier that writes by itself asks no sampler.
-            "sampler": parse_sampler(own.sampler or "FixedSchedule()"),
-            "cache": parse_cache(own.cache),
-            "verifier": parse_verifier(own.verifier, target),
+            "sampler": parse_sampler(self.expressions["sampler"]),
+            "cache": parse_cache(self.expressions["cache"]),
+            "verifier": parse_verifier(self.expressions["verifier"], target),
             "config": own.decoding,
         }
 
@@ -140,8 +142,10 @@ def read_card(path: str | Path) -> Card:
             Rating(r["setting"], Verdict(**r["verdict"]), r["tokens_per_forward"])
             for r in written.pop("ratings")
         )
-        tuples = {name: tuple(written.pop(name)) for name in ("untested", "warnings")}
-        return Card(guarantee=guarantee, ratings=ratings, **tuples, **written)
+        untested, warnings = tuple(written.pop("untested")), tuple(written.pop("warnings"))
+        return Card(
+            guarantee=guarantee, ratings=ratings, untested=untested, warnings=warnings, **written
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."

@@ -100,7 +100,10 @@ def run(options: argparse.Namespace) -> int:
             checked[0], checked[1:], guarantee, decoder,
             agreement=options.agreement, order_on=options.order_on,
         )  # fmt: skip
-    card = replace(card, warnings=tuple(warnings), machine=machine)
+    given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
+    chosen = given[Settings.of(dict(card.setting)).key("")]
+    expressions = {"sampler": chosen.sampler, "cache": chosen.cache, "verifier": chosen.verifier}
+    card = replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
     card.write(options.card or folder.path / CARD_FILE)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
     return 0 if card.is_certified else 1
@@ -159,6 +162,7 @@ def calibrate(
     best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
     return Card(
         setting=best.setting if best else reference.settings.written(),
+        expressions={},
         is_certified=best is not None,
         guarantee=guarantee,
         agreement=agreement,
@@ -315,7 +319,9 @@ def _warnings(
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     earlier = _earlier(folder)
-    others = [name for name, own in earlier.items() if name != choice and own == settings[0].examples]
+    others = [
+        name for name, own in earlier.items() if name != choice and own == settings[0].examples
+    ]
     if others:
         found.append(
             "These prompts were calibrated on before, with other settings or numbers: chosen "

@@ -86,7 +86,9 @@ def _kind_of(part: str) -> tuple[str, str]:
     reasons = []
     for kind, parse in kinds:
         try:
-            return kind, repr(parse(part))
+            parse(part)
         except ValueError as error:
             reasons.append(str(error))
+        else:
+            return kind, part
     raise ValueError(f"A part of a setting must be a sampler, a cache or a verifier: {reasons[0]}")

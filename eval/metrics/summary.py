@@ -249,6 +249,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
 
 
 def paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
+    """Returns the values of two settings on the examples that both have, in one order."""
     shared = sorted(first.keys() & second.keys())
     return [first[example] for example in shared], [second[example] for example in shared]
 

@@ -22,6 +22,7 @@ _FINISHED: Fields = {
 }  # fmt: skip
 _TRACE: Fields = {
     "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
+    "runners_up": list[list[Any] | None],
 }  # fmt: skip
 
 # Numbers that others are divided by, and numbers that may be 0.

@@ -29,7 +29,7 @@ from eval.tasks import (
 )
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
-from samplers.expression import parse_expression
+from samplers.expression import parse_plugin
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
@@ -134,7 +134,7 @@ def _of_card(path: str, part: str) -> str:
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        chosen = written["setting"][part]
+        chosen = written["expressions"][part]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"A {part} after @ must be named by a card that calibrate wrote, got {path!r}."
@@ -149,9 +149,7 @@ def parse_cache(text: str) -> CachePolicy:
         ValueError: If the text does not describe one.
     """
     text = _of_card(text[1:], "cache") if text.startswith("@") else text
-    cache = parse_expression(text, _exported(CachePolicy))
-    assert isinstance(cache, CachePolicy)
-    return cache
+    return parse_plugin(text, CachePolicy, _exported(CachePolicy))  # type: ignore[type-abstract]  # never constructed
 
 
 def no_target(source: str) -> CausalTarget:
@@ -170,11 +168,8 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
         ValueError: If the text does not describe a verifier.
     """
     text = _of_card(text[1:], "verifier") if text.startswith("@") else text
-    parts = {name: getattr(verify, name) for name in verify.__all__}
-    verifier = parse_expression(text, {**parts, "CausalTarget": target})
-    if not isinstance(verifier, Verifier):
-        raise ValueError(f"A verifier must be such as NoVerifier() or SelfVerify(), got {text!r}.")
-    return verifier
+    known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
+    return parse_plugin(text, Verifier, known)  # type: ignore[type-abstract]  # never constructed
 
 
 def _exported(base: type) -> dict[str, Callable[..., Any]]:

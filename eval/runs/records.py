@@ -84,7 +84,9 @@ class Settings:
     def written(self) -> dict[str, Any]:
         """Returns the settings for JSON, the options of the decode beside the others."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
-        return own | asdict(self.decoding)
+        options = asdict(self.decoding)
+        # JSON has no tuples: what is written and what is read are the same.
+        return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
 
     @staticmethod
     def of(written: Mapping[str, Any], where: str = "Settings") -> "Settings":

@@ -27,12 +27,12 @@ class RunnersUp:
         window = slice(start, start + width)
         before, after = event.before.region[:, window], event.after.region[:, window]
         committed = ~event.after.masked[:, window] & (before != after)
-        top = event.view.top_k(min(NUM_TOKENS, event.view.logits.shape[-1]))
-        probability = (top.logits - event.view.log_normaliser[..., None]).exp()
+        top = event.view.likeliest(min(NUM_TOKENS, event.view.vocab_size))
         rows, columns = committed.nonzero(as_tuple=True)
         # Once for all rows: the host waits for each of these.
         entropy = event.view.entropy[rows, columns].tolist()
-        tokens, chances = top.tokens[rows, columns].tolist(), probability[rows, columns].tolist()
+        tokens = top.tokens[rows, columns].tolist()
+        chances = top.probabilities[rows, columns].tolist()
         leads = torch.stack([event.requests, event.before.lead]).T.tolist()
         places = zip(rows.tolist(), columns.tolist(), strict=True)
         for (row, column), nats, ids, shares in zip(places, entropy, tokens, chances, strict=True):

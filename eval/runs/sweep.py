@@ -166,13 +166,7 @@ def read_sweep(path: str | Path) -> Sweep:
     Raises:
         ValueError: If the file is missing or is not such a sweep.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ValueError(f"A sweep must be a TOML file, got {path}, which does not exist.")
-    try:
-        written = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be valid TOML: {error}.") from None
+    written = _toml_of(path)
     known = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
     own: dict[str, Any] = {}
     decoding: dict[str, tuple[Any, ...]] = {}
@@ -189,6 +183,16 @@ def read_sweep(path: str | Path) -> Sweep:
         if name not in written:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     return Sweep(decoding=decoding, **own)
+
+
+def _toml_of(path: str | Path) -> dict[str, Any]:
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"A sweep must be a TOML file, got {path}, which does not exist.")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be valid TOML: {error}.") from None
 
 
 def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:

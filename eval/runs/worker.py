@@ -58,9 +58,7 @@ class Worker:
         self._part = part
         self._reporter = reporter
 
-    def work(
-        self, examples: Sequence[Example], done: Mapping[str, Record], place: Place
-    ) -> None:
+    def work(self, examples: Sequence[Example], done: Mapping[str, Record], place: Place) -> None:
         """Decodes what is not done of this process's batches and appends the records.
 
         Args:

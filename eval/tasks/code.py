@@ -5,12 +5,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
+from eval.tasks.code_protocols import CodeProtocol
 
-PROTOCOLS = ("lm_eval", "instruct")
+OF_PROTOCOL = -1
 PYTHON = ("", "python", "python3", "py")
 
 _FENCED = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -23,31 +24,43 @@ class CodeTask(Task):
     Attributes:
         path: A file in the official format, or a folder with one; None asks the hub through
             `datasets`.
-        protocol: `lm_eval`, plain text that the answer continues; or `instruct`, a chat turn
-            answered by a fenced block.
-        gen_length: Default answer length in tokens.
+        protocol: A setting of `eval.tasks.code_protocols`: `lm_eval`, plain text that the answer
+            continues; `instruct`, a chat turn answered by a fenced block; or a published one.
+        gen_length: Default answer length in tokens; -1 is the protocol's.
         sandbox: Runs the programs. By default none is run, and scoring is refused.
     """
 
     path: str | None = None
     protocol: str = "lm_eval"
-    gen_length: int = 512
+    gen_length: int = OF_PROTOCOL
     sandbox: CodeRunner = field(default_factory=NoCode)
 
     version = 1
     primary = "passed"
+    protocols: ClassVar[Mapping[str, CodeProtocol]]
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
+        if self.protocol not in self.protocols:
             raise ValueError(
-                f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}."
+                f"protocol must be one of {', '.join(self.protocols)}, got {self.protocol!r}."
             )
+        if self.gen_length == OF_PROTOCOL:
+            object.__setattr__(self, "gen_length", self.published.gen_length)
         if self.gen_length < 1:
             raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
 
     @property
     def prompts(self) -> str:
-        return "plain" if self.protocol == "lm_eval" else "chat"
+        return "chat" if self.published.is_chat else "plain"
+
+    @property
+    def block_length(self) -> int | None:
+        return self.published.block_length
+
+    @property
+    def published(self) -> CodeProtocol:
+        """The setting that `protocol` names."""
+        return self.protocols[self.protocol]
 
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from eval.tasks.base import Example, Turn, content_id, cut_at
 from eval.tasks.code import CodeTask, fenced, python_blocks
+from eval.tasks.code_protocols import HUMANEVAL
 from eval.tasks.problem_files import Found, hub_objects, read_objects, text_of
 
 HUB_ID = "openai/openai_humaneval"
@@ -32,11 +33,12 @@ class HumanEval(CodeTask):
     """
 
     name = "humaneval"
+    protocols = HUMANEVAL
     splits = ("test",)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        return STOP if self.protocol == "lm_eval" else ()
+        return () if self.published.is_instruction else STOP
 
     def problems(self, split: str) -> list[Example]:
         if self.path is None:
@@ -52,7 +54,9 @@ class HumanEval(CodeTask):
         function, such as imports, is kept.
         """
         prompt: str = example.meta["prompt"]
-        if self.protocol == "lm_eval":
+        # A chat model answers a plain prompt with a fenced block all the same.
+        is_fenced = self.published.is_chat and bool(python_blocks(text))
+        if not self.published.is_instruction and not is_fenced:
             return prompt + cut_at(text, self.stop)
         header = re.compile(rf"^def +{re.escape(example.meta['entry_point'])}\b", re.MULTILINE)
         blocks = python_blocks(text) or [text]
@@ -65,7 +69,7 @@ class HumanEval(CodeTask):
     def _example(self, found: Found) -> Example:
         name, prompt, solution, test, entry_point = (text_of(found, field) for field in FIELDS)
         tests = f"{test}\ncheck({entry_point})\n"
-        plain = self.protocol == "lm_eval"
+        plain = not self.published.is_instruction
         return Example(
             id=f"{name}-{content_id(prompt + tests)}",
             prompt=prompt if plain else ask(prompt),

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eval.tasks.base import Example, Turn, content_id, cut_at
-from eval.tasks.code import CodeTask, fenced, python_blocks
+from eval.tasks.code import OF_PROTOCOL, CodeTask, fenced, python_blocks
+from eval.tasks.code_protocols import MBPP
 from eval.tasks.problem_files import Found, hub_objects, read_objects, text_of, texts_of
 
 HUB_ID = "google-research-datasets/mbpp"
@@ -62,23 +63,25 @@ class Mbpp(CodeTask):
     between 256 (LLaDA, Fast-dLLM, d3LLM) and 1024 (Dream), and none or three demonstrations.
 
     Attributes:
-        num_fewshot: Demonstrations in a prompt.
+        num_fewshot: Demonstrations in a prompt; -1 is the protocol's number.
     """
 
-    gen_length: int = 256
-    num_fewshot: int = 3
+    num_fewshot: int = OF_PROTOCOL
 
     name = "mbpp"
+    protocols = MBPP
     splits = tuple(NUMBERS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_fewshot == OF_PROTOCOL:
+            object.__setattr__(self, "num_fewshot", self.published.num_fewshot)
         if not 0 <= self.num_fewshot < len(SHOWN):
             raise ValueError(f"num_fewshot is 0 to {len(SHOWN) - 1}, got {self.num_fewshot}.")
 
     @property
     def stop(self) -> tuple[str, ...]:
-        return (DONE,) if self.protocol == "lm_eval" else ()
+        return () if self.published.is_instruction else (DONE,)
 
     def problems(self, split: str) -> list[Example]:
         asked = self._read(split)
@@ -89,7 +92,9 @@ class Mbpp(CodeTask):
 
     def program(self, example: Example, text: str) -> str:
         """Returns the text before `[DONE]`, or the first block of Python."""
-        if self.protocol == "lm_eval":
+        # A chat model answers a plain prompt with a fenced block all the same.
+        is_fenced = self.published.is_chat and bool(python_blocks(text))
+        if not self.published.is_instruction and not is_fenced:
             return cut_at(text, self.stop)
         return (python_blocks(text) or [text])[0]
 
@@ -111,7 +116,7 @@ class Mbpp(CodeTask):
         return others[: self.num_fewshot]
 
     def _example(self, problem: Problem, demonstrations: list[Problem]) -> Example:
-        plain = self.protocol == "lm_eval"
+        plain = not self.published.is_instruction
         return Example(
             id=f"MBPP/{problem.number}-{content_id(problem.text + problem.tests)}",
             prompt=(write_plain if plain else write_turns)(problem, demonstrations),

@@ -38,6 +38,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
+from dllm_decode.models.network import fused as choice
 from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Prophet, Wino
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -267,8 +268,11 @@ def test_rows_that_come_and_go_are_decoded_as_on_the_cpu(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_find_no_kernel_and_fall_back(dtype: torch.dtype) -> None:
-    for sampler in (LocalLeap(0.5, 0.3), Klass(0.4, 0.05)):
-        pair(MODELS / "llada", dtype=dtype).decode(sampler, cache=DualCache())
+    choice._checked.cache_clear()
+    with pytest.warns(UserWarning, match="Fused kernels are not used on cuda:63") as caught:
+        for sampler in (LocalLeap(0.5, 0.3), Klass(0.4, 0.05)):
+            pair(MODELS / "llada", dtype=dtype).decode(sampler, cache=DualCache())
+    assert len(caught) == 1
 
 
 def test_embedded_models_verify_each_other_on_the_accelerator() -> None:

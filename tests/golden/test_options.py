@@ -21,6 +21,7 @@ from dllm_decode import (
     decode_many,
 )
 from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, Sampler, View
+from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
@@ -42,7 +43,7 @@ def test_dream_s_filters_leave_the_same_distribution() -> None:
         found = truncate(logits_of(case["logits"]))
         view = View(
             tokens=torch.zeros(1, len(found), dtype=torch.long),
-            logits=found[None],
+            computed=Summary(found[None]),
             masked=torch.ones(1, len(found), dtype=torch.bool),
             eligible=torch.ones(1, len(found), dtype=torch.bool),
             start=0,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eval_runs import runs
 
 import eval as evaluation
 from dllm_decode import DualCache, decode, load_model
@@ -12,9 +13,7 @@ from eval.__main__ import main
 from eval.calibrate.card import Card, read_card
 from eval.calibrate.ladders import LADDERS, rung_of, split_parts
 from eval.runs.names import parse_cache, parse_sampler
-from eval.runs.records import Folder
 from eval.runs.runner import execute
-from eval_runs import runs
 from samplers import ConfidenceThreshold, FixedSchedule
 
 
@@ -22,7 +21,8 @@ def calibrated(out: Path, *more: str, task: str = "word_problems?split=val&limit
     status = main([
         "calibrate", task, str(out), "--sampler", "ConfidenceThreshold(0.99)",
         "--sampler", "FixedSchedule(1)", "--max-drop", "0.2", "--confidence", "0.8",
-        "--batch-size", "12", "--gen-length", "64", "--test", "binomial", "--reference", "FixedSchedule(16)", *more,
+        "--batch-size", "12", "--gen-length", "64", "--test", "binomial",
+        "--reference", "FixedSchedule(16)", *more,
     ])  # fmt: skip
     card = read_card(out / "card.json")
     assert status == (0 if card.is_certified else 1)
@@ -148,10 +148,28 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
     assert (same.difference, same.p_value) == (0.0, 1.0)
     # Tango's interval of no discordant pair: z^2 / (n + z^2).
     assert same.high == pytest.approx(3.8415 / 13.8415, abs=1e-3) == -same.low
-    with pytest.raises(ValueError, match="one setting, got .* with 2"):
+    with pytest.raises(ValueError, match=r"one setting, got .* with 2"):
         evaluation.compare(tmp_path, second)
     pytest.importorskip("pandas")
     frame = evaluation.frame(tmp_path)
     assert len(frame) == len(folder.records()) == 20
     assert set(frame["sampler"]) == {repr(FixedSchedule(2)), repr(FixedSchedule(8))}
     assert frame["score.answer"].mean() == 0.0
+
+
+def test_a_sampler_of_ones_own_stays_one_on_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rule.py").write_text(
+        "from dataclasses import dataclass\nfrom samplers import Decision, Sampler\n\n"
+        "@dataclass(frozen=True)\nclass AllAtOnce(Sampler):\n    power: int = 1\n\n"
+        "    def step(self, view, state):\n        return Decision(commit=view.eligible), state\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main([
+        "calibrate", "word_problems?split=val&limit=3", str(tmp_path / "out"), "--gen-length", "8",
+        "--sampler", "my_rule:AllAtOnce(2)", "--reference", "FixedSchedule(2)", "--agreement",
+        "--max-drop", "0.99", "--confidence", "0.05", "--test", "binomial",
+    ])  # fmt: skip
+    assert status == 0
+    assert repr(parse_sampler(f"@{tmp_path / 'out' / 'card.json'}")) == "AllAtOnce(power=2)"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import eval_runs
 import pytest
 
 from eval import __main__ as command_line
+from eval.runs import command as runs_command
 from eval.runs.names import parse_task
 from eval.runs.records import Folder
 from eval.runs.runner import execute
@@ -326,7 +328,7 @@ def test_without_hub_or_package_the_remedy_is_one_sentence(
 
 
 def test_bad_settings_are_refused(mbpp: str) -> None:
-    with pytest.raises(ValueError, match="protocol must be one of lm_eval, instruct, got 'mine'"):
+    with pytest.raises(ValueError, match="protocol must be one of lm_eval, instruct, .*got 'mine'"):
         HumanEval(protocol="mine")
     with pytest.raises(ValueError, match="gen_length must be at least 1, got 0"):
         Mbpp(gen_length=0)
@@ -364,10 +366,7 @@ def test_the_permission_changes_no_key(humaneval: str) -> None:
     settings = run.settings(run.selection.examples())
     assert allowed.task != run.selection.task
     assert allowed.address == run.selection.address
-    assert settings == type(run)(
-        run.model, run.tokenizer, allowed, run.sampler, gen_length=run.gen_length,
-        block_length=run.block_length, temperature=run.temperature, batch_size=run.batch_size,
-    ).settings(allowed.examples())  # fmt: skip
+    assert settings == replace(run, selection=allowed).settings(allowed.examples())
 
 
 @pytest.mark.parametrize("task", ["humaneval", "mbpp"])
@@ -382,7 +381,7 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(command_line, "load_model", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr(runs_command, "load_model", lambda *_, **__: pytest.fail("loaded"))
         assert command_line.main(command) == 2
     assert f"{task} is scored by running programs" in capsys.readouterr().err
     assert command_line.main([*command, "--allow-code"]) == 0
@@ -390,3 +389,43 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
     assert [record["error"] for record in records] == [None, None]
     assert [record["scores"]["passed"] for record in records] == [0.0, 0.0]
     assert {"passed", "loads", "compiles"} == set(records[0]["scores"])
+
+
+# name: HumanEval's and MBPP's template, demonstrations, answer length, block length.
+PUBLISHED: dict[str, tuple[tuple[str, int, int, int], tuple[str, int, int, int] | None]] = {
+    "fast_dllm": (("chat", 0, 256, 32), ("chat", 3, 256, 32)),
+    "fast_dllm_dream": (("plain", 0, 256, 32), ("plain", 3, 256, 32)),
+    "llada": (("chat", 0, 512, 512), None),
+    "llada_1_5": (("chat", 0, 512, 32), None),
+    "llada_base": (("plain", 0, 1024, 1024), ("plain", 3, 1024, 1024)),
+    "dparallel": (("chat", 0, 256, 32), ("chat", 3, 256, 32)),
+    "d2f": (("chat", 0, 512, 32), ("chat", 3, 512, 32)),
+    "dream": (("chat", 0, 768, 768), ("chat", 0, 1024, 1024)),
+    "dream_base": (("plain", 0, 512, 512), None),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_setting_is_its_name(humaneval: str, mbpp: str, name: str) -> None:
+    of_humaneval, of_mbpp = PUBLISHED[name]
+    task = parse_task(f"humaneval?path={humaneval}&protocol={name}").task
+    assert (task.prompts, 0, task.gen_length, task.block_length) == of_humaneval
+    assert task.examples()[0].target
+    if of_mbpp is None:
+        with pytest.raises(ValueError, match="protocol must be one of"):
+            Mbpp(mbpp, name)
+        return
+    own = Mbpp(mbpp, name)
+    assert (own.prompts, own.num_fewshot, own.gen_length, own.block_length) == of_mbpp
+    assert str(own.examples()[0].prompt).count("These tests must pass") == own.num_fewshot + 1
+
+
+def test_a_fence_around_a_plain_answer_in_chat_is_taken_off(humaneval: str, mbpp: str) -> None:
+    task = HumanEval(humaneval, "fast_dllm", sandbox=QUICK)
+    example = task.examples()[1]
+    assert task.score(example, example.target) == RIGHT
+    whole = "def halves(n):\n    return n.bit_length()\n"
+    assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
+    of_mbpp = Mbpp(mbpp, "fast_dllm", sandbox=QUICK)
+    example = of_mbpp.examples()[0]
+    assert of_mbpp.score(example, f"```python\n{example.target.split('[DONE]')[0]}```") == RIGHT

@@ -76,7 +76,7 @@ def test_the_greedy_answer_is_the_targets_with_any_drafting_and_cache(
         verifier = ARVerify(target, SHORT, drafting)
         out = decode(
             model, prompts, ConfidenceThreshold(0.05), verifier=verifier, cache=cache,
-            gen_length=10, block_length=4 if model.causal_block_length else 10,
+            gen_length=10, block_length=model.causal_block_length or 10,
         )  # fmt: skip
         assert out.tokens.tolist() == expected, drafting
 

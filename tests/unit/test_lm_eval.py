@@ -458,7 +458,10 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
         (["--tasks", ","], "Tasks must be known to the harness, got none"),
         (["--gen-kwargs", "num_beams=4"], "got num_beams=4"),
         (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature is given once"),
-        (["--include-path", "nowhere"], "include_path must be a folder with task files, got 'nowhere'"),
+        (
+            ["--include-path", "nowhere"],
+            "include_path must be a folder with task files, got 'nowhere'",
+        ),
         (["--model", "nothing"], "which is none of these"),
     ],
 )

@@ -8,7 +8,7 @@ from dllm_decode import CachePolicy, NoCache
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler, parse
 from samplers.expression import parse_plugin
 
-MODULE = '''
+MODULE = """
 from dataclasses import dataclass
 from dllm_decode import CachePolicy, NoCache
 from samplers import Decision, Sampler
@@ -29,7 +29,7 @@ class MyRule(Sampler[None]):
 
     def step(self, view, state):
         return Decision(view.eligible), None
-'''
+"""
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from dllm_decode import (
     NGram,
     Tree,
     decode,
+    measure_column_cost,
 )
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.target_round import first_masks
@@ -238,3 +239,26 @@ def test_a_target_that_ignores_its_mask_is_refused() -> None:
             check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
     finally:
         model.forward = forward  # type: ignore[method-assign]
+
+
+def test_what_a_column_costs_is_a_share_of_a_round() -> None:
+    model = DriftingModel()
+    for num_forwards in (1, 4):
+        cost = measure_column_cost(
+            model, tiny_target(), [1, 2, 3], gen_length=8, num_forwards=num_forwards, num_runs=3
+        )
+        assert 0.0 <= cost < 1.0
+        assert Tree(column_cost=cost).column_cost == cost
+
+
+def test_a_tree_keeps_alternatives_to_what_the_sampler_committed() -> None:
+    """Everything is committed after the first look, so the tree must be that of one look."""
+    options: Any = {"gen_length": 12, "block_length": 12, "stop_at_eos": False}
+    outs, sampler = [], ConfidenceThreshold(0.0)
+    for looks in (1, 3):
+        verifier = ARVerify(tiny_target(seed=2), DraftLength(4, 4), Tree(9, num_forwards=looks))
+        outs.append(decode(DriftingModel(), [[1, 2], [5]], sampler, verifier=verifier, **options))
+    for name in ("tokens", "nfe", "target_nfe", "drafted", "accepted"):
+        assert torch.equal(getattr(outs[0], name), getattr(outs[1], name))
+    # Nine nodes, but for the last round or two, where few masks are left.
+    assert (outs[0].drafted > 4 * outs[0].target_nfe).all(), "there were no alternatives"

@@ -11,6 +11,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.loading.adapters import merge_adapter, read_adapter
 from dllm_decode.models.loading.placement import (
     DeviceMap,
+    Placement,
     allocate,
     check_devices,
     dispatch,
@@ -122,6 +123,8 @@ def load_model(
         lora.check(known.tensors(transformer))
     transformer.to(wished or stored)
     placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
+    if (wished or stored) is torch.float64:
+        _check_float64(placed)
     there = None if quantize is None else only_device(placed)
     _check_choices(device, fused=fused, graphs=graphs)
     # Weights that will be quantised are read into the CPU's memory.
@@ -192,6 +195,13 @@ def _check_choices(
             raise ValueError(
                 f"{name}=True needs a CUDA device, got device={str(device)!r}. Pass {name}='auto'."
             )
+
+
+def _check_float64(placed: Placement) -> None:
+    if any(place is not None and place.type == "mps" for place in placed.kept.values()):
+        raise ValueError(
+            "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
+        )
 
 
 def _max_length(config: Mapping[str, object]) -> int | None:

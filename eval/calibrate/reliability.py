@@ -1,0 +1,146 @@
+"""Reliability of confidence, and what-if questions, from stored traces: no decode, and none claimed.
+
+A trace holds, for each position, the confidence at its commit, and which commits were taken back.
+So it is known whether a token that was committed at some confidence is the final one, and which
+commits another threshold would not have made *in the same states*. A decode with that threshold
+would see other states from there on.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Shaped
+
+from eval.runs.records import Record
+
+NUM_BINS = 10
+
+
+class Bin(NamedTuple):
+    """Commits whose confidence is in an interval.
+
+    Attributes:
+        low: Its lower end, included.
+        high: Its upper end, excluded but for 1.
+        count: How many commits.
+        confidence: Their mean confidence.
+        agreement: Share of their tokens that are right: final, and of an answer that is right if
+            only right answers count.
+    """
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    agreement: float
+
+
+class Reliability(NamedTuple):
+    """A reliability diagram.
+
+    Attributes:
+        bins: The bins that hold commits, by rising confidence.
+        calibration_error: Expected calibration error: the mean distance between confidence and
+            agreement, weighted by the bins' counts.
+        count: Commits in all.
+    """
+
+    bins: tuple[Bin, ...]
+    calibration_error: float
+    count: int
+
+
+class WhatIf(NamedTuple):
+    """What a threshold would have committed in the same states. Not a decode.
+
+    Attributes:
+        threshold: Least confidence.
+        share: Share of the commits that reach it.
+        agreement: Share of those whose token is the final one; None if there are none.
+    """
+
+    threshold: float
+    share: float
+    agreement: float | None
+
+
+def reliability(
+    records: Iterable[Record], *, num_bins: int = NUM_BINS, of_right_answers: bool = False
+) -> Reliability:
+    """Bins commits by their confidence and says how often their tokens stayed.
+
+    Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
+    https://arxiv.org/abs/1706.04599, reliability diagram and expected calibration error.
+
+    Differs: There is no label for each token. A token agrees if it is the final one; with
+    `of_right_answers`, if the answer is right besides.
+
+    Args:
+        records: Of one setting, with traces; records without one do not count.
+        num_bins: Intervals of equal width.
+        of_right_answers: Count tokens of wrong answers as wrong.
+
+    Raises:
+        ValueError: If no record has a trace, or `num_bins` is below 1.
+    """
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
+    confidence, agrees = commits(records, of_right_answers=of_right_answers)
+    index = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    bins = []
+    for number in range(num_bins):
+        own = index == number
+        if own.any():
+            mean_confidence, agreement = confidence[own].mean(), agrees[own].mean()
+            bins.append(
+                Bin(
+                    number / num_bins, (number + 1) / num_bins, int(own.sum()),
+                    float(mean_confidence), float(agreement),
+                )
+            )  # fmt: skip
+    error = sum(one.count * abs(one.confidence - one.agreement) for one in bins) / len(confidence)
+    return Reliability(tuple(bins), error, len(confidence))
+
+
+def what_if(records: Iterable[Record], thresholds: Sequence[float]) -> list[WhatIf]:
+    """Returns for thresholds which of the stored commits they would have made.
+
+    Raises:
+        ValueError: If no record has a trace.
+    """
+    confidence, agrees = commits(records)
+    found = []
+    for threshold in thresholds:
+        reached = confidence >= threshold
+        agreement = float(agrees[reached].mean()) if reached.any() else None
+        found.append(WhatIf(threshold, float(reached.mean()), agreement))
+    return found
+
+
+def commits(
+    records: Iterable[Record], *, of_right_answers: bool = False
+) -> tuple[Shaped[np.ndarray, " N"], Shaped[np.ndarray, " N"]]:
+    """Returns the confidence of every commit up to EOS, and whether its token is the final one.
+
+    Raises:
+        ValueError: If no record has a trace.
+    """
+    confidence: list[float] = []
+    agrees: list[bool] = []
+    for record in records:
+        if record["error"] is not None or record["trace"] is None:
+            continue
+        counts = not of_right_answers or record["scores"][record["primary"]] == 1
+        trace = record["trace"]
+        for own in trace["confidences"][: record["length"]]:
+            if own is not None:
+                confidence.append(own)
+                agrees.append(counts)
+        for position, token, _, own, _ in trace["revisions"]:
+            if own is not None and position < record["length"]:
+                confidence.append(own)
+                agrees.append(counts and token == record["tokens"][position])
+    if not confidence:
+        raise ValueError("Reliability needs records with traces, got none; run without --no-trace.")
+    return np.array(confidence), np.array(agrees)

@@ -1,0 +1,47 @@
+"""The recipes of docs/extending.md are complete programs, and run as they are written."""
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
+RECIPES = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+FILE = re.compile(r'^```python title="(\w+\.py)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.splitlines()[0])
+def test_a_recipe_runs_as_it_is_written(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = FILE.findall(recipe)
+    for name, text in files:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        # Another recipe's module of the same name must not serve.
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    commands = [line for block in COMMANDS.findall(recipe) for line in block.splitlines()]
+    assert files
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "eval"]:
+            assert main(words[3:]) == 0, command
+        else:
+            assert words[0] == "python"
+            assert words[1] in dict(files)
+            runpy.run_path(str(tmp_path / words[1]), run_name="__main__")
+
+
+def test_there_is_a_recipe_of_each_kind() -> None:
+    titles = [recipe.splitlines()[0] for recipe in RECIPES]
+    assert len(titles) == 5
+    for word in ("sampler", "cache", "family", "task", "fused"):
+        assert any(word in title for title in titles)

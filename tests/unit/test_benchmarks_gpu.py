@@ -1,0 +1,80 @@
+"""The parts of a day on a GPU run anywhere, one by one, and resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import gpu
+from benchmarks.gpu_parts import PARTS
+from benchmarks.plain_loop import run_loop
+from benchmarks.setting import Setting
+from tests.reference import fixed_schedule
+
+TINY = Setting(
+    "tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4, dtype="float32",
+    num_threads=1,
+)  # fmt: skip
+WORDS = ["--quick", "--device", "cpu", "--geometry", "tiny"]
+
+
+@pytest.mark.parametrize("part", ["collection", "batch", "free-cache", "tree"])
+def test_a_part_measures_something(part: str) -> None:
+    found = PARTS[part](TINY)
+    assert len(found["rows"]) >= 2
+    json.dumps(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "correctness"])
+def test_every_part_runs(part: str) -> None:
+    found = PARTS[part](TINY)
+    json.dumps(found)
+    gpu.show({"part": part, "about": PARTS[part].__doc__, "hardware": "cpu"} | found, Console())
+    if part == "step":
+        assert "Self CPU" in found["text"]
+
+
+def test_parts_that_are_there_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        part = command[-1]
+        ran.append(part)
+        if part == "tree" and ran.count("tree") == 1:
+            return type("Done", (), {"returncode": 1})
+        gpu.main([*command[4:]])
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    words = [*WORDS, "--folder", str(tmp_path), "--parts", "free-cache", "tree"]
+    with pytest.raises(SystemExit, match="These parts must be run again: tree"):
+        gpu.main(words)
+    gpu.main(words)
+    assert ran == ["free-cache", "tree", "tree"]
+    record = json.loads((tmp_path / "tree.json").read_text())
+    assert [row["time"] for row in record["rows"]] == [1, 2, 3, 4, 5, 6]
+    assert record["setting"]["geometry"] == "tiny"
+    gpu.main([*words, "--again"])
+    assert ran[3:] == ["free-cache", "tree"]
+
+
+def test_the_plain_loop_is_that_of_the_tests() -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(30, 30, 40, generator=generator, dtype=torch.float64)
+
+    def logits_of(canvas: torch.Tensor) -> torch.Tensor:
+        columns = torch.arange(canvas.shape[1])
+        return table[(canvas.sum() % 30), columns % 30][None].clone()
+
+    options: Any = {"gen_length": 14, "block_length": 6, "steps_per_block": 4, "mask_id": 39}
+    expected = fixed_schedule(logits_of, [3, 1, 4], **options)
+    found = run_loop(logits_of, [3, 1, 4], **options)
+    assert found.tokens == expected.tokens
+    assert found.num_forwards == len(expected.commits)
