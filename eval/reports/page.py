@@ -1,7 +1,6 @@
 """The report as a page: settings, picture and every example of one or two results folders."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from eval.metrics.curves import Row, method_of
@@ -131,7 +130,7 @@ def _examples(task: Mapping[str, Any], replays: Link) -> list[dict[str, Any]]:
     cells: dict[str, list[list[dict[str, Any]] | None]] = {}
     heads: dict[str, dict[str, Any]] = {}
     for number, pool in enumerate(task["pools"]):
-        seeds = {replace(pool.settings, seed=seed).key(""): seed for seed in pool.seeds}
+        seeds = {pool.settings.with_seed(seed).key(""): seed for seed in pool.seeds}
         for record in pool.records:
             example = str(record["example"])
             row = cells.setdefault(example, [None] * len(task["pools"]))
