@@ -311,7 +311,7 @@ def _decodes(setting: Setting, cases: list[tuple[str, int, bool]]) -> Found:
     for options, size, is_ragged in cases:
         case = replace(setting, batch_size=size)
         for graphs in ("auto", False):
-            model.graphs = graphs  # type: ignore[assignment]  # mypy widens the literal
+            model.graphs = graphs
             cache, verifier = parse_pair(options, setting.target)
             for _ in range(3):
                 out = _decode(model, case, cache, verifier=verifier, is_ragged=is_ragged)

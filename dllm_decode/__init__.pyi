@@ -6,6 +6,7 @@ from .caches import (
     FreeCache,
     NoCache,
     PrefixCache,
+    SettledCache,
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
@@ -69,6 +70,7 @@ __all__ = [
     "Revision",
     "Sampled",
     "SelfVerify",
+    "SettledCache",
     "StepEvent",
     "StopRule",
     "StopStrings",

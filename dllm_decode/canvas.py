@@ -224,8 +224,8 @@ class Canvas:
         return self.masked & (positions < self.lead[:, None] + self.gen_length)
 
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the positions that running rows must still commit in a block."""
-        return self.unfinished[:, block.start : block.end].sum(-1) * self.running
+        """Counts the masks that running rows have left in a block."""
+        return self.masked[:, block.start : block.end].sum(-1) * self.running
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""

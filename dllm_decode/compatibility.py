@@ -11,6 +11,7 @@ from dllm_decode.caches import (
     FreeCache,
     NoCache,
     PrefixCache,
+    SettledCache,
 )
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.verify.base import Verifier
@@ -176,6 +177,7 @@ CACHES: tuple[CachePolicy, ...] = (
     FreeCache("clean"),
     FreeCache("official"),
     DelayedCache(),
+    SettledCache(),
 )
 KINDS = {
     "any sampler that sees the open block": Demands(),

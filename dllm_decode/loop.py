@@ -203,7 +203,9 @@ def finish_block(
     """Decodes one block; rows that have finished it are no longer computed."""
     sampler, verifier = decoder.sampler, decoder.verifier
     session.open()
-    part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
+    # A row whose answer is full is not run for what fills up its last block.
+    opened = canvas.unfinished[:, block.start : block.end].any(-1) & canvas.running
+    part = canvas.take(opened.nonzero().squeeze(-1))
     # All that the sampler may commit, also behind the answer.
     num_masks = part.masked[:, block.start : block.end].sum(-1).tolist()
     limits = [verifier.max_steps(sampler, masks) for masks in num_masks]

@@ -17,8 +17,8 @@ class Branches(NamedTuple):
     Attributes:
         places: A number for each state, from 0, no two of a row alike. States of number 0, one a
             row, come first and are looked at as if alone; the others leave no trace.
-        layout: Whether states are rows of the forward, each with memory of its own ("rows"), or
-            further columns of their row, which share its memory ("columns").
+        layout: Whether states are rows of the forward, each with a cache of its own ("rows"), or
+            further columns of their row, which share its cache ("columns").
     """
 
     places: Int[Tensor, " N"]
@@ -62,7 +62,7 @@ def pack(
     """Makes the states of a row, which are rows of `inputs`, columns of one row.
 
     A state of number 0 sees and overwrites what it does alone. Any other sees its own columns
-    instead of those of the same place in the memory, and the rest of the memory as it is; its keys
+    instead of those of the same place in the cache, and the rest of the cache as it is; its keys
     and values go behind the row's own. No state sees another's columns.
 
     Args:
@@ -70,7 +70,7 @@ def pack(
         rows: Which row of the result each state belongs to.
         places: Its number there.
         size: Rows of the result, and states a row at most.
-        num_keys: Keys of the forward, K; without a memory its columns.
+        num_keys: Keys of the forward, K; without a cache its columns.
         first_free: First slot behind those of the row itself; at least `num_keys`.
     """
     tokens = inputs.tokens
@@ -85,7 +85,7 @@ def pack(
     attend = tokens.new_zeros((*tokens.shape, first_free + (size[1] - 1) * width), dtype=torch.bool)
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
     there = shared[:, None].expand(-1, width, -1)
-    # A row with fewer columns than another repeats some: in the memory that is one slot, here two.
+    # A row with fewer columns than another repeats some: in the cache that is one slot, here two.
     repeated = torch.zeros_like(shared, dtype=torch.bool)
     repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
     is_further = (places > 0)[:, None, None]

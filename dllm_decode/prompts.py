@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.models.base import MaskPredictor
 
-Prompt: TypeAlias = Sequence[int] | Int[Tensor, " N"]
+Prompt: TypeAlias = Sequence[int] | Int[Tensor, " _"]
 """Token ids of one prompt."""
 
 Prompts: TypeAlias = Sequence[Prompt] | Shaped[Tensor, "B N"] | Mapping[str, Any]

@@ -8,6 +8,7 @@ import dllm_decode.launch
 
 # isort: split
 import argparse
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 
@@ -94,9 +95,9 @@ def _action(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _bench(words: list[str]) -> int:
-    from benchmarks.__main__ import main as measure
-
-    measure(words)
+    # By name: benchmarks stand above this package and may import it.
+    sys.argv = ["dllm-decode bench", *words]
+    runpy.run_module("benchmarks", run_name="__main__")
     return 0
 
 

@@ -5,6 +5,7 @@ from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
 from dllm_decode.caches.prefix import PrefixCache
+from dllm_decode.caches.settled import SettledCache
 
 __all__ = [
     "CachePolicy",
@@ -15,4 +16,5 @@ __all__ = [
     "FreeCache",
     "NoCache",
     "PrefixCache",
+    "SettledCache",
 ]

@@ -39,7 +39,11 @@ class CacheLedger:
         self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
     ) -> CacheQuery:
         """Describes the next forward to a policy."""
-        clean = None if self._clean is None else self._clean[canvas.rows]
+        clean = None
+        if self._clean is not None:
+            # A token that was re-masked has not been computed since, whatever it was.
+            is_masked = canvas.tokens == canvas.mask_id
+            clean = self._clean[canvas.rows].masked_fill(is_masked, 0)
         return CacheQuery(
             canvas=canvas,
             needed=needed,

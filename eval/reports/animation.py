@@ -4,11 +4,9 @@ r"""A replay as an animated picture, for READMEs and talks: GIF, PNG or WebP.
 
     python -m eval run "word_problems?split=test&limit=20" results/decode --model mini \
         --sampler "FixedSchedule(32)" --sampler "ConfidenceThreshold(0.9)"
-    python -m eval.reports.animation results/decode docs/decode.gif --example 19e874da5d450a14
+    python -m eval trace results/decode --example 19e874da5d450a14 --gif docs/decode.gif
 """
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +18,6 @@ import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.reports.replay import Example, panels_of, require_traces
-from eval.runs.records import Folder
 
 Panel = Mapping[str, Any]
 Colour = tuple[int, int, int]
@@ -88,7 +85,7 @@ def write_animation(
 
 def num_rounds(panel: Panel) -> int:
     """Returns how many steps a panel shows."""
-    return 1 + max([-1, *panel["steps"], *(r["to"] for r in panel["revisions"])])
+    return 1 + int(max([-1, *panel["steps"], *(r["to"] for r in panel["revisions"])]))
 
 
 def draw_frame(prompt: str, panels: Sequence[Panel], step: int, *, width: int) -> Image.Image:
@@ -197,41 +194,3 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(
         str(Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"), size
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the animation of one example of a results folder; returns 2 if it is refused."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.reports.animation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", help="results folder")
-    parser.add_argument("file", type=Path, help="ends in .gif, .png or .webp")
-    parser.add_argument("--example", default="", help="start of an id (default: the first)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of one round (default: 10)")
-    parser.add_argument("--width", type=int, default=820, help="in pixels (default: 820)")
-    options = parser.parse_args(arguments)
-    try:
-        example = _find(Folder(options.folder), options.example)
-        write_animation(example, options.file, seconds=options.seconds, width=options.width)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{parser.prog}: {error}\n")
-        return 2
-    return 0
-
-
-def _find(folder: Folder, begin: str) -> Example:
-    records = [record for record in folder.records() if record["error"] is None]
-    ids = [record["example"] for record in records if record["example"].startswith(begin)]
-    if not ids:
-        raise ValueError(
-            f"--example must begin an id of a finished example of {folder.path}, got {begin!r}."
-        )
-    by_key = {settings.key(""): settings for settings in folder.settings()}
-    found = [(by_key[r["settings"]], r) for r in records if r["example"] == ids[0]]
-    return [(settings, record) for settings, record in found if settings.task == found[0][0].task]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

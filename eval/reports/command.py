@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from eval.metrics.summary import summarise
+from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
-from eval.reports.report import write_report
+from eval.reports.report import PAGE, write_comparison, write_report
 from eval.reports.table import table
 from eval.reports.terminal import picture_of
 from eval.runs.command import is_finished, run, run_sweep
@@ -27,10 +28,15 @@ def sweep_and_report(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Writes the report of a results folder and shows its table."""
-    return show(Folder(options.folder), num_replays=options.replays)
+    folder = Folder(options.folder)
+    if options.before:
+        path = folder.path / "comparison.html"
+        write_comparison(Folder(options.before), folder, path)
+        _tell(f"Comparison: {path}")
+    return show(folder, num_replays=options.replays)
 
 
-def show(folder: Folder, *, num_replays: int = 2) -> int:
+def show(folder: Folder, *, num_replays: int = 30) -> int:
     """Writes a report and shows its tables; 1 if examples raised."""
     path = write_report(folder, num_replays=num_replays)
     rows = summarise(folder)["rows"]
@@ -38,7 +44,10 @@ def show(folder: Folder, *, num_replays: int = 2) -> int:
     for task in dict.fromkeys(row["settings"]["task"] for row in rows):
         own = [row for row in rows if row["settings"]["task"] == task and row["num_records"]]
         console.print(f"{task}\n{table(own)}\n", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"Report: {path.with_name(PAGE)} and {path.name}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
     errors = sum(row["num_errors"] for row in rows)
     if errors:
         sys.stderr.write(f"{errors} examples raised an error; see {path}.\n")
@@ -50,7 +59,11 @@ def trace(options: argparse.Namespace) -> int:
     found = _examples_of(Folder(options.folder), options.example)
     if options.html:
         Path(options.html).write_text(replay_page(found), encoding="utf-8")
-        Console().print(f"Replay: {options.html}", markup=False, highlight=False, soft_wrap=True)
+        _tell(f"Replay: {options.html}")
+    if options.gif:
+        write_animation(found, Path(options.gif))
+        _tell(f"Animation: {options.gif}")
+    if options.html or options.gif:
         return 0
     console = Console()
     first = found[0][1]
@@ -67,6 +80,10 @@ def trace(options: argparse.Namespace) -> int:
         )  # fmt: skip
         console.print(picture_of(record), end="\n\n")
     return 0
+
+
+def _tell(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _finish(folder: Folder) -> int:

@@ -19,6 +19,7 @@ from eval.runs.runner import Plan, execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep, read_sweep
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.sandbox.container import Container
 from eval.sandbox.sandbox import Sandbox
 from eval.tasks.tokenizer import Tokenizer
 
@@ -71,6 +72,8 @@ def code_for(options: argparse.Namespace, place: Place) -> CodeRunner:
     """Returns what runs programs that a model wrote, as far as the user allows it."""
     if not options.allow_code:
         return NO_CODE
+    if options.code_runner:
+        return Container(options.code_runner)
     sandbox = Sandbox()
     if place.rank == 0 and sandbox.missing():
         lacking = ", ".join(sandbox.missing())

@@ -230,33 +230,29 @@ def _largest(values: Float[Tensor, "*shape V"], n: int) -> _Largest:
 
 
 def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    # In place: one more array of this size can cost more in page faults than in arithmetic.
-    return _without(_gaps(logits, tokens).exp_(), tokens).sum(-1)
+    shares = _shares(logits)
+    best = shares.gather(-1, tokens[:, None]).squeeze(-1)
+    # Shares of one softmax have one normaliser, whose rounding the quotient loses.
+    return _without(shares, tokens).sum(-1) / best
 
 
 def _odds_and_entropy(
     logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]
 ) -> Float[Tensor, "n 2"]:
-    gaps = _gaps(logits, tokens)
-    weights = _without(gaps.exp(), tokens)
-    odds = weights.sum(-1, keepdim=True)
-    # An excluded token has 0 times -inf, which counts as 0. If a logit is NaN, so are the odds.
-    surplus = weights.mul_(gaps).nansum(-1, keepdim=True)
+    shares = _shares(logits)
+    best = shares.gather(-1, tokens[:, None])
+    # In place: one more array of this size can cost more in page faults than in arithmetic.
+    gaps = logits.to(shares.dtype, copy=True).sub_(logits.gather(-1, tokens[:, None]))
+    odds = _without(shares, tokens).sum(-1, keepdim=True) / best
+    # Of p times log p / p_max, excluded tokens have 0 times -inf, which counts as 0. If a logit is
+    # NaN, so are the odds.
+    surplus = shares.mul_(gaps).nansum(-1, keepdim=True) / best
     return torch.cat([odds, odds.log1p() - surplus / (1.0 + odds)], -1)
 
 
-def _gaps(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
-    """Returns a copy of the logits less that of the given token, in float32 or better."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    largest = logits.gather(-1, tokens[:, None]).to(dtype)
-    # One pass where nothing is widened.
-    return logits - largest if logits.dtype == dtype else logits.to(dtype).sub_(largest)
-
-
-def _without(weights: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
-    """Takes the 1 away that each given token has; what is NaN stays NaN. In place."""
-    one = weights.new_full((1, 1), -1.0).expand(len(tokens), 1)
-    return weights.scatter_add_(-1, tokens[:, None], one)
+def _without(shares: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
+    """Leaves one token of each position out, in place."""
+    return shares.scatter_(-1, tokens[:, None], 0.0)
 
 
 def _shares(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:

@@ -16,6 +16,7 @@ from dllm_decode import (
     FreeCache,
     NoCache,
     PrefixCache,
+    SettledCache,
     StepEvent,
     decode,
 )
@@ -32,11 +33,14 @@ POLICIES = [
     FreeCache("clean"),
     FreeCache("official"),
     DelayedCache(refresh_every=3, warm_up=1),
+    SettledCache(1),
+    SettledCache(2),
 ]
 EVERYTHING = [
     PrefixCache(refresh_every=1),
     DualCache(before=100, after=100),
     DelayedCache(refresh_every=1),
+    SettledCache(1000),
 ]
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from spied import FAMILIES, MODELS
+from spied import MODELS
 from torch import Tensor
 
 from dllm_decode import load_model
@@ -60,7 +60,7 @@ def tensors(model: MaskedTransformer, family: str) -> dict[str, Tensor]:
     return known.tensors(model.transformer)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize(
     ("config", "scale"),
     [({}, 2.0), ({"use_rslora": True}, 6 / 3**0.5), ({"r": 5, "lora_alpha": 5}, 1.0)],

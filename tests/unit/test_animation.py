@@ -7,7 +7,8 @@ import eval_runs
 import pytest
 from PIL import Image
 
-from eval.reports.animation import draw_frame, main, num_rounds, tint, write_animation
+from eval.__main__ import main
+from eval.reports.animation import draw_frame, num_rounds, tint, write_animation
 from eval.reports.replay import Example, panels_of
 from eval.runs.runner import execute
 
@@ -68,8 +69,13 @@ def test_the_command_animates_an_example_of_a_folder(
 ) -> None:
     folder = execute(eval_runs.runs(task="lists/shuffle?n=4&limit=2"), tmp_path / "results")
     example = folder.records()[-1]["example"]
-    assert main([str(folder.path), str(tmp_path / "a.gif"), "--example", example[:9]]) == 0
+    gif = ["--gif", str(tmp_path / "a.gif")]
+    assert main(["trace", str(folder.path), "--example", example[:9], *gif]) == 0
+    assert "Animation: " in capsys.readouterr().out
     with Image.open(tmp_path / "a.gif") as picture:
         assert picture.format == "GIF"
-    assert main([str(folder.path), str(tmp_path / "a.gif"), "--example", "none"]) == 2
-    assert "must begin an id of a finished example" in capsys.readouterr().err
+    assert main(["trace", str(folder.path), *gif[:1], str(tmp_path / "a.mp4")]) == 2
+    assert "must end in .gif, .png, .webp" in capsys.readouterr().err
+    assert main(["report", str(folder.path), "--before", str(folder.path)]) == 0
+    assert "Comparison: " in capsys.readouterr().out
+    assert (folder.path / "comparison.html").is_file()

@@ -1,5 +1,6 @@
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dllm_decode import (
     NoCache,
     PrefixCache,
     SelfVerify,
+    SettledCache,
     decode,
 )
 from dllm_decode.caches import CacheQuery, Columns
@@ -25,7 +27,8 @@ from samplers.expression import parse_expression
 
 MASK = 99
 POLICIES: dict[str, Callable[..., CachePolicy]] = {
-    policy.__name__: policy for policy in (NoCache, PrefixCache, DualCache, FreeCache, DelayedCache)
+    policy.__name__: policy
+    for policy in (NoCache, PrefixCache, DualCache, FreeCache, DelayedCache, SettledCache)
 }
 
 
@@ -122,6 +125,39 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
     assert listed(columns) == [[6] + [7] * 15, [18] + [19] * 15]
 
 
+def test_a_settled_beginning_is_frozen_row_by_row() -> None:
+    clean = torch.tensor([[3] * 9 + [2, 1, 0] + [5] * 8, [2] * 8 + [0] * 12])
+    query = replace(forward(3), known_clean=clean)
+    columns = SettledCache(2).recompute(query)
+    assert listed(columns) == [[10] * 3 + list(range(11, 20)), list(range(8, 20))]
+    shifted = SettledCache(2).recompute(replace(query, shift=1))
+    assert listed(shifted) == [[9] * 3 + list(range(10, 20)), list(range(7, 20))]
+    assert SettledCache(4).recompute(query) == slice(0, 20)
+
+
+def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
+    seen: list[torch.Tensor] = []
+
+    @dataclass(frozen=True)
+    class Watching(CachePolicy):
+        """Computes everything, and notes what it was told."""
+
+        def recompute(self, query: CacheQuery) -> Columns:
+            seen.append(query.clean_forwards.clone())
+            return slice(0, query.end)
+
+    commits = FixedSchedule(4, "random")
+    out = decode(
+        tiny("llada"), [[5, 6]], commits, cache=Watching(), gen_length=4, stop_at_eos=False
+    )
+    assert out.forwards == 4
+    for before, after in itertools.pairwise(seen):
+        grown = after - before
+        assert ((grown == 1) | ((grown == 0) & (before == 0))).all()
+    assert [row[0, :2].tolist() for row in seen] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert sorted(seen[-1][0, 2:].tolist()) == [0, 0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
@@ -129,6 +165,7 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
         (lambda: DualCache(-2), "refresh_every must be at least 0 forwards, got -2"),
         (lambda: DualCache(before=-1), "before must be at least 0 columns, got -1"),
         (lambda: DelayedCache(0), "refresh_every must be at least 1 forwards, got 0"),
+        (lambda: SettledCache(0), "delay must be at least 1 forwards, got 0"),
         (lambda: DelayedCache(warm_up=0), "warm_up must be at least 1 forwards, got 0"),
     ],
 )
@@ -138,7 +175,15 @@ def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sen
 
 
 @pytest.mark.parametrize(
-    "cache", [NoCache(), PrefixCache(3), DualCache(2, 4, 5), FreeCache("official"), DelayedCache(7)]
+    "cache",
+    [
+        NoCache(),
+        PrefixCache(3),
+        DualCache(2, 4, 5),
+        FreeCache("official"),
+        DelayedCache(7),
+        SettledCache(3),
+    ],
 )
 def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
     assert parse_expression(repr(cache), POLICIES) == cache

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pretended import DEVICE, Accelerator
-from spied import FAMILIES, MODELS
+from spied import MODELS
 
 from dllm_decode import DualCache, FreeCache, decode, load_model
 from dllm_decode.models.network import fused as choice
@@ -17,6 +17,7 @@ from dllm_decode.models.network.fused import CheckedOperations
 from dllm_decode.models.network.operations import KVSlots, Stream
 from samplers import FixedSchedule
 
+FAMILIES = ("llada", "dream", "sdar")
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 
 

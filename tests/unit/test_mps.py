@@ -6,7 +6,7 @@ import pytest
 import torch
 from pretended import MPS, Accelerator, NoFloat64Error
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, MODELS
+from spied import MODELS
 
 from dllm_decode import (
     DelayedCache,
@@ -21,6 +21,7 @@ from dllm_decode import (
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
 
+FAMILIES = ("llada", "dream", "sdar")
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 
 

@@ -254,16 +254,10 @@ def test_what_a_column_costs_is_a_share_of_a_round() -> None:
 def test_a_tree_keeps_alternatives_to_what_the_sampler_committed() -> None:
     """Everything is committed after the first look, so the tree must be that of one look."""
     options: Any = {"gen_length": 12, "block_length": 12, "stop_at_eos": False}
-    outs = [
-        decode(
-            DriftingModel(),
-            [[1, 2], [5]],
-            ConfidenceThreshold(0.0),
-            verifier=ARVerify(tiny_target(seed=2), DraftLength(4, 4), Tree(9, num_forwards=looks)),
-            **options,
-        )  # fmt: skip
-        for looks in (1, 3)
-    ]
+    outs, sampler = [], ConfidenceThreshold(0.0)
+    for looks in (1, 3):
+        verifier = ARVerify(tiny_target(seed=2), DraftLength(4, 4), Tree(9, num_forwards=looks))
+        outs.append(decode(DriftingModel(), [[1, 2], [5]], sampler, verifier=verifier, **options))
     for name in ("tokens", "nfe", "target_nfe", "drafted", "accepted"):
         assert torch.equal(getattr(outs[0], name), getattr(outs[1], name))
     # Nine nodes, but for the last round or two, where few masks are left.

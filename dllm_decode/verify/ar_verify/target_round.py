@@ -84,8 +84,8 @@ def whole_answer(canvas: Canvas, target: CausalTarget, *, verifier: str) -> Iter
     highest = int(canvas.tokens.masked_fill(~is_read, 0).max())
     if highest >= target.num_shared_ids:
         raise ValueError(
-            f"Ids of prompts and templates must be below {target.num_shared_ids}, which "
-            f"{target.name} can read for {verifier}, got {highest}. "
+            f"Prompts of {verifier} must consist of ids that {target.name} can read, below "
+            f"{target.num_shared_ids}, got {highest} in a prompt or template. "
             "Leave out tokens that only the mask predictor knows."
         )
     return canvas.blocks(canvas.region_length)
