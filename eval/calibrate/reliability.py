@@ -1,4 +1,4 @@
-"""Reliability of confidence, and what-if questions, from stored traces: no decode, and none claimed.
+"""Reliability of confidence, and what-if questions, from stored traces: nothing is decoded.
 
 A trace holds, for each position, the confidence at its commit, and which commits were taken back.
 So it is known whether a token that was committed at some confidence is the final one, and which
