@@ -17,6 +17,7 @@ from eval.tasks import (
     Gsm8k,
     HumanEval,
     LatinSquare,
+    Ledgers,
     ListTask,
     Mbpp,
     ParallelBench,
@@ -31,6 +32,7 @@ from samplers.expression import parse_expression
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
     "equations": Equations,
+    "ledgers": Ledgers,
     "gsm8k": Gsm8k,
     "humaneval": HumanEval,
     "mbpp": Mbpp,

@@ -1,0 +1,87 @@
+"""Trains `mini-long`, a small masked-diffusion model in LLaDA's format, on ledgers.
+
+    python examples/mini/train_long_ar.py --minutes 21
+    python examples/mini/train_long.py --start-from runs/mini-long-ar --minutes 65
+
+on one core of a CPU. The folder `runs/mini-long` then loads with
+`dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from long_world import Answer, accuracies, arguments, run
+
+from dllm_decode import MaskPredictor, decode, load_model
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.training.from_causal import start_from_causal
+from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
+from eval.tasks.ledger_words import build_ledger_tokenizer
+from samplers import FixedSchedule
+from samplers.base import Sampler
+
+BLOCK_LENGTH = 32
+
+
+def main() -> None:
+    """Trains, measures and writes the model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments(parser)
+    parser.add_argument("--start-from", type=Path, help="folder of a causal model")
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
+    parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tokenizer = build_ledger_tokenizer()
+    model = new_llada(
+        vocab_size=len(tokenizer),
+        hidden_size=options.hidden,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        mlp_hidden_size=options.mlp,
+        mask_id=int(tokenizer.mask_token_id),
+        eos_ids=(int(tokenizer.eos_token_id),),
+        rope_theta=10_000.0,
+        name="mini-long",
+        seed=options.seed,
+    ).to(options.device)
+    if options.start_from:
+        start_from_causal(model, options.start_from, num_below=1)
+    states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
+    objective = SegmentDiffusion(model, states)
+    run(options, objective, name="mini-long", export=exporter(options, model))
+
+
+def exporter(
+    options: argparse.Namespace, model: MaskedTransformer
+) -> Callable[[Path], Callable[[], dict[str, float]]]:
+    """Returns what writes the model and then measures the files just written."""
+    tokenizer = build_ledger_tokenizer()
+
+    def export(folder: Path) -> Callable[[], dict[str, float]]:
+        save_model(model, folder, dtype=torch.bfloat16)
+        tokenizer.save_pretrained(folder)
+        written, _ = load_model(folder, device=options.device)
+        one_token = FixedSchedule(steps_per_block=BLOCK_LENGTH)
+        return lambda: accuracies(tokenizer, answering(written, one_token), options.evaluate_on)
+
+    return export
+
+
+def answering(model: MaskPredictor, sampler: Sampler) -> Answer:
+    """Returns what answers prompts by `decode`, in one batch."""
+
+    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
+        output = decode(
+            model, prompts, sampler, gen_length=gen_length, block_length=BLOCK_LENGTH
+        )
+        return output.answers()
+
+    return answer
+
+
+if __name__ == "__main__":
+    main()
