@@ -37,12 +37,11 @@ WRITTEN_GAINS = GAIN_VERBS[:2]
 WRITTEN_LOSSES = LOSS_VERBS[:2]
 """The verbs that answers use; either of two says the same."""
 
-CONNECTIVES = words("so then")
-RESULTS = ("now has", "ends with")
+CONNECTIVES = ("so now", "which means")
 
 OTHER_WORDS = words(
-    "has starts with there are have how many does do now at the end together in total all "
-    "more to from and then after that later first also finally they so ends takes"
+    "has had owns starts with there are have how many does do now at the end together in total all "
+    "more to from and then after that later first also finally they so takes which means"
 )
 
 PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"

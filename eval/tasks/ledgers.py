@@ -12,7 +12,6 @@ from eval.tasks.ledger_words import (
     GAIN_VERBS,
     GIVE_VERBS,
     LOSS_VERBS,
-    RESULTS,
     WRITTEN_GAINS,
     WRITTEN_LOSSES,
 )
@@ -25,23 +24,23 @@ from eval.tasks.word_problem_templates import (
 from eval.tasks.word_problems import distinct
 
 LONG_STEPS = (11, 15)
-MAX_BALANCE = 99
-MAX_CHANGE = 20
-START_BALANCES = (15, 80)
+MAX_BALANCE = 80
+MAX_CHANGE = 15
+START_BALANCES = (10, 65)
 MAX_TRIES = 10_000
 
 TRANSFER_SHARE = 0.3
 TOGETHER_SHARE = 0.5
-FREE_ORDER_SHARE = 0.3
+FREE_ORDER_SHARE = 0.2
 """Share of the references whose steps are in any legal order, not in the question's."""
 
 ENTRY = re.compile(
-    r"(?P<name>[a-z]+) (?P<verb>[a-z]+) (?P<amount>\d+) , (?:so|then) (?P=name) "
-    r"(?:now has|ends with) (?P<left>\d+) (?P<sign>[-+]) (?P<right>\d+) = (?P<result>\d+) \. "
+    r"(?P<name>[a-z]+) had (?P<before>\d+) and (?P<verb>[a-z]+) (?P<amount>\d+) , "
+    r"(?:so now|which means) (?P=name) has (?P<after>\d+) \. "
 )
 TOGETHER = re.compile(
-    r"(?P<first>[a-z]+) and (?P<second>[a-z]+) , (?:so|then) together they have "
-    r"(?P<left>\d+) \+ (?P<right>\d+) = (?P<result>\d+) \. "
+    r"(?P<first>[a-z]+) has (?P<left>\d+) and (?P<second>[a-z]+) has (?P<right>\d+) , "
+    r"together they have (?P<result>\d+) \. "
 )
 RESULT = re.compile(r"#### (\d+)")
 
@@ -108,17 +107,17 @@ class Ledgers(GeneratedTask):
     beads to anna . how many beads do anna and ben have together ?` is answered by one line for each
     change of an account, a line for the sum, and the result:
 
-        anna gains 7 , so anna now has 40 + 7 = 47 .
-        ben loses 5 , then ben ends with 25 - 5 = 20 .
-        anna gets 5 , so anna now has 47 + 5 = 52 .
-        anna and ben , so together they have 52 + 20 = 72 . #### 72
+        anna had 40 and gains 7 , so now anna has 47 .
+        ben had 25 and loses 5 , which means ben has 20 .
+        anna had 47 and gets 5 , so now anna has 52 .
+        anna has 52 and ben has 20 , together they have 72 . #### 72
 
     (on one line of text). A line depends on the earlier lines of its account and on no other, so
     lines of different accounts may be found at once, and written in any order. In each line the
-    verb, the connective (`so`, `then`) and the two words before the equation (`now has`, `ends
-    with`) are free. A line has 14 tokens; an answer 72 to 142, in `test_length` 156 to 212.
+    verb (`gains` or `gets`, `loses` or `drops`) and the connective (`so now` or `which means`) are
+    free. A line has 13 tokens; an answer 67 to 132, in `test_length` 145 to 197.
 
-    Balances are in [1, 99], amounts in [1, 20] and different within a question, sums up to 198.
+    Balances are in [1, 80], amounts in [1, 15] and different within a question, sums up to 160.
 
     Splits: `train`, `val` and `test` are disjoint in their numbers, whatever the names.
     `test_entity` has people and objects that no training question mentions, with numbers of `test`;
@@ -201,7 +200,7 @@ def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
         entry = ENTRY.match(text)
         if entry is not None and enters(entry, balances, pending):
             pending[entry["name"]].pop(0)
-            balances[entry["name"]] = int(entry["result"])
+            balances[entry["name"]] = int(entry["after"])
             right, text = right + 1, text[entry.end() :]
             continue
         total = TOGETHER.match(text)
@@ -218,10 +217,9 @@ def enters(
     if not due:
         return False
     before, change = balances[entry["name"]], due[0]
-    verbs, sign = (GAIN_VERBS, "+") if change > 0 else ((*LOSS_VERBS, *GIVE_VERBS), "-")
-    amount = str(abs(change))
-    written = (entry["amount"], entry["left"], entry["sign"], entry["right"], entry["result"])
-    wanted = (amount, str(before), sign, amount, str(before + change))
+    verbs = GAIN_VERBS if change > 0 else (*LOSS_VERBS, *GIVE_VERBS)
+    written = (entry["before"], entry["amount"], entry["after"])
+    wanted = (str(before), str(abs(change)), str(before + change))
     return entry["verb"] in verbs and written == wanted
 
 
@@ -241,16 +239,16 @@ def adds_up(
 
 def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Ledger | None:
     """Draws a ledger with so many steps; None where the draw runs into a limit."""
-    num_accounts = rng.randint(2, 4)
+    num_accounts = rng.randint(2, 4) if num_steps > 2 else rng.randint(1, 2)
     names = distinct(tuple(people), num_accounts, rng)
     balances = {name: rng.randint(*START_BALANCES) for name in names}
-    together = rng.random() < TOGETHER_SHARE
+    together = num_accounts > 1 and rng.random() < TOGETHER_SHARE
     left = num_steps - together
     amounts = rng.sample(range(1, MAX_CHANGE + 1), min(left, MAX_CHANGE))
     current, events = dict(balances), []
     while left:
         name, amount = rng.choice(names), amounts.pop()
-        if left >= 2 and rng.random() < TRANSFER_SHARE:
+        if left >= 2 and num_accounts > 1 and rng.random() < TRANSFER_SHARE:
             other = rng.choice([each for each in names if each != name])
             changes: tuple[Change, ...] = (Change(name, -amount), Change(other, amount))
         else:
@@ -273,18 +271,25 @@ def write_answer(ledger: Ledger, rng: random.Random) -> str:
         changes = merge_accounts(changes, rng)
     lines = []
     for name, change in changes:
-        before, amount = balances[name], abs(change)
+        before = balances[name]
         balances[name] = before + change
-        verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
-        connective, words = rng.choice(CONNECTIVES), rng.choice(RESULTS)
-        equation = f"{before} {'+' if change > 0 else '-'} {amount} = {balances[name]}"
-        lines.append(f"{name} {verb} {amount} , {connective} {name} {words} {equation} .")
+        lines.append(write_line(name, before, change, rng))
     if len(ledger.asked) == 2:
         one, two = ledger.asked
-        equation = f"{balances[one]} + {balances[two]} = {ledger.answer}"
-        connective = rng.choice(CONNECTIVES)
-        lines.append(f"{one} and {two} , {connective} together they have {equation} .")
+        lines.append(write_sum(one, balances[one], two, balances[two]))
     return " ".join([*lines, f"#### {ledger.answer}"])
+
+
+def write_line(name: str, before: int, change: int, rng: random.Random) -> str:
+    """Writes one step; its free choices are drawn."""
+    verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
+    start = f"{name} had {before} and {verb} {abs(change)}"
+    return f"{start} , {rng.choice(CONNECTIVES)} {name} has {before + change} ."
+
+
+def write_sum(one: str, left: int, other: str, right: int) -> str:
+    """Writes what two accounts have together."""
+    return f"{one} has {left} and {other} has {right} , together they have {left + right} ."
 
 
 def merge_accounts(changes: Sequence[Change], rng: random.Random) -> list[Change]:
@@ -328,7 +333,7 @@ def introduce(
     clauses = []
     for name in names:
         if name in unknown:
-            verb = rng.choice(("has", "has", "starts with"))
+            verb = rng.choice(("has", "has", "had", "owns"))
             clauses.append(f"{name} {verb} {unknown.pop(name)}{rng.choice(('', f' {thing}'))}")
     return clauses
 

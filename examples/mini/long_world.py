@@ -33,7 +33,7 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import MAX_BALANCE, MAX_CHANGE, Ledgers
+from eval.tasks.ledgers import MAX_BALANCE, MAX_CHANGE, Ledgers, write_line, write_sum
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -63,17 +63,17 @@ class Encoder:
         return [ids[w] for w in f"{prompt} answer :".split()], [ids[w] for w in answer.split()]
 
 
-def draw_sum(rng: random.Random) -> tuple[str, str]:
-    """Draws the equation of a step, or of two accounts together."""
-    one = rng.randint(1, MAX_BALANCE)
-    if rng.random() < 0.4:
-        other, sign = rng.randint(1, MAX_BALANCE), "+"
+def draw_line(rng: random.Random) -> tuple[str, str]:
+    """Draws the arithmetic of one line, whose beginning is given; held-out people come too."""
+    one, other = rng.sample((*NAMES, *HELD_OUT_NAMES), 2)
+    before, amount = rng.randint(1, MAX_BALANCE), rng.randint(1, MAX_CHANGE)
+    if rng.random() < 0.3:
+        line = write_sum(one, before, other, rng.randint(1, MAX_BALANCE))
     else:
-        other, sign = rng.randint(1, MAX_CHANGE), rng.choice("+-")
-        if sign == "-":
-            one += other if one <= other else 0
-    result = one + other if sign == "+" else one - other
-    return f"{one} {sign} {other} =", f"{one} {sign} {other} = {result} ."
+        fits = [each for each in (amount, -amount) if 1 <= before + each <= MAX_BALANCE]
+        line = write_line(one, before, rng.choice(fits), rng)
+    start = line.index(" , ") + 2
+    return line[:start], line[start + 1 :]
 
 
 def draw_echo(rng: random.Random) -> tuple[str, str]:
@@ -116,14 +116,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch on the CPU")
     add("--seed", type=int, default=0)
     add("--rows", type=int, default=16, help="ledgers a step")
-    add("--short-rows", type=int, default=32, help="ledgers of two to five steps, a step")
-    add("--sums", type=int, default=48, help="equations a step")
+    add("--short-rows", type=int, default=32, help="ledgers of one to four steps, a step")
+    add("--lines", type=int, default=48, help="single lines to complete a step")
     add("--echoes", type=int, default=16, help="lists to repeat a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
     add("--min-steps", type=int, default=5, help="of training ledgers")
     add("--max-steps", type=int, default=10, help="of training ledgers")
-    add("--gen-lengths", type=int, nargs="+", default=[144], help="in tokens; one a step is drawn")
+    add("--gen-lengths", type=int, nargs="+", default=[136], help="in tokens; one a step is drawn")
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--mlp", type=int, default=384)
@@ -142,9 +142,9 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     task = Ledgers(options.min_steps, options.max_steps)
     kinds = [ledgers("ledgers", task, tuple(options.gen_lengths), options.rows)]
     if options.short_rows:
-        kinds.append(ledgers("short ledgers", Ledgers(2, 5), (80,), options.short_rows))
-    if options.sums:
-        kinds.append(Kind("sums", lambda rng: encode(*draw_sum(rng)), 6, (8,), options.sums))
+        kinds.append(ledgers("short ledgers", Ledgers(1, 4), (64,), options.short_rows))
+    if options.lines:
+        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 10, (8,), options.lines))
     if options.echoes:
         kinds.append(Kind("echoes", lambda rng: encode(*draw_echo(rng)), 12, (11,), options.echoes))
     return kinds
@@ -165,13 +165,17 @@ def accuracies(
 
 
 def score(
-    tokenizer: PreTrainedTokenizerBase, task: Ledgers, examples: Sequence[Example], answer: Answer
+    tokenizer: PreTrainedTokenizerBase,
+    task: Ledgers,
+    examples: Sequence[Example],
+    answer: Answer,
+    gen_length: int = 144,
 ) -> list[dict[str, float]]:
-    """Answers examples and scores the answers."""
+    """Answers examples and scores the answers; 144 tokens are room for ten steps."""
     prompts = [
         list(tokenizer.encode(f"{e.prompt} answer :", add_special_tokens=False)) for e in examples
     ]
-    texts = [str(tokenizer.decode(ids)) for ids in answer(prompts, task.gen_length)]
+    texts = [str(tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
     pairs = zip(examples, texts, strict=True)
     return [{k: float(v or 0) for k, v in task.score(e, text).items()} for e, text in pairs]
 

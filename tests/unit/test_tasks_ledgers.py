@@ -21,11 +21,11 @@ LEDGER = Ledger(
     ("anna", "ben"),
 )
 LINES = (
-    "anna gains 7 , so anna now has 40 + 7 = 47 .",
-    "ben loses 5 , then ben ends with 25 - 5 = 20 .",
-    "anna gets 5 , so anna now has 47 + 5 = 52 .",
-    "ben gains 3 , so ben now has 20 + 3 = 23 .",
-    "anna and ben , so together they have 52 + 23 = 75 .",
+    "anna had 40 and gains 7 , so now anna has 47 .",
+    "ben had 25 and loses 5 , which means ben has 20 .",
+    "anna had 47 and gets 5 , so now anna has 52 .",
+    "ben had 20 and gains 3 , so now ben has 23 .",
+    "anna has 52 and ben has 23 , together they have 75 .",
     "#### 75",
 )
 EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
@@ -51,23 +51,19 @@ def test_the_reference_is_right() -> None:
         (0, "gains", "finds"),
         (1, "loses", "drops"),
         (1, "loses", "gives"),
-        (1, "then", "so"),
-        (2, "now has", "ends with"),
-        (4, "so", "then"),
-        (4, "anna and ben", "ben and anna"),
+        (1, "which means", "so now"),
+        (2, "so now", "which means"),
     ],
 )
 def test_synonyms_do_not_matter(line: int, old: str, new: str) -> None:
-    found = changed(line, old, new)
-    # The names of a sum go with its operands: their order alone is a mistake.
-    assert found["answer"] == float("and" not in old)
+    assert changed(line, old, new)["answer"] == 1.0
 
 
 def test_steps_of_different_accounts_come_in_any_order() -> None:
     first, second, third, fourth, *rest = LINES
     assert scores(second, fourth, first, third, *rest)["answer"] == 1.0
     assert scores(second, first, fourth, third, *rest)["answer"] == 1.0
-    swapped = "ben and anna , so together they have 23 + 52 = 75 ."
+    swapped = "ben has 23 and anna has 52 , together they have 75 ."
     assert scores(first, second, third, fourth, swapped, rest[-1])["answer"] == 1.0
 
 
@@ -79,14 +75,14 @@ def test_steps_of_one_account_do_not() -> None:
 @pytest.mark.parametrize(
     ("line", "old", "new", "steps"),
     [
-        (0, "= 47", "= 48", 0),
+        (0, "47", "48", 0),
         (0, "40", "41", 0),
-        (1, "- 5", "+ 5", 1),
         (1, "loses", "gains", 1),
+        (1, "which means", "which now", 1),
         (2, "gets 5", "gets 6", 2),
-        (2, "now has", "now with", 2),
-        (3, "so ben", "so anna", 3),
-        (4, "= 75", "= 76", 4),
+        (3, "ben has", "anna has", 3),
+        (4, "ben has 23", "ben has 24", 4),
+        (4, "75", "76", 4),
         (5, "75", "76", 5),
         (5, "75", "75 75", 5),
     ],
@@ -114,7 +110,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
     tokenizer = build_ledger_tokenizer()
     people = HELD_OUT_NAMES if split == "test_entity" else NAMES
-    least, most = (156, 212) if split == "test_length" else (72, 142)
+    least, most = (145, 197) if split == "test_length" else (67, 132)
     for _ in range(100):
         example = TASK.sample(rng, split)
         ledger = example.meta["ledger"]
