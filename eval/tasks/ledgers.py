@@ -23,10 +23,11 @@ from eval.tasks.word_problem_templates import (
 )
 from eval.tasks.word_problems import distinct
 
-LONG_STEPS = (11, 15)
-MAX_BALANCE = 80
+LONG_STEPS = (10, 13)
+MAX_BALANCE = 70
+MAX_SUM = 100
 MAX_CHANGE = 15
-START_BALANCES = (10, 65)
+START_BALANCES = (10, 50)
 MAX_TRIES = 10_000
 
 TRANSFER_SHARE = 0.3
@@ -35,12 +36,12 @@ FREE_ORDER_SHARE = 0.2
 """Share of the references whose steps are in any legal order, not in the question's."""
 
 ENTRY = re.compile(
-    r"(?P<name>[a-z]+) had (?P<before>\d+) and (?P<verb>[a-z]+) (?P<amount>\d+) , "
-    r"(?:so now|which means) (?P=name) has (?P<after>\d+) \. "
+    r"(?P<name>[a-z]+) (?P<verb>[a-z]+) (?P<amount>\d+) : (?P<before>\d+) (?P<sign>[-+]) "
+    r"(?P<operand>\d+) = (?P<after>\d+) , (?:so now|which means) (?P=name) has (?P=after) \. "
 )
 TOGETHER = re.compile(
-    r"(?P<first>[a-z]+) has (?P<left>\d+) and (?P<second>[a-z]+) has (?P<right>\d+) , "
-    r"together they have (?P<result>\d+) \. "
+    r"(?P<first>[a-z]+) and (?P<second>[a-z]+) : (?P<left>\d+) \+ (?P<right>\d+) = "
+    r"(?P<result>\d+) , so together they have (?P=result) \. "
 )
 RESULT = re.compile(r"#### (\d+)")
 
@@ -107,29 +108,29 @@ class Ledgers(GeneratedTask):
     beads to anna . how many beads do anna and ben have together ?` is answered by one line for each
     change of an account, a line for the sum, and the result:
 
-        anna had 40 and gains 7 , so now anna has 47 .
-        ben had 25 and loses 5 , which means ben has 20 .
-        anna had 47 and gets 5 , so now anna has 52 .
-        anna has 52 and ben has 20 , together they have 72 . #### 72
+        anna gains 7 : 40 + 7 = 47 , so now anna has 47 .
+        ben loses 5 : 25 - 5 = 20 , which means ben has 20 .
+        anna gets 5 : 47 + 5 = 52 , so now anna has 52 .
+        anna and ben : 52 + 20 = 72 , so together they have 72 . #### 72
 
     (on one line of text). A line depends on the earlier lines of its account and on no other, so
     lines of different accounts may be found at once, and written in any order. In each line the
     verb (`gains` or `gets`, `loses` or `drops`) and the connective (`so now` or `which means`) are
-    free. A line has 13 tokens; an answer 67 to 132, in `test_length` 145 to 197.
+    free. A line has 16 tokens; an answer 82 to 146, in `test_length` 162 to 210.
 
-    Balances are in [1, 80], amounts in [1, 15] and different within a question, sums up to 160.
+    Balances are in [1, 70], amounts in [1, 15] and different within a question, sums up to 100.
 
     Splits: `train`, `val` and `test` are disjoint in their numbers, whatever the names.
     `test_entity` has people and objects that no training question mentions, with numbers of `test`;
-    `test_length` 11 to 15 steps, where the others have `min_steps` to `max_steps`.
+    `test_length` 10 to 13 steps, where the others have `min_steps` to `max_steps`.
 
     Attributes:
         min_steps: Least number of steps, at least 1.
-        max_steps: Greatest number of steps outside `test_length`, at most 10.
+        max_steps: Greatest number of steps outside `test_length`, at most 9.
     """
 
     min_steps: int = 5
-    max_steps: int = 10
+    max_steps: int = 9
 
     name = "ledgers"
     version = 1
@@ -217,9 +218,10 @@ def enters(
     if not due:
         return False
     before, change = balances[entry["name"]], due[0]
-    verbs = GAIN_VERBS if change > 0 else (*LOSS_VERBS, *GIVE_VERBS)
-    written = (entry["before"], entry["amount"], entry["after"])
-    wanted = (str(before), str(abs(change)), str(before + change))
+    verbs, sign = (GAIN_VERBS, "+") if change > 0 else ((*LOSS_VERBS, *GIVE_VERBS), "-")
+    amount = str(abs(change))
+    written = tuple(entry[part] for part in ("amount", "before", "sign", "operand", "after"))
+    wanted = (amount, str(before), sign, amount, str(before + change))
     return entry["verb"] in verbs and written == wanted
 
 
@@ -260,7 +262,8 @@ def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Le
         events.append(Event(changes))
         left -= len(changes)
     asked = distinct(tuple(names), 2 if together else 1, rng)
-    return Ledger(balances, tuple(events), tuple(asked))
+    ledger = Ledger(balances, tuple(events), tuple(asked))
+    return ledger if ledger.answer <= MAX_SUM else None
 
 
 def write_answer(ledger: Ledger, rng: random.Random) -> str:
@@ -283,13 +286,15 @@ def write_answer(ledger: Ledger, rng: random.Random) -> str:
 def write_line(name: str, before: int, change: int, rng: random.Random) -> str:
     """Writes one step; its free choices are drawn."""
     verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
-    start = f"{name} had {before} and {verb} {abs(change)}"
-    return f"{start} , {rng.choice(CONNECTIVES)} {name} has {before + change} ."
+    after, sign = before + change, "+" if change > 0 else "-"
+    equation = f"{before} {sign} {abs(change)} = {after}"
+    return f"{name} {verb} {abs(change)} : {equation} , {rng.choice(CONNECTIVES)} {name} has {after} ."
 
 
 def write_sum(one: str, left: int, other: str, right: int) -> str:
     """Writes what two accounts have together."""
-    return f"{one} has {left} and {other} has {right} , together they have {left + right} ."
+    total = left + right
+    return f"{one} and {other} : {left} + {right} = {total} , so together they have {total} ."
 
 
 def merge_accounts(changes: Sequence[Change], rng: random.Random) -> list[Change]:

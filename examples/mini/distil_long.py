@@ -47,7 +47,7 @@ from samplers import EntropyThreshold, FixedSchedule
 
 BLOCK_LENGTH = 32
 BATCH_SIZE = 50
-GEN_LENGTH = 144
+GEN_LENGTH = 160
 
 
 class Drawn(NamedTuple):

@@ -33,7 +33,7 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import MAX_BALANCE, MAX_CHANGE, Ledgers, write_line, write_sum
+from eval.tasks.ledgers import MAX_CHANGE, Ledgers, write_line, write_sum
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -64,16 +64,29 @@ class Encoder:
 
 
 def draw_line(rng: random.Random) -> tuple[str, str]:
-    """Draws the arithmetic of one line, whose beginning is given; held-out people come too."""
-    one, other = rng.sample((*NAMES, *HELD_OUT_NAMES), 2)
-    before, amount = rng.randint(1, MAX_BALANCE), rng.randint(1, MAX_CHANGE)
-    if rng.random() < 0.3:
-        line = write_sum(one, before, other, rng.randint(1, MAX_BALANCE))
+    """Draws one line to complete, after who has how many; what was said last holds.
+
+    The held-out people come too: they are held out of questions.
+    """
+    names = rng.sample((*NAMES, *HELD_OUT_NAMES), rng.randint(2, 3))
+    said = [*names, *rng.choices(names, k=rng.randint(0, 2))]
+    rng.shuffle(said)
+    held: dict[str, int] = {}
+    for name in said:
+        held[name] = rng.randint(1, 50)
+    # In the order they were said, each time with a number of its own; the last is in `held`.
+    last = {name: i for i, name in enumerate(said)}
+    numbers = [held[n] if last[n] == i else rng.randint(1, 50) for i, n in enumerate(said)]
+    text = " . ".join(f"{name} has {number}" for name, number in zip(said, numbers, strict=True))
+    one, other = rng.sample(names, 2)
+    if rng.random() < 0.25:
+        line = write_sum(one, held[one], other, held[other])
     else:
-        fits = [each for each in (amount, -amount) if 1 <= before + each <= MAX_BALANCE]
-        line = write_line(one, before, rng.choice(fits), rng)
-    start = line.index(" , ") + 2
-    return line[:start], line[start + 1 :]
+        amount = rng.randint(1, MAX_CHANGE)
+        line = write_line(one, held[one], amount if amount >= held[one] else
+                          rng.choice((amount, -amount)), rng)  # fmt: skip
+    start = line.index(" : ") + 2
+    return f"{text} . {line[:start]}", line[start + 1 :]
 
 
 def draw_echo(rng: random.Random) -> tuple[str, str]:
@@ -115,15 +128,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--float32", action="store_true", help="no bfloat16 arithmetic")
     add("--threads", type=int, default=1, help="of torch on the CPU")
     add("--seed", type=int, default=0)
-    add("--rows", type=int, default=16, help="ledgers a step")
-    add("--short-rows", type=int, default=32, help="ledgers of one to four steps, a step")
-    add("--lines", type=int, default=48, help="single lines to complete a step")
-    add("--echoes", type=int, default=16, help="lists to repeat a step")
+    add("--rows", type=int, default=6, help="ledgers a step")
+    add("--short-rows", type=int, default=20, help="ledgers of one to four steps, a step")
+    add("--lines", type=int, default=32, help="single lines to complete a step")
+    add("--echoes", type=int, default=0, help="lists to repeat a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
     add("--min-steps", type=int, default=5, help="of training ledgers")
-    add("--max-steps", type=int, default=10, help="of training ledgers")
-    add("--gen-lengths", type=int, nargs="+", default=[136], help="in tokens; one a step is drawn")
+    add("--max-steps", type=int, default=9, help="of training ledgers")
+    add("--gen-lengths", type=int, nargs="+", default=[160], help="in tokens; one a step is drawn")
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--mlp", type=int, default=384)
@@ -142,9 +155,9 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     task = Ledgers(options.min_steps, options.max_steps)
     kinds = [ledgers("ledgers", task, tuple(options.gen_lengths), options.rows)]
     if options.short_rows:
-        kinds.append(ledgers("short ledgers", Ledgers(1, 4), (64,), options.short_rows))
+        kinds.append(ledgers("short ledgers", Ledgers(1, 4), (72,), options.short_rows))
     if options.lines:
-        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 10, (8,), options.lines))
+        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 28, (14,), options.lines))
     if options.echoes:
         kinds.append(Kind("echoes", lambda rng: encode(*draw_echo(rng)), 12, (11,), options.echoes))
     return kinds
@@ -169,9 +182,9 @@ def score(
     task: Ledgers,
     examples: Sequence[Example],
     answer: Answer,
-    gen_length: int = 144,
+    gen_length: int = 160,
 ) -> list[dict[str, float]]:
-    """Answers examples and scores the answers; 144 tokens are room for ten steps."""
+    """Answers examples and scores the answers; 160 tokens are room for nine steps."""
     prompts = [
         list(tokenizer.encode(f"{e.prompt} answer :", add_special_tokens=False)) for e in examples
     ]

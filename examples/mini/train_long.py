@@ -1,9 +1,9 @@
 """Trains `mini-long`, a small masked-diffusion model in LLaDA's format, on ledgers.
 
-    python examples/mini/train_long_ar.py --minutes 21
-    python examples/mini/train_long.py --start-from runs/mini-long-ar --minutes 65
+    python examples/mini/train_long.py --minutes 65
 
-on one core of a CPU. The folder `runs/mini-long` then loads with
+on one core of a CPU. It starts from `mini`, which has the same sizes and knows numbers and how
+they add up. The folder `runs/mini-long` then loads with
 `dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
 """
 
@@ -17,7 +17,7 @@ from long_world import Answer, Encoder, accuracies, arguments, run
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
-from dllm_decode.training.from_causal import start_from_causal
+from dllm_decode.training.from_model import start_from_model
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -25,8 +25,8 @@ from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
-LINE_LENGTH = 13
-PLACES = {"operand": 2, "amount": 5, "result": 11}
+LINE_LENGTH = 16
+PLACES = {"amount": 2, "operand": 4, "result": 8}
 NO_CACHE = NoCache()
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Trains, measures and writes the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments(parser)
-    parser.add_argument("--start-from", type=Path, help="folder of a causal model")
+    parser.add_argument("--start-from", default="mini", help="model of these sizes, '': none")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
@@ -54,7 +54,10 @@ def main() -> None:
         seed=options.seed,
     ).to(options.device)
     if options.start_from:
-        start_from_causal(model, options.start_from, num_below=1)
+        known, known_words = load_model(options.start_from, dtype=torch.float32)
+        assert known_words is not None
+        words = tokenizer.get_vocab()
+        start_from_model(model, words, known, known_words.get_vocab())
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
     objective = SegmentDiffusion(model, states)
     run(options, objective, name="mini-long", export=exporter(options, model))
@@ -112,7 +115,7 @@ def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, flo
         right = 0
         for prompt, answer in pairs:
             start = LINE_LENGTH * rng.randrange(len(answer) // LINE_LENGTH) + place
-            tokens = [*prompt, *answer[:start], *[model.mask_id] * (144 - start)]
+            tokens = [*prompt, *answer[:start], *[model.mask_id] * (160 - start)]
             with torch.inference_mode():
                 hidden = model.transformer(torch.tensor([tokens]))
                 logits = model.transformer.head(hidden[0, len(prompt) + start])

@@ -21,11 +21,11 @@ LEDGER = Ledger(
     ("anna", "ben"),
 )
 LINES = (
-    "anna had 40 and gains 7 , so now anna has 47 .",
-    "ben had 25 and loses 5 , which means ben has 20 .",
-    "anna had 47 and gets 5 , so now anna has 52 .",
-    "ben had 20 and gains 3 , so now ben has 23 .",
-    "anna has 52 and ben has 23 , together they have 75 .",
+    "anna gains 7 : 40 + 7 = 47 , so now anna has 47 .",
+    "ben loses 5 : 25 - 5 = 20 , which means ben has 20 .",
+    "anna gets 5 : 47 + 5 = 52 , so now anna has 52 .",
+    "ben gains 3 : 20 + 3 = 23 , so now ben has 23 .",
+    "anna and ben : 52 + 23 = 75 , so together they have 75 .",
     "#### 75",
 )
 EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
@@ -63,7 +63,7 @@ def test_steps_of_different_accounts_come_in_any_order() -> None:
     first, second, third, fourth, *rest = LINES
     assert scores(second, fourth, first, third, *rest)["answer"] == 1.0
     assert scores(second, first, fourth, third, *rest)["answer"] == 1.0
-    swapped = "ben has 23 and anna has 52 , together they have 75 ."
+    swapped = "ben and anna : 23 + 52 = 75 , so together they have 75 ."
     assert scores(first, second, third, fourth, swapped, rest[-1])["answer"] == 1.0
 
 
@@ -76,12 +76,14 @@ def test_steps_of_one_account_do_not() -> None:
     ("line", "old", "new", "steps"),
     [
         (0, "47", "48", 0),
+        (0, "has 47", "has 48", 0),
         (0, "40", "41", 0),
+        (1, "- 5", "+ 5", 1),
         (1, "loses", "gains", 1),
         (1, "which means", "which now", 1),
         (2, "gets 5", "gets 6", 2),
         (3, "ben has", "anna has", 3),
-        (4, "ben has 23", "ben has 24", 4),
+        (4, "ben :", "anna :", 4),
         (4, "75", "76", 4),
         (5, "75", "76", 5),
         (5, "75", "75 75", 5),
@@ -110,7 +112,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
     tokenizer = build_ledger_tokenizer()
     people = HELD_OUT_NAMES if split == "test_entity" else NAMES
-    least, most = (145, 197) if split == "test_length" else (67, 132)
+    least, most = (162, 210) if split == "test_length" else (82, 146)
     for _ in range(100):
         example = TASK.sample(rng, split)
         ledger = example.meta["ledger"]
@@ -142,7 +144,7 @@ def test_a_question_may_be_written_as_anyone_would() -> None:
     assert tokenizer.decode(tokenizer.encode(LINES[-1])) == LINES[-1]
 
 
-@pytest.mark.parametrize("steps", [(0, 3), (4, 3), (5, 11)])
+@pytest.mark.parametrize("steps", [(0, 3), (4, 3), (5, 10)])
 def test_numbers_of_steps_out_of_range_are_refused(steps: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="min_steps and max_steps are"):
         Ledgers(*steps)
