@@ -283,7 +283,7 @@ class Curriculum:
     def __post_init__(self) -> None:
         if not 0.0 < self.greatest_share <= 1.0:
             raise ValueError(f"greatest_share must be in (0, 1], got {self.greatest_share}.")
-        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905, RUF007
+        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
         if not self.block_lengths or self.block_lengths[0] < 1 or not rising:
             raise ValueError(
                 "block_lengths must be lengths of at least 1 that do not fall, got "

@@ -288,7 +288,9 @@ def write_line(name: str, before: int, change: int, rng: random.Random) -> str:
     verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
     after, sign = before + change, "+" if change > 0 else "-"
     equation = f"{before} {sign} {abs(change)} = {after}"
-    return f"{name} {verb} {abs(change)} : {equation} , {rng.choice(CONNECTIVES)} {name} has {after} ."
+    return (
+        f"{name} {verb} {abs(change)} : {equation} , {rng.choice(CONNECTIVES)} {name} has {after} ."
+    )
 
 
 def write_sum(one: str, left: int, other: str, right: int) -> str:

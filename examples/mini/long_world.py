@@ -46,6 +46,14 @@ Answer = Callable[[list[list[int]], int], list[list[int]]]
 
 SPLITS = ("val", "test_entity")
 
+MIXTURE = (
+    ((1, 2), (36, 36, 64), 0.45),
+    ((3, 4), (68, 68, 96), 0.35),
+    ((5, 7), (116, 128), 0.13),
+    ((8, 9), (148, 160, 256), 0.07),
+)
+"""Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -128,15 +136,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--float32", action="store_true", help="no bfloat16 arithmetic")
     add("--threads", type=int, default=1, help="of torch on the CPU")
     add("--seed", type=int, default=0)
-    add("--rows", type=int, default=6, help="ledgers a step")
-    add("--short-rows", type=int, default=20, help="ledgers of one to four steps, a step")
+    add("--rows", type=int, default=34, help="ledgers a step")
     add("--lines", type=int, default=32, help="single lines to complete a step")
     add("--echoes", type=int, default=0, help="lists to repeat a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
-    add("--min-steps", type=int, default=5, help="of training ledgers")
-    add("--max-steps", type=int, default=9, help="of training ledgers")
-    add("--gen-lengths", type=int, nargs="+", default=[160], help="in tokens; one a step is drawn")
     add("--hidden", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--mlp", type=int, default=384)
@@ -152,10 +156,11 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
 
         return Kind(name, draw, 120, gen_lengths, num_rows)
 
-    task = Ledgers(options.min_steps, options.max_steps)
-    kinds = [ledgers("ledgers", task, tuple(options.gen_lengths), options.rows)]
-    if options.short_rows:
-        kinds.append(ledgers("short ledgers", Ledgers(1, 4), (72,), options.short_rows))
+    kinds = []
+    for (least, most), gen_lengths, share in MIXTURE:
+        name, task = f"{least} to {most} steps", Ledgers(least, most)
+        num_rows = max(1, round(options.rows * share))
+        kinds.append(ledgers(name, task, gen_lengths, num_rows))
     if options.lines:
         kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 28, (14,), options.lines))
     if options.echoes:
@@ -243,7 +248,7 @@ def run(
         )
         record = {
             "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()},
-            "world": repr(Ledgers(options.min_steps, options.max_steps)),
+            "world": [repr(Ledgers(*steps)) for steps, _, _ in MIXTURE],
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
             "samples": progress.samples,
             "steps": progress.step,

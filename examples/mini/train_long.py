@@ -13,10 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from long_world import Answer, Encoder, accuracies, arguments, run
+from torch import Tensor
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.training import Batch, Objective
+from dllm_decode.training.block_causal import AllBlocks
 from dllm_decode.training.from_model import start_from_model
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
@@ -36,6 +40,7 @@ def main() -> None:
     arguments(parser)
     parser.add_argument("--start-from", default="mini", help="model of these sizes, '': none")
     parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
     options = parser.parse_args()
@@ -59,8 +64,30 @@ def main() -> None:
         words = tokenizer.get_vocab()
         start_from_model(model, words, known, known_words.get_vocab())
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    objective = SegmentDiffusion(model, states)
+    objective = OneOfTwo(
+        SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
+    )
     run(options, objective, name="mini-long", export=exporter(options, model))
+
+
+class OneOfTwo(Objective):
+    """One of two losses of a model, drawn anew for each batch.
+
+    Args:
+        first: A loss.
+        second: Another one of the same model.
+        share: Probability of the second.
+    """
+
+    def __init__(self, first: Objective, second: Objective, share: float) -> None:
+        self.model, self.eos_id = first.model, first.eos_id
+        self._first, self._second, self._share = first, second, share
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Returns the loss that was drawn."""
+        drawn = torch.rand((), generator=generator, device=generator.device)
+        chosen = self._second if drawn < self._share else self._first
+        return chosen.loss(batch, generator)
 
 
 def exporter(
