@@ -19,6 +19,7 @@ from eval.tasks import (
     Gsm8k,
     HumanEval,
     LatinSquare,
+    Ledgers,
     ListTask,
     Mbpp,
     ParallelBench,
@@ -34,6 +35,7 @@ from samplers.expression import parse_plugin
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
     "equations": Equations,
+    "ledgers": Ledgers,
     "gsm8k": Gsm8k,
     "humaneval": HumanEval,
     "mbpp": Mbpp,
