@@ -99,7 +99,8 @@ def reliability(
                     float(mean_confidence), float(agreement),
                 )
             )  # fmt: skip
-    error = sum(one.num_commits * abs(one.confidence - one.agreement) for one in bins) / len(confidence)
+    distance = sum(one.num_commits * abs(one.confidence - one.agreement) for one in bins)
+    error = distance / len(confidence)
     return Reliability(tuple(bins), error, len(confidence))
 
 
