@@ -5,7 +5,6 @@ The public names are listed in `__init__.pyi`; each is imported when it is first
 """
 
 import importlib.util
-from pathlib import Path
 
 import lazy_loader
 

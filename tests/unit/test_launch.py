@@ -83,8 +83,8 @@ def test_a_foreign_module_named_samplers_is_explained(tmp_path: Path) -> None:
     (tmp_path / "samplers.py").write_text("")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     result = subprocess.run(
-        [sys.executable, "-c", "import dllm_decode"], env=environment, capture_output=True,
-        text=True,
+        [sys.executable, "-c", "import dllm_decode"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert "dllm_decode needs its own package samplers" in result.stderr.splitlines()[-1]
 
