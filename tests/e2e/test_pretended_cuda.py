@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from drafted import tiny_llama
+from families_under_test import load_without_tokenizer as load_model
 from pretended import DEVICE, Accelerator, Pretended
 from samplers_under_test import INSTANCES
 from spied import FAMILIES, LAW_OPTIONS, MODELS
@@ -33,7 +34,6 @@ from dllm_decode import (
     Trace,
     decode,
     decode_many,
-    load_model,
     load_target,
 )
 from dllm_decode.models import MaskedTransformer
