@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dllm_decode import compatibility
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.models.base import MaskPredictor
@@ -147,6 +148,12 @@ class Decoder:
         _check_options(model, self.cache, self.verifier, config)
 
     @property
+    def rule(self) -> Sampler:
+        """The sampler, behind what the cache policy commits by itself."""
+        commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
+        return EntryToken(self.sampler) if commits_entry else self.sampler
+
+    @property
     def block_length(self) -> int:
         """Tokens per block."""
         model = self.model
@@ -202,7 +209,7 @@ def finish_block(
     observers: Sequence[Observer] = (),
 ) -> Canvas:
     """Decodes one block; rows that have finished it are no longer computed."""
-    sampler, verifier = decoder.sampler, decoder.verifier
+    sampler, verifier = decoder.rule, decoder.verifier
     session.open()
     # A row whose answer is full is not run for what fills up its last block.
     opened = canvas.unfinished[:, block.start : block.end].any(-1) & canvas.running

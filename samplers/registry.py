@@ -16,6 +16,7 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
+from samplers.quota_threshold import QuotaThreshold
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
@@ -33,6 +34,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Less,
     LocalLeap,
     Prophet,
+    QuotaThreshold,
     Wino,
 )
 

@@ -23,6 +23,9 @@ Order: TypeAlias = Literal["confidence", "random", "margin", "entropy"]
 # Vocabulary ids draw token noise; this key, which no vocabulary reaches, draws orders.
 _ORDER_STREAM = -1
 
+# A normal float32 number for any confidence above 1e-8, and below any threshold.
+_DEFERRED = 2.0**-100
+
 
 class Likeliest(NamedTuple):
     """The most likely tokens of each position, most likely first, and their probabilities."""
@@ -41,9 +44,10 @@ class View:
 
     `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
     token is certain (confidence 1, entropy 0), unless the sampler's `reads_committed` asks for what
-    the model would say there. A masked position whose proposal is one of `deferred_ids` is as
-    uncertain as can be: confidence and margin 0, entropy ln V. Logits, probabilities, draws and
-    the other positions stay as they are.
+    the model would say there. A masked position whose proposal is one of `deferred_ids` comes
+    behind all others: its confidence and margin are scaled by 2^-100, which leaves next to nothing
+    and keeps the order among them, and its entropy is raised by ln V. Logits, probabilities, draws
+    and the other positions stay as they are.
 
     How much is left: `num_left` counts the answer tokens that each row has yet to commit, in and
     outside the window; `progress` is the share that is done; `in_answer` says which columns are the
@@ -147,14 +151,14 @@ class View:
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
         if self.temperature == 0.0:
-            return self._defer((1.0 + self._odds_against).reciprocal(), 0.0)
-        return self._defer(self.probability(self.proposal), 0.0)
+            return self._defer((1.0 + self._odds_against).reciprocal(), scale=_DEFERRED)
+        return self._defer(self.probability(self.proposal), scale=_DEFERRED)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
         """Probability of the most likely token less that of the second."""
         top = self.likeliest(2).probabilities
-        return self._defer(top[..., 0] - top[..., 1], 0.0)
+        return self._defer(top[..., 0] - top[..., 1], scale=_DEFERRED)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
@@ -163,7 +167,7 @@ class View:
         found = self._certain(
             plain if self.logit_bias is None else self.logit_bias.entropy(plain), 0.0
         )
-        return self._defer(found, math.log(self.vocab_size))
+        return self._defer(found, raised=math.log(self.vocab_size))
 
     @cached_property
     def log_normaliser(self) -> Float[Tensor, "B W"]:
@@ -364,15 +368,17 @@ class View:
         masked = self.masked.view(*self.masked.shape, *[1] * (found.ndim - 2))
         return torch.where(masked, found, otherwise)
 
-    def _defer(self, found: Float[Tensor, "B W"], otherwise: float) -> Float[Tensor, "B W"]:
-        """Replaces what is found of masked positions whose proposal is to come last."""
+    def _defer(
+        self, found: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
+    ) -> Float[Tensor, "B W"]:
+        """Scales and raises what is found of masked positions whose proposal is to come last."""
         if not self.deferred_ids:
             return found
         is_deferred = torch.zeros_like(self.masked)
         # Ids of their own rather than a tensor of them: no copy to the device at every step.
         for token in self.deferred_ids:
             is_deferred |= self.proposal == token
-        return found.masked_fill(is_deferred & self.masked, otherwise)
+        return torch.where(is_deferred & self.masked, found * scale + raised, found)
 
     @property
     def _position_keys(self) -> Int[Tensor, "B W"]:

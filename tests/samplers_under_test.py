@@ -17,6 +17,7 @@ from samplers import (
     Less,
     LocalLeap,
     Prophet,
+    QuotaThreshold,
     Sampler,
     Wino,
 )
@@ -50,6 +51,8 @@ INSTANCES: tuple[Sampler, ...] = (
     LocalLeap(0.8, 0.3, 1),
     CreditDecoding(LocalLeap()),
     Prophet(FixedSchedule(3)),
+    QuotaThreshold(0.4, 3),
+    QuotaThreshold(0.4, 5, "most"),
     CreditDecoding(Klass(0.42, 0.5, 1, 13)),
     Prophet(CreditDecoding(Klass(0.4, 0.05))),
     Wino(0.3),

@@ -140,7 +140,7 @@ def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: V
     official = torch.tensor(case["confidence"], dtype=torch.float64)
     assert view.proposal[0].tolist() == case["proposal"] == case["tokens"] == out.tokens[0].tolist()
     assert torch.equal(is_last, official == 0.0)
-    assert torch.equal(view.confidence[0] == 0.0, is_last)
+    assert torch.equal(view.confidence[0] < 1e-29, is_last)
     assert torch.allclose(view.confidence[0] / (1.0 - share), official, atol=1e-8)
     plain = view.logits.softmax(-1).amax(-1)[0].masked_fill(is_last, 0.0)
     assert torch.allclose(view.confidence[0], plain, atol=1e-12)
@@ -148,7 +148,9 @@ def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: V
     order = [int(one[0].nonzero()) for one in changed]
     first = int((~is_last).sum())
     assert order[:first] == plain.sort(descending=True).indices[:first].tolist()
-    assert sorted(order[first:]) == is_last.nonzero().flatten().tolist()
+    # The official code leaves the order of these open.
+    behind = view.logits.softmax(-1).amax(-1)[0].masked_fill(~is_last, 0.0)
+    assert order[first:] == behind.sort(descending=True).indices[: 8 - first].tolist()
 
 
 def test_the_vectors_defer_some_but_not_all() -> None:
@@ -185,8 +187,8 @@ def test_deferred_ids_come_last_in_every_order_and_change_nothing_else(
     for row in range(2):
         num = int((committed & is_deferred)[row].sum())
         assert num == max(0, 6 - int(others[row]))
-    assert (view.confidence[is_deferred] == 0.0).all()
-    assert (view.margin[is_deferred] == 0.0).all()
+    assert (view.confidence[is_deferred] < 1e-29).all()
+    assert (view.margin[is_deferred] < 1e-29).all()
     undeferred = replace(view, deferred_ids=())
     for name in ("confidence", "margin", "entropy"):
         ours, before = getattr(view, name), getattr(undeferred, name)
