@@ -22,11 +22,13 @@ _FINISHED: Fields = {
 }  # fmt: skip
 _TRACE: Fields = {
     "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
-    "runners_up": list[list[Any] | None],
 }  # fmt: skip
 
 # Python's JSON reads any integer, NaN and infinity, none of which is ever written.
 _MOST = 2**63
+
+# What a trace may have besides.
+_TOLD: Fields = {"runners_up": list[list[Any] | None]}
 
 # Numbers that others are divided by, and numbers that may be 0.
 _POSITIVE = ("nfe", "length", "batch_length", "batch_s")
@@ -85,7 +87,9 @@ def require_record(record: object, where: str) -> None:
 
 
 def _require_trace(record: Mapping[str, Any], where: str) -> None:
-    _require_types(record["trace"], _TRACE, f"The trace in {_lower(where)}")
+    trace = record["trace"]
+    told = {name: kind for name, kind in _TOLD.items() if name in trace}
+    _require_types(trace, {**_TRACE, **told}, f"The trace in {_lower(where)}")
     _require_types(record, {"pieces": dict[str, str]}, where)
     lengths = {len(record["tokens"]), *(len(record["trace"][n]) for n in ("steps", "confidences"))}
     if len(lengths) > 1 or record["length"] > len(record["tokens"]):

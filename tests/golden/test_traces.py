@@ -435,7 +435,9 @@ def runs_of(method: str) -> list[Run]:
 
 @cache
 def model_of(family: str, block_length: int) -> MaskedTransformer:
-    model: MaskedTransformer = load_model(DATA / "models" / family, dtype=torch.float32)[0]
+    model: MaskedTransformer = load_model(
+        DATA / "models" / family, dtype=torch.float32, tokenizer="optional"
+    )[0]
     if model.causal_block_length:
         model.causal_block_length = block_length
     return model

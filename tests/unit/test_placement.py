@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from families_under_test import FULLY_CONFIGURED
+from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
 
-from dllm_decode import DualCache, NoCache, SelfVerify, decode, load_model
+from dllm_decode import DualCache, NoCache, SelfVerify, decode
 from dllm_decode.models import (
     ForwardInputs,
     KVCache,

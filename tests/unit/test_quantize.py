@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 from families_under_test import FULLY_CONFIGURED
+from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode import decode, load_model
+from dllm_decode import decode
 from dllm_decode.models import ForwardInputs, MaskedTransformer, save_model
 from dllm_decode.models.loading import quantize
 from dllm_decode.models.network.transformer import Transformer
