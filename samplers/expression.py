@@ -102,8 +102,18 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
             constructor refuses its arguments.
     """
     try:
+        return _built(text, constructors)
+    except RecursionError:
+        raise ValueError(
+            f"An expression must not be nested deeper than Python reads, got {text[:60]!r}."
+        ) from None
+
+
+def _built(text: str, constructors: Constructors) -> Any:
+    try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    # Which of these a text that is nested too deeply or holds a NUL raises depends on the version.
+    except (SyntaxError, ValueError, MemoryError):
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {text!r}."
         ) from None

@@ -24,6 +24,9 @@ _TRACE: Fields = {
     "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
 }  # fmt: skip
 
+# Python's JSON reads any integer, NaN and infinity, none of which is ever written.
+_MOST = 2**63
+
 # What a trace may have besides.
 _TOLD: Fields = {"runners_up": list[list[Any] | None]}
 
@@ -111,7 +114,10 @@ def _require_types(found: Mapping[str, Any], wanted: Fields, where: str) -> None
 
 
 def is_of(value: object, kind: Any) -> bool:
-    """Says whether a value that was read from JSON is of a type; True is no number."""
+    """Says whether a value that was read from JSON is of a type.
+
+    True is no number, and neither are NaN, infinity and what does not fit 64 bits.
+    """
     if kind is Any:
         return True
     if get_origin(kind) is Literal:
@@ -126,6 +132,8 @@ def is_of(value: object, kind: Any) -> bool:
         return any(is_of(value, one) for one in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
+    if isinstance(value, int | float) and not abs(value) <= _MOST:
+        return False
     # JSON writes 1.0 as 1 elsewhere.
     return isinstance(value, (int, float) if kind is float else kind)
 

@@ -287,6 +287,8 @@ def _tokenizer(
     kind = PreTrainedTokenizerFast if family.fast_tokenizer else Qwen2Tokenizer
     try:
         read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
+        # Some wrong values in its files are first looked at when a text is.
+        read.decode(read.encode("a b", verbose=False))
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
