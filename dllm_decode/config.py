@@ -33,7 +33,7 @@ class DecodeConfig:
             so it is wherever `top_p` or `top_k` leave out a token.
         banned_ids: Token ids that are never proposed, beside the model's own.
         deferred_ids: Token ids whose proposals have confidence 0, so that other positions come
-            first. Not implemented yet: `decode` refuses any.
+            first: LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.

@@ -189,6 +189,7 @@ class Decoder:
             truncation=self.config.truncation if self.config.is_tempered else None,
             cfg_scale=self.config.cfg_scale,
             banned_ids=self.config.banned_ids,
+            deferred_ids=self.config.deferred_ids,
         )
 
 
@@ -278,19 +279,16 @@ def _check_options(
     model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
 ) -> None:
     """Refuses options that the plug-ins do not honour."""
-    if config.deferred_ids:
+    for name, ids in (("banned_ids", config.banned_ids), ("deferred_ids", config.deferred_ids)):
+        if ids and max(ids) >= model.vocab_size:
+            raise ValueError(
+                f"{name} must be below {model.vocab_size} for {model.name}, got {max(ids)}."
+            )
+    reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
+    if not verifier.commits_proposals and reshapes:
         raise ValueError(
-            f"deferred_ids must be (), since none is implemented, got {config.deferred_ids}."
-        )
-    if config.banned_ids and max(config.banned_ids) >= model.vocab_size:
-        raise ValueError(
-            f"banned_ids must be below {model.vocab_size} for {model.name}, "
-            f"got {max(config.banned_ids)}."
-        )
-    if not verifier.commits_proposals and (config.is_tempered or config.cfg_scale):
-        raise ValueError(
-            f"top_p, top_k, cfg_scale and confidence_from must be left out with {verifier!r}, "
-            "which lets another model decide what is written."
+            "top_p, top_k, cfg_scale, confidence_from and deferred_ids must be left out with "
+            f"{verifier!r}, which lets another model decide what is written."
         )
     if config.cfg_scale and cache.needs_kv_cache:
         raise ValueError(

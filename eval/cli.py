@@ -8,6 +8,7 @@ import dllm_decode.launch
 
 # isort: split
 import argparse
+import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ with their module: "my_package.my_module:MarginThreshold(0.8)".
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 if something was refused."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Last, so that no file there replaces a package: modules of the user's own plug-ins.
+    sys.path.append(os.getcwd())
     # These two have command lines of their own.
     if words[:1] == ["eval"]:
         from eval.__main__ import main as evaluate

@@ -47,7 +47,7 @@ def parse_plugin(
         if match["quoted"]:
             return match["quoted"]
         name = f"{match['module']}.{match['name']}"
-        imported[name] = _import(match["module"], match["name"], (base, *parts))
+        imported[name] = import_class(match["module"], match["name"], (base, *parts))
         return name
 
     found = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
@@ -56,8 +56,17 @@ def parse_plugin(
     return found
 
 
-def _import(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
-    """Returns a class of a module, which is imported."""
+def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
+    """Returns a class of the user's own; its module is imported.
+
+    Args:
+        module: Dotted name of the module.
+        name: Of the class.
+        bases: It must derive from one of these.
+
+    Raises:
+        ValueError: If there is no such module or class, or it is of another kind.
+    """
     given = f"{module}:{name}"
     try:
         loaded = importlib.import_module(module)

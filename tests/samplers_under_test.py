@@ -60,4 +60,3 @@ FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
 
 # Their filters read blocks of one length, by that length; their own tests hold these laws.
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
-

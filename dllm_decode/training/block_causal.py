@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.models.transformer import MaskedTransformer
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
 
