@@ -287,7 +287,7 @@ def test_embedded_models_verify_each_other_on_the_accelerator() -> None:
     with Accelerator():
         there = load_model("mini", device="cuda")[0]
         there.graphs = False
-        verifier.target._model.to("cuda")
+        verifier.target.network.model.to("cuda")
         assert verifier.target.device == DEVICE
         compare(expected, decode(there, prompts, FixedSchedule(2), **options))
     assert expected.accepted.sum() > 0

@@ -357,7 +357,7 @@ def test_a_corrupt_tokenizer_is_named(text, folder) -> None:
 
 def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
     """It was `None`, which failed much later, in the first call that encoded a text."""
-    with pytest.raises(FileNotFoundError, match=r"must hold tokenizer.json.*'optional'"):
+    with pytest.raises(FileNotFoundError, match=r"must hold tokenizer\.json.*'optional'"):
         load_required(folder)
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"The tokenizer files in .* cannot be read"):

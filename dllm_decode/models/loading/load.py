@@ -144,6 +144,7 @@ def load_model(
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
         max_length=_max_length(config),
+        is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
     fill(transformer, known, files)
