@@ -8,6 +8,7 @@ from .caches import (
     NoCache,
     PrefixCache,
     SettledCache,
+    SuffixWindow,
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
@@ -78,6 +79,7 @@ __all__ = [
     "StepEvent",
     "StopRule",
     "StopStrings",
+    "SuffixWindow",
     "Trace",
     "Tree",
     "Uniform",

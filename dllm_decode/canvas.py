@@ -84,6 +84,7 @@ class Canvas:
         is_aligned: Whether each row's positions end where its answer does. On a block-causal model
             `ends` may be later: its last block is filled up.
         opened: Positions that a block schedule has opened so far; `None`: those of the open block.
+        goes_on: Rows that take a further step in the open block, masks left or not; `None`: none.
         due: Positions, of one block a row, at least one of which the next step commits; `None`:
             none.
     """
@@ -104,6 +105,7 @@ class Canvas:
     truncates: bool = False
     is_aligned: bool = True
     opened: Bool[Tensor, "B R"] | None = None
+    goes_on: Bool[Tensor, " B"] | None = None
     due: Bool[Tensor, "B R"] | None = None
 
     @staticmethod
@@ -236,8 +238,10 @@ class Canvas:
         return self.masked & (positions < self.lead[:, None] + self.gen_length)
 
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the masks that running rows have left in a block."""
-        return self.masked[:, block.start : block.end].sum(-1) * self.running
+        """Counts the masks that running rows have left in a block; at least 1 in rows that go on."""
+        masks = self.masked[:, block.start : block.end].sum(-1)
+        masks = masks if self.goes_on is None else torch.maximum(masks, self.goes_on.long())
+        return masks * self.running
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""
@@ -252,6 +256,7 @@ class Canvas:
             rows=self.rows[rows],
             layout=next(_LAYOUTS),
             opened=None if self.opened is None else self.opened[rows],
+            goes_on=None if self.goes_on is None else self.goes_on[rows],
             due=None if self.due is None else self.due[rows],
         )
 
@@ -273,10 +278,11 @@ class Canvas:
         """Stops rows whose answer has ended and fills what lies behind the end.
 
         An answer has ended when an EOS stands in it with no mask before. An EOS of the prompt does
-        not count.
+        not count, nor one in a row whose tokens may still be edited.
         """
         ended = self._eos & (self.masked.cumsum(-1) == 0)
         stopped = ended.any(-1) & self.running
+        stopped = stopped if self.goes_on is None else stopped & ~self.goes_on
         # Only the host's own memory can be asked for free.
         if stopped.device.type == "cpu" and not stopped.any():
             return self
@@ -344,6 +350,7 @@ class Canvas:
             ends=self.ends - position,
             layout=next(_LAYOUTS),
             opened=None,
+            goes_on=None,
             due=None,
         )
 

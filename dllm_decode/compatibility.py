@@ -35,6 +35,7 @@ class Demands:
         is_causal: The model attends in blocks.
         opens_several: See `BlockSchedule.opens_several`.
         needs_whole_block: See `Sampler.needs_whole_block`.
+        edits: See `Sampler.edits`.
     """
 
     scope: Scope = "block"
@@ -45,6 +46,7 @@ class Demands:
     is_causal: bool = False
     opens_several: bool = False
     needs_whole_block: bool = False
+    edits: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,20 @@ REFUSALS = (
         "tokens alone",
         "which depends on how many forwards led to them",
         "Use NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every.",
+    ),
+    Refusal(
+        ("sampler", "verifier"),
+        lambda demands, cache: demands.edits and (demands.looks_ahead or not demands.asks_sampler),
+        "edits what it committed",
+        "which keeps what it has accepted",
+        "Use NoVerifier().",
+    ),
+    Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.edits and not cache.recomputes_committed,
+        "edits committed tokens, so it needs the model's logits there",
+        "which freezes them",
+        "Use PrefixCache().",
     ),
     Refusal(
         ("blocks", "verifier"),
@@ -196,6 +212,7 @@ def check(
         is_causal=model.causal_block_length > 0,
         opens_several=blocks.opens_several,
         needs_whole_block=sampler.needs_whole_block,
+        edits=sampler.edits,
     )
     refusal = refusal_of(demands, cache)
     if refusal is None:

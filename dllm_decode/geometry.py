@@ -68,6 +68,7 @@ class ForwardGeometry:
         wanted: As `ForwardInputs.wanted`: what predicts the window.
         attend: As `ForwardInputs.attend`.
         known: Where the window is predicted by a column that is computed; `None`: everywhere.
+        hidden: Columns that are not attended to; `None`: none.
     """
 
     chosen: Columns
@@ -80,6 +81,7 @@ class ForwardGeometry:
     wanted: Int[Tensor, "B W"]
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None
     known: Bool[Tensor, "B W"] | None
+    hidden: slice | None
 
     @staticmethod
     def of(
@@ -90,6 +92,7 @@ class ForwardGeometry:
         end: int,
         *,
         with_kv_cache: bool,
+        hidden: slice | None = None,
     ) -> "ForwardGeometry":
         """Works it out.
 
@@ -100,6 +103,7 @@ class ForwardGeometry:
             window: Columns to predict.
             end: First column that nothing in the window can see.
             with_kv_cache: Whether keys are those of the cache, or of the chosen columns alone.
+            hidden: Columns that are not attended to; `None`: none.
         """
         shift = model.logit_shift
         every = torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
@@ -128,8 +132,10 @@ class ForwardGeometry:
                 every if with_kv_cache else columns,
                 is_last_block=_in_last_block(model, canvas, chosen, end),
                 causal_block_length=model.causal_block_length,
+                hidden=hidden,
             ),
             known=None if covers else columns.gather(1, wanted) == predictors,
+            hidden=hidden,
         )
 
     def tokens(self, canvas: Canvas) -> Int[Tensor, "B Q"]:
@@ -138,13 +144,16 @@ class ForwardGeometry:
             return canvas.tokens[:, self.slots]
         return canvas.tokens.gather(1, self.slots)
 
-    def fits(self, canvas: Canvas, chosen: Columns, window: slice, end: int) -> bool:
+    def fits(
+        self, canvas: Canvas, chosen: Columns, window: slice, end: int, hidden: slice | None
+    ) -> bool:
         """Says whether it serves a forward too; columns that differ by row are worked out anew."""
         mine = self.canvas
         return (
             isinstance(chosen, slice)
             and isinstance(self.chosen, slice)
             and (chosen, window, end) == (self.chosen, self.window, self.end)
+            and hidden == self.hidden
             and canvas.layout == mine.layout
         )
 
@@ -165,17 +174,21 @@ def _attend(
     *,
     is_last_block: bool,
     causal_block_length: int,
+    hidden: slice | None,
 ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
     """Returns the mask of a forward; `None`: everything sees everything."""
-    if is_last_block and not canvas.padded:
+    if is_last_block and not canvas.padded and hidden is None:
         return None
-    return attention_mask(
+    seen = attention_mask(
         columns,
         keys,
         firsts=canvas.pads,
         ends=canvas.start + canvas.ends,
         block_length=0 if is_last_block else causal_block_length,
     )
+    if hidden is None:
+        return seen
+    return seen & ((keys < hidden.start) | (keys >= hidden.stop))[:, None]
 
 
 def attention_mask(

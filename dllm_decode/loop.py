@@ -236,6 +236,9 @@ def finish_block(
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
         moved = (part.tokens != before.tokens).any(-1)
+        if before.goes_on is not None and part.goes_on is not None:
+            # A step that finds nothing to edit ends the row's block.
+            moved |= before.goes_on & ~part.goes_on
         part, reach = decoder.opened(decoder.stopped(part, session.reach or block))
         steps += moved
         left, taken, now, *ends = session.sync(part.num_open(block), steps, moved.long(), *reach)

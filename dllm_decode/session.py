@@ -331,11 +331,12 @@ class Session:
         needed = slice(max(0, reach.start - shift), reach.stop)
         query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
         chosen = self._cache.recompute(query)
+        hidden = self._cache.hidden(query)
         self._check_columns(chosen, end)
-        if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
+        if self._frame is None or not self._frame.fits(canvas, chosen, window, end, hidden):
             with_kv_cache = self._cache.needs_kv_cache
             self._frame = ForwardGeometry.of(
-                model, canvas, chosen, window, end, with_kv_cache=with_kv_cache
+                model, canvas, chosen, window, end, with_kv_cache=with_kv_cache, hidden=hidden
             )
         frame = self._frame
         logits = self._logits(canvas, frame, asked, leave_one_out, branches)

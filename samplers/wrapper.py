@@ -32,6 +32,11 @@ class Wrapper(Sampler[State]):
             raise ValueError(
                 f"{name} must wrap a sampler such as ConfidenceThreshold(0.9), got {self.base!r}."
             )
+        if self.base.edits:
+            raise ValueError(
+                f"{name} must wrap a sampler that never edits, got {self.base!r}, which changes "
+                f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
+            )
         if self.base.leave_one_out:
             raise ValueError(
                 f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "

@@ -38,6 +38,7 @@ from dllm_decode import (
     SelfVerify,
     Sequential,
     StepEvent,
+    SuffixWindow,
     Verifier,
     decode,
     load_model,
@@ -320,9 +321,9 @@ def free_dave(run: Run) -> Case:
 def streaming(run: Run) -> Case | NotOffered:
     threshold, decay = run.params["threshold"], run.params["confidence_alpha"]
     window = run.params["window_size"]
-    if window + run.block_length < run.gen_length:
-        return NotOffered("the forward sees a window of the answer")
-    return Case(DecayingThreshold(threshold, decay, window), PrefixCache())
+    if any(step.get("eos_exit", False) for step in run.record["steps"]):
+        return NotOffered("fills what lies behind an EOS when its block is finished, not before")
+    return Case(DecayingThreshold(threshold, decay, window), SuffixWindow(PrefixCache(), window))
 
 
 def d3llm(run: Run) -> Case | NotOffered:
@@ -423,7 +424,7 @@ COMPARED = {
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
-    "streaming_dllm": (3, 30),
+    "streaming_dllm": (24, 30),
     "wino": (12, 12),
 }
 

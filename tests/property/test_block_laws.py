@@ -20,6 +20,7 @@ from dllm_decode import (
     Sequential,
     SettledCache,
     StepEvent,
+    SuffixWindow,
     decode,
     decode_many,
 )
@@ -43,6 +44,8 @@ CACHES: list[CachePolicy] = [
     FreeCache(),
     DelayedCache(refresh_every=3, warm_up=1),
     SettledCache(2),
+    SuffixWindow(PrefixCache(), 2),
+    SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
 ]
 STEPWISE = [
     sampler
