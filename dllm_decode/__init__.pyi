@@ -1,4 +1,5 @@
 from .batching import decode_many
+from .blocks import BlockSchedule, MultiBlock, Sequential
 from .caches import (
     CachePolicy,
     DelayedCache,
@@ -7,6 +8,7 @@ from .caches import (
     NoCache,
     PrefixCache,
     SettledCache,
+    SuffixWindow,
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
@@ -42,6 +44,7 @@ __version__: str
 __all__ = [
     "ARVerify",
     "Block",
+    "BlockSchedule",
     "CachePolicy",
     "Canvas",
     "CausalTarget",
@@ -60,6 +63,7 @@ __all__ = [
     "Guided",
     "KVCache",
     "MaskPredictor",
+    "MultiBlock",
     "NGram",
     "NeverStop",
     "NoCache",
@@ -71,10 +75,12 @@ __all__ = [
     "Revision",
     "Sampled",
     "SelfVerify",
+    "Sequential",
     "SettledCache",
     "StepEvent",
     "StopRule",
     "StopStrings",
+    "SuffixWindow",
     "Trace",
     "Tree",
     "Uniform",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import eval_runs
 import pytest
 import torch
+from eval.metrics.summary import summarise
 from families_under_test import MODELS, OPTIONS, load_tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from hypothesis import strategies as st
 from dllm_decode import decode
 from dllm_decode.models import load_model, new_llada, save_model
 from dllm_decode.models.loading.load import ASSETS
-from eval.metrics.summary import summarise
 from eval.runs.names import parse_task
 from eval.runs.records import Folder
 from eval.runs.runner import execute
