@@ -238,7 +238,7 @@ class Canvas:
         return self.masked & (positions < self.lead[:, None] + self.gen_length)
 
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the masks that running rows have left in a block; at least 1 in rows that go on."""
+        """Counts the masks of running rows in a block; at least 1 in rows that go on."""
         masks = self.masked[:, block.start : block.end].sum(-1)
         masks = masks if self.goes_on is None else torch.maximum(masks, self.goes_on.long())
         return masks * self.running

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from samplers.logits.truncation import Truncation
 
@@ -164,9 +164,10 @@ def require_number(name: str, value: object) -> None:
     """Raises ValueError unless a value is a finite number of at least 0."""
     # Not math.isfinite, which fails at integers that no float holds.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= sys.float_info.max:
+    number: Any = value if is_number else None
+    if number is None or not abs(number) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {value!r}.")
-    if value < 0.0:
+    if number < 0.0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
 
 

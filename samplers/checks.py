@@ -78,4 +78,4 @@ def _is_number(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool) or value != value:
         return False
     # An integer that no float holds cannot be compared with one, nor be turned into one.
-    return not isinstance(value, Integral) or abs(value) <= _MOST
+    return not isinstance(value, Integral) or abs(int(value)) <= _MOST
