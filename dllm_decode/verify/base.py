@@ -164,7 +164,8 @@ def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> 
 
     Only masked positions are committed, outside the open block only by samplers that see the
     suffix; [MASK] is never written; fixed tokens are neither edited nor re-masked. What lies behind
-    a committed EOS is filled if the canvas truncates. `check_decision` says when a guard had to act.
+    a committed EOS is filled if the canvas truncates. `check_decision` says when a guard had to
+    act.
     """
     tokens = view.proposal if decision.tokens is None else decision.tokens
     commit = decision.commit & _allowed(canvas, view, sampler) & (tokens != canvas.mask_id)
