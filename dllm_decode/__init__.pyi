@@ -17,6 +17,7 @@ from .loop import decode
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
+from .models.targets.own_weights import as_causal_target
 from .observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .output import DecodeOutput
 from .stopping import NeverStop, StopRule, StopStrings
@@ -84,6 +85,7 @@ __all__ = [
     "Tree",
     "Uniform",
     "Verifier",
+    "as_causal_target",
     "decode",
     "decode_many",
     "draft_observer",

@@ -115,6 +115,15 @@ REFUSALS = (
     ),
     Refusal(
         ("verifier", "cache"),
+        lambda demands, cache: (
+            not demands.asks_sampler and demands.is_shifted and cache.commits_entry
+        ),
+        "decides itself what a block's first token is",
+        "which commits that token in the block's first step",
+        'Use entry="sampler".',
+    ),
+    Refusal(
+        ("verifier", "cache"),
         lambda demands, cache: demands.looks_ahead and cache.is_path_dependent,
         "reproduces the sampler's own steps, so it needs a cache that depends on the committed "
         "tokens alone",

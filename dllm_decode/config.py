@@ -1,8 +1,8 @@
 """The one box of options: how answers are decoded, whatever decodes them."""
 
-import math
+import sys
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from samplers.logits.truncation import Truncation
 
@@ -32,8 +32,8 @@ class DecodeConfig:
             LLaDA has it. "tempered": at `temperature`, after `top_p` and `top_k`, as Dream has it;
             so it is wherever `top_p` or `top_k` leave out a token.
         banned_ids: Token ids that are never proposed, beside the model's own.
-        deferred_ids: Token ids whose proposals have confidence 0, so that other positions come
-            first. Not implemented yet: `decode` refuses any.
+        deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
+            come first: LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
@@ -162,9 +162,12 @@ def require_integer(
 
 def require_number(name: str, value: object) -> None:
     """Raises ValueError unless a value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Not math.isfinite, which fails at integers that no float holds.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number: Any = value if is_number else None
+    if number is None or not abs(number) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {value!r}.")
-    if value < 0.0:
+    if number < 0.0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
 
 

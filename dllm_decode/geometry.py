@@ -188,7 +188,8 @@ def _attend(
     )
     if hidden is None:
         return seen
-    return seen & ((keys < hidden.start) | (keys >= hidden.stop))[:, None]
+    visible: Tensor = seen & ((keys < hidden.start) | (keys >= hidden.stop))[:, None]
+    return visible
 
 
 def attention_mask(

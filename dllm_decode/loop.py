@@ -12,6 +12,7 @@ from torch import Tensor
 from dllm_decode import compatibility
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.models.base import MaskPredictor
@@ -154,6 +155,12 @@ class Decoder:
         _check_options(model, self.cache, self.verifier, config)
 
     @property
+    def rule(self) -> Sampler:
+        """The sampler, behind what the cache policy commits by itself."""
+        commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
+        return EntryToken(self.sampler) if commits_entry else self.sampler
+
+    @property
     def block_length(self) -> int:
         """Tokens per block."""
         model, own, asked = self.model, self.schedule.block_length, self.config.block_length
@@ -207,6 +214,7 @@ class Decoder:
             truncation=self.config.truncation if self.config.is_tempered else None,
             cfg_scale=self.config.cfg_scale,
             banned_ids=self.config.banned_ids,
+            deferred_ids=self.config.deferred_ids,
             blocks=self.schedule,
         )
 
@@ -220,7 +228,7 @@ def finish_block(
     observers: Sequence[Observer] = (),
 ) -> Canvas:
     """Decodes one block, or phase of blocks; rows that have finished are no longer computed."""
-    sampler, verifier = decoder.sampler, decoder.verifier
+    sampler, verifier = decoder.rule, decoder.verifier
     session.open()
     # A row whose answer is full is not run for what fills up its last block.
     opened = canvas.unfinished[:, block.start : block.end].any(-1) & canvas.running
@@ -310,19 +318,16 @@ def _check_options(
     model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
 ) -> None:
     """Refuses options that the plug-ins do not honour."""
-    if config.deferred_ids:
+    for name, ids in (("banned_ids", config.banned_ids), ("deferred_ids", config.deferred_ids)):
+        if ids and max(ids) >= model.vocab_size:
+            raise ValueError(
+                f"{name} must be below {model.vocab_size} for {model.name}, got {max(ids)}."
+            )
+    reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
+    if not verifier.commits_proposals and reshapes:
         raise ValueError(
-            f"deferred_ids must be (), since none is implemented, got {config.deferred_ids}."
-        )
-    if config.banned_ids and max(config.banned_ids) >= model.vocab_size:
-        raise ValueError(
-            f"banned_ids must be below {model.vocab_size} for {model.name}, "
-            f"got {max(config.banned_ids)}."
-        )
-    if not verifier.commits_proposals and (config.is_tempered or config.cfg_scale):
-        raise ValueError(
-            f"top_p, top_k, cfg_scale and confidence_from must be left out with {verifier!r}, "
-            "which lets another model decide what is written."
+            "top_p, top_k, cfg_scale, confidence_from and deferred_ids must be left out with "
+            f"{verifier!r}, which lets another model decide what is written."
         )
     if config.cfg_scale and cache.needs_kv_cache:
         raise ValueError(

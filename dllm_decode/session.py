@@ -87,6 +87,7 @@ class Session:
         truncation: Truncation | None = None,
         cfg_scale: float = 0.0,
         banned_ids: tuple[int, ...] = (),
+        deferred_ids: tuple[int, ...] = (),
         blocks: BlockSchedule = Sequential(),
     ) -> None:
         """Allocates the key-value cache.
@@ -103,6 +104,7 @@ class Session:
                 `None`: nothing, and `temperature` acts on draws alone.
             cfg_scale: Strength of classifier-free guidance; 0: none.
             banned_ids: Tokens that are never proposed, beside the model's own.
+            deferred_ids: Tokens whose proposals come last.
             blocks: Says which positions are open.
         """
         self.blocks = blocks
@@ -111,6 +113,7 @@ class Session:
         self._cache = cache
         self._truncation = truncation
         self._cfg_scale = cfg_scale
+        self._deferred_ids = deferred_ids
         # What is truncated is divided by the temperature already.
         self.temperature = temperature if truncation is None else float(temperature > 0.0)
         slots = (len(canvas) * num_branches, canvas.length)
@@ -242,6 +245,7 @@ class Session:
             block=slice(block.start - window.start, block.end - window.start),
             reads_committed=sampler.reads_committed,
             leave_one_out=leave_one_out,
+            deferred_ids=self._deferred_ids,
         )
 
     def read_target(

@@ -16,6 +16,7 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
+from samplers.quota_threshold import QuotaThreshold
 from samplers.registry import ALL_SAMPLERS, parse
 from samplers.state import State
 from samplers.view import View
@@ -40,6 +41,7 @@ __all__ = [
     "Less",
     "LocalLeap",
     "Prophet",
+    "QuotaThreshold",
     "Sampler",
     "State",
     "View",

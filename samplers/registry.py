@@ -17,6 +17,7 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
+from samplers.quota_threshold import QuotaThreshold
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
@@ -35,6 +36,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Less,
     LocalLeap,
     Prophet,
+    QuotaThreshold,
     Wino,
 )
 

@@ -1,5 +1,6 @@
 """What a sampler sees of the canvas."""
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -22,6 +23,9 @@ Order: TypeAlias = Literal["confidence", "random", "margin", "entropy"]
 # Vocabulary ids draw token noise; this key, which no vocabulary reaches, draws orders.
 _ORDER_STREAM = -1
 
+# A normal float32 number for any confidence above 1e-8, and below any threshold.
+_DEFERRED = 2.0**-100
+
 
 class Likeliest(NamedTuple):
     """The most likely tokens of each position, most likely first, and their probabilities."""
@@ -40,7 +44,10 @@ class View:
 
     `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
     token is certain (confidence 1, entropy 0), unless the sampler's `reads_committed` asks for what
-    the model would say there.
+    the model would say there. A masked position whose proposal is one of `deferred_ids` comes
+    behind all others: its confidence and margin are scaled by 2^-100, which leaves next to nothing
+    and keeps the order among them, and its entropy is raised by ln V. Logits, probabilities, draws
+    and the other positions stay as they are.
 
     How much is left: `num_left` counts the answer tokens that each row has yet to commit, in and
     outside the window; `progress` is the share that is done; `in_answer` says which columns are the
@@ -69,6 +76,10 @@ class View:
         leave_one_out: Probability of the token in place when the model cannot see it; 0 where
             masked. `None` unless the sampler asks for it.
         logit_bias: What a wrapper adds to a few logits of each position, see `with_logit_bias`.
+        deferred_ids: Tokens that are to be committed last. Source: `confidence_eos_eot_inf` of
+            LLaDA's generate.py (Nie et al. 2025, https://arxiv.org/abs/2502.09992). Differs: the
+            authors' code gives these ids no share of any distribution, which changes the confidence
+            of the other proposals too, and at a temperature above 0 it forgets one of the ids.
     """
 
     tokens: Int[Tensor, "B W"]
@@ -85,6 +96,7 @@ class View:
     reads_committed: bool = True
     leave_one_out: Float[Tensor, "B W"] | None = None
     logit_bias: LogitBias | None = None
+    deferred_ids: tuple[int, ...] = ()
 
     @cached_property
     def logits(self) -> Float[Tensor, "B W V"]:
@@ -140,22 +152,23 @@ class View:
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
         if self.temperature == 0.0:
-            return (1.0 + self._odds_against).reciprocal()
-        return self.probability(self.proposal)
+            return self._defer((1.0 + self._odds_against).reciprocal(), scale=_DEFERRED)
+        return self._defer(self.probability(self.proposal), scale=_DEFERRED)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
         """Probability of the most likely token less that of the second."""
         top = self.likeliest(2).probabilities
-        return top[..., 0] - top[..., 1]
+        return self._defer(top[..., 0] - top[..., 1], scale=_DEFERRED)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
         plain = self._spread(self.computed.entropy)
-        return self._certain(
+        found = self._certain(
             plain if self.logit_bias is None else self.logit_bias.entropy(plain), 0.0
         )
+        return self._defer(found, raised=math.log(self.vocab_size))
 
     @cached_property
     def log_normaliser(self) -> Float[Tensor, "B W"]:
@@ -355,6 +368,18 @@ class View:
             return found
         masked = self.masked.view(*self.masked.shape, *[1] * (found.ndim - 2))
         return torch.where(masked, found, otherwise)
+
+    def _defer(
+        self, found: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
+    ) -> Float[Tensor, "B W"]:
+        """Scales and raises what is found of masked positions whose proposal is to come last."""
+        if not self.deferred_ids:
+            return found
+        is_deferred = torch.zeros_like(self.masked)
+        # Ids of their own rather than a tensor of them: no copy to the device at every step.
+        for token in self.deferred_ids:
+            is_deferred |= self.proposal == token
+        return torch.where(is_deferred & self.masked, found * scale + raised, found)
 
     @property
     def _position_keys(self) -> Int[Tensor, "B W"]:

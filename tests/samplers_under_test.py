@@ -18,6 +18,7 @@ from samplers import (
     Less,
     LocalLeap,
     Prophet,
+    QuotaThreshold,
     Sampler,
     Wino,
 )
@@ -53,6 +54,8 @@ INSTANCES: tuple[Sampler, ...] = (
     LocalLeap(0.8, 0.3, 1),
     CreditDecoding(LocalLeap()),
     Prophet(FixedSchedule(3)),
+    QuotaThreshold(0.4, 3),
+    QuotaThreshold(0.4, 5, "most"),
     CreditDecoding(Klass(0.42, 0.5, 1, 13)),
     Prophet(CreditDecoding(Klass(0.4, 0.05))),
     Wino(0.3),
@@ -63,4 +66,3 @@ FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
 
 # Their filters read blocks of one length, by that length; their own tests hold these laws.
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
-

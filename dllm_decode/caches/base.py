@@ -53,6 +53,16 @@ class CacheQuery:
             )
         return self.known_clean
 
+    def first(self, *, entry: bool) -> int:
+        """Returns the first needed column.
+
+        Args:
+            entry: Whether the window's first token is committed, so that what predicts it is not
+                needed; see `CachePolicy.commits_entry`.
+        """
+        start: int = self.needed.start
+        return start + (self.shift if entry else 0)
+
     @property
     def pending(self) -> Bool[Tensor, "B L"]:
         """Columns whose slot was computed while [MASK] stood there, or never."""
@@ -97,6 +107,15 @@ class CachePolicy(ABC):
     def reads_history(self) -> bool:
         """Whether it reads `CacheQuery.clean_forwards` or `pending`."""
         return True
+
+    @property
+    def commits_entry(self) -> bool:
+        """Whether a block's first token is committed in the block's first step, unasked.
+
+        Then later forwards may leave out the column before the block, which predicts that token. It
+        matters on a model whose logits predict the next column.
+        """
+        return False
 
     def hidden(self, query: CacheQuery) -> slice | None:
         """Returns columns that this forward neither computes nor attends to; `None`: none.

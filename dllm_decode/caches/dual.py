@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, refreshes, require_count
+from dllm_decode.caches.entry import Entry, require_entry
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,23 @@ class DualCache(CachePolicy):
             the first.
         before: Columns before the block that are computed with it.
         after: Columns behind the block that are computed with it.
+        entry: As `PrefixCache.entry`.
     """
 
     refresh_every: int = 0
     before: int = 0
     after: int = 0
+    entry: Entry = "sampler"
 
     def __post_init__(self) -> None:
         require_count("refresh_every", self.refresh_every, least=0)
         require_count("before", self.before, least=0, unit="columns")
         require_count("after", self.after, least=0, unit="columns")
+        require_entry(self.entry)
+
+    @property
+    def commits_entry(self) -> bool:
+        return self.entry == "official"
 
     @property
     def computes_suffix(self) -> bool:
@@ -52,5 +60,5 @@ class DualCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.step, self.refresh_every):
             return slice(0, query.end)
-        start = max(0, query.needed.start - self.before)
+        start = max(0, query.first(entry=self.commits_entry) - self.before)
         return slice(start, min(query.end, query.needed.stop + self.after))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, refreshes, require_count
+from dllm_decode.caches.entry import Entry, require_entry
 
 
 @dataclass(frozen=True)
@@ -16,18 +17,26 @@ class PrefixCache(CachePolicy):
     Cache and Parallel Decoding", https://arxiv.org/abs/2505.22618, key-value cache for block-wise
     decoding.
     Differs: On a model whose logits predict the next column, the authors commit a block's first
-    token from the first forward, whatever its confidence; here the column before the block is
-    computed too, and the token waits its turn. `refresh_every` is an extension.
+    token from the first forward, whatever its confidence: `entry="official"`. By default the column
+    before the block is computed too, and the token waits its turn. `refresh_every` is an extension.
 
     Attributes:
         refresh_every: Forwards of a block from one computation of everything to the next; 0: only
             the first.
+        entry: Who commits a block's first token on a model whose logits predict the next column:
+            the sampler when its turn has come, or, "official", the block's first step alone.
     """
 
     refresh_every: int = 0
+    entry: Entry = "sampler"
 
     def __post_init__(self) -> None:
         require_count("refresh_every", self.refresh_every, least=0)
+        require_entry(self.entry)
+
+    @property
+    def commits_entry(self) -> bool:
+        return self.entry == "official"
 
     @property
     def computes_suffix(self) -> bool:
@@ -48,4 +57,4 @@ class PrefixCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.step, self.refresh_every):
             return slice(0, query.end)
-        return slice(query.needed.start, query.end)
+        return slice(query.first(entry=self.commits_entry), query.end)

@@ -2,17 +2,19 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drafted import tiny_target
 from toys import HashModel
 
 from dllm_decode import (
     DualCache,
     ForwardInputs,
+    Guided,
     NoVerifier,
     SelfVerify,
     StepEvent,
@@ -21,6 +23,7 @@ from dllm_decode import (
     decode_many,
 )
 from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, Sampler, View
+from samplers.fixed_schedule import Order
 from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 
@@ -110,6 +113,89 @@ def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifie
         assert out.nfe.tolist() == [out.forwards]
 
 
+DEFERRED = [case for case in GUIDED["cases"] if case["confidence_eos_eot_inf"]]
+
+
+@pytest.mark.parametrize("case", DEFERRED, ids=lambda case: str(case["id"]))
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: Verifier) -> None:
+    """The official confidences are ours over the share of all other ids; ours are unscaled."""
+    deferred = case["eos_id"], case["eot_id"]
+    model = Table(
+        vocab_size=16,
+        mask_id=15,
+        eos_ids=(2,),
+        conditional=logits_of(case["logits_cond"]),
+        unconditional=logits_of(case["logits_uncond"] or case["logits_cond"]),
+    )
+    events: list[StepEvent] = []
+    out = decode(
+        model, [[5]], FixedSchedule(8), gen_length=8, stop_at_eos=False, verifier=verifier,
+        cfg_scale=case["cfg_scale"], banned_ids=(2,) if case["logits_eos_inf"] else (),
+        deferred_ids=deferred, observers=[events.append],
+    )  # fmt: skip
+    view = events[0].view
+    share = view.logits.softmax(-1)[0, :, list(deferred)].sum(-1)
+    is_last = torch.isin(view.proposal[0], torch.tensor(deferred))
+    official = torch.tensor(case["confidence"], dtype=torch.float64)
+    assert view.proposal[0].tolist() == case["proposal"] == case["tokens"] == out.tokens[0].tolist()
+    assert torch.equal(is_last, official == 0.0)
+    assert torch.equal(view.confidence[0] < 1e-29, is_last)
+    assert torch.allclose(view.confidence[0] / (1.0 - share), official, atol=1e-8)
+    plain = view.logits.softmax(-1).amax(-1)[0].masked_fill(is_last, 0.0)
+    assert torch.allclose(view.confidence[0], plain, atol=1e-12)
+    changed = [event.before.masked & ~event.after.masked for event in events]
+    order = [int(one[0].nonzero()) for one in changed]
+    first = int((~is_last).sum())
+    assert order[:first] == plain.sort(descending=True).indices[:first].tolist()
+    # The official code leaves the order of these open.
+    behind = view.logits.softmax(-1).amax(-1)[0].masked_fill(~is_last, 0.0)
+    assert order[first:] == behind.sort(descending=True).indices[: 8 - first].tolist()
+
+
+def test_the_vectors_defer_some_but_not_all() -> None:
+    num_last = [sum(value == 0.0 for value in case["confidence"]) for case in DEFERRED]
+    assert len(DEFERRED) == 16
+    assert max(num_last) >= 3
+    assert max(num_last) < 8
+
+
+@pytest.mark.parametrize("order", ["confidence", "margin", "entropy"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_deferred_ids_come_last_in_every_order_and_change_nothing_else(
+    order: Order, temperature: float
+) -> None:
+    """The official code forgets the first id at a temperature above 0."""
+    model = HashModel(eos_ids=(22, 7), peak=3.0)
+    common: Any = {
+        "gen_length": 12, "block_length": 12, "temperature": temperature, "stop_at_eos": False
+    }  # fmt: skip
+    plain = decode(model, [[1, 2], [3]], FixedSchedule(1, order), **common)
+    deferred = tuple(plain.tokens[:, :3].unique().tolist())
+    events: list[StepEvent] = []
+    decode(
+        model, [[1, 2], [3]], FixedSchedule(2, order), deferred_ids=deferred,
+        observers=[events.append], **common,
+    )  # fmt: skip
+    view = events[0].view
+    committed = events[0].before.masked & ~events[0].after.masked
+    is_deferred = torch.isin(view.proposal, torch.tensor(deferred))
+    assert torch.equal(view.proposal, plain.tokens)
+    assert is_deferred.any(-1).all()
+    # A deferred position is committed only where no other is left.
+    others = (~is_deferred).sum(-1)
+    for row in range(2):
+        num = int((committed & is_deferred)[row].sum())
+        assert num == max(0, 6 - int(others[row]))
+    assert (view.confidence[is_deferred] < 1e-29).all()
+    assert (view.margin[is_deferred] < 1e-29).all()
+    undeferred = replace(view, deferred_ids=())
+    for name in ("confidence", "margin", "entropy"):
+        ours, before = getattr(view, name), getattr(undeferred, name)
+        assert torch.equal(ours[~is_deferred], before[~is_deferred])
+    assert (view.entropy[is_deferred] > undeferred.entropy[is_deferred]).all()
+
+
 def test_the_sound_vectors_ban_and_guide() -> None:
     assert {bool(case["cfg_scale"]) for case in SOUND} == {True, False}
     assert {case["logits_eos_inf"] for case in SOUND} == {True, False}
@@ -127,6 +213,7 @@ SAMPLERS = [FixedSchedule(4), FixedSchedule(4, "entropy"), ConfidenceThreshold(0
         {"confidence_from": "tempered", "temperature": 0.2},
         {"cfg_scale": 0.8, "temperature": 0.5},
         {"top_p": 0.5, "cfg_scale": 0.5, "banned_ids": (3, 4)},
+        {"deferred_ids": tuple(range(0, 22, 2)), "temperature": 0.5},
     ],
     ids=str,
 )
@@ -167,7 +254,9 @@ def test_what_options_cannot_combine_with_is_refused() -> None:
     model = HashModel()
     with pytest.raises(ValueError, match=r"cfg_scale must be 0 with DualCache\("):
         decode(model, [[1]], FixedSchedule(4), cfg_scale=1.0, cache=DualCache())
-    with pytest.raises(ValueError, match=r"deferred_ids must be \(\)"):
-        decode(model, [[1]], FixedSchedule(4), deferred_ids=(3,))
+    with pytest.raises(ValueError, match="deferred_ids must be below 24"):
+        decode(model, [[1]], FixedSchedule(4), deferred_ids=(3, 24))
+    with pytest.raises(ValueError, match=r"deferred_ids must be left out with Guided\("):
+        decode(model, [[1]], FixedSchedule(4), deferred_ids=(3,), verifier=Guided(tiny_target()))
     with pytest.raises(ValueError, match="banned_ids must be below 24"):
         decode(model, [[1]], FixedSchedule(4), banned_ids=(24,))

@@ -6,13 +6,8 @@ repaired, which the file holds too; [MASK] is never emitted, so that counts as s
 
 To add a method: copy its file to data/traces, add one line to METHODS and its number to COMPARED.
 
-Recordings that were left out whole, since we do not offer what they record:
-
-- fastdllm_dream_prefix, fastdllm_dream_dual, freedave_dream: the first token of every block is
-  committed from the entry forward whatever its confidence. We compute the column before the block.
-- fastdllm_dream_hybrid: a quota with carry-over beside a threshold.
-- hierarchy_remask: re-masks by the confidence of another token than the one in place.
-- llada_eos_options: ranks proposals of EOS last, or forbids them.
+Recordings that were left out whole are in LEFT_OUT, with the reason. docs/golden.md is the table of
+all that; `python tests/golden/test_traces.py` writes it.
 """
 
 import json
@@ -59,6 +54,7 @@ from samplers import (
     Klass,
     LocalLeap,
     Prophet,
+    QuotaThreshold,
     Sampler,
     State,
     View,
@@ -77,7 +73,25 @@ MASK_SHARES = {
     "llada21_dllm/default_g32_b8/p4": 3e-2,
     "dkv_dream_decode/g48_s24_N4_unright/p2": 6e-3,
     "dream_native/entropy_g32_s8/p2": 3e-3,
+    "fastdllm_dream_dual/g32_b16_t0.9/p2": 2e-2,
+    "fastdllm_dream_dual/g32_b8_s16_entropy/p2": 3e-3,
+    "fastdllm_dream_dual/g32_b8_s16_entropy/p4": 1e-2,
+    "fastdllm_dream_dual/g48_b16_t0.5/p0": 3e-3,
+    "fastdllm_dream_prefix/g32_b16_s32_entropy/p2": 4e-2,
+    "fastdllm_dream_prefix/g32_b8_s16_entropy/p4": 8e-2,
+    "fastdllm_dream_prefix/g48_b16_t0.5/p0": 2e-3,
     "freecache_dream/g48_b16_s24_entropy/p2": 8e-3,
+    "llada2_dllm/fixed_g32_b8_s8/p0": 2e-2,
+    "llada2_dllm/fixed_g32_b8_s8/p4": 5e-2,
+    "llada2_dllm/t.95_g32_b8/p4": 2e-3,
+    "llada2_hub/hub_t.95_g32_b8/p4": 2e-3,
+}
+# Steps of the repaired LLaDA code in which positions of confidence 0 compete.
+TIED_AT_ZERO = {
+    "g32_b16_s16_conf/p2",
+    "g32_b16_s16_conf/p4",
+    "g48_b48_s24_conf/p2",
+    "g48_b48_s24_conf/p4",
 }
 
 
@@ -115,6 +129,9 @@ class Run:
         # drafts mean it.
         whole = step["block"] is None or step.get("exit", False)
         end = self.gen_length if whole else (step["block"] + 1) * self.block_length
+        if self.family == "llada2_moe":
+            # Blocks count from the prompt, and the last one is filled up behind the answer.
+            end = self.gen_length + self.block_length
         if self.params.get("eager", False):
             end += self.block_length
         num = sum(position < end for position in step["positions"])
@@ -149,6 +166,8 @@ class Case:
     `unfinished`: the official code stops before the answer is full, so ours goes on after it.
     `official`: compare with the official trace even where it shows a defect.
     `templates`: answers with given tokens.
+    `options`: fields of the config.
+    `confidences`: whether the recorded ones are of the distribution that ours are of.
     `eos_id`: the answer ends with this token; `None`: with none.
     """
 
@@ -158,6 +177,8 @@ class Case:
     unfinished: bool = False
     official: bool = False
     templates: Sequence[Sequence[int]] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    confidences: bool = True
     blocks: BlockSchedule = field(default_factory=Sequential)
     eos_id: int | None = None
 
@@ -181,16 +202,62 @@ DREAM_ORDERS: dict[str, Order] = {
 }
 
 
-def fixed(run: Run, order: Order = "confidence") -> Case | NotOffered:
-    if run.params.get("cfg_scale"):
-        return NotOffered("classifier-free guidance is not part of the engine")
-    return Case(FixedSchedule(run.steps_per_block, order))
+def fixed(run: Run, order: Order = "confidence") -> Case:
+    scale = run.params.get("cfg_scale", 0.0)
+    return Case(FixedSchedule(run.steps_per_block, order), options={"cfg_scale": scale})
 
 
 def dream_native(run: Run) -> Case | NotOffered:
-    if "top_p" in run.params:
-        return NotOffered("statistics describe the whole distribution, never a truncated one")
-    return Case(FixedSchedule(run.params["steps"], DREAM_ORDERS[run.params["alg"]], "dream"))
+    params = run.params
+    if "top_p" in params:
+        return NotOffered("after top-p many confidences are exactly 1: torch.topk decides the ties")
+    return Case(FixedSchedule(params["steps"], DREAM_ORDERS[params["alg"]], "dream"))
+
+
+def eos_options(run: Run) -> Case | NotOffered:
+    params = run.params
+    eos, turn = params["eos_id"], params["eot_id"]
+    sampler = FixedSchedule(run.steps_per_block)
+    if params.get("logits_eos_inf"):
+        # The recorded confidences are those of before the ban.
+        return Case(sampler, options={"banned_ids": (eos,)}, confidences=False)
+    if run.id.removeprefix("llada_eos_options/") in TIED_AT_ZERO:
+        return NotOffered("several proposals are deferred at once: torch.topk decides the ties")
+    return Case(sampler, options={"deferred_ids": (eos, turn)})
+
+
+def fast_dream(run: Run) -> Case | NotOffered:
+    params, steps = run.params, run.steps_per_block
+    if "masks_left" in (run.record["official_bug"] or ""):
+        return NotOffered("with one step a block the official code leaves masks")
+    if params["threshold"] is None:
+        sampler: Sampler = FixedSchedule(steps, "entropy", "dream")
+    else:
+        sampler = ConfidenceThreshold(params["threshold"])
+    cache: CachePolicy = PrefixCache(entry="official")
+    if params["cache"] == "dual":
+        cache = DualCache(entry="official")
+    return Case(sampler, cache, official="banned" not in run.record)
+
+
+def free_dave_dream(run: Run) -> Case:
+    drafts, dual = run.params["draft_steps"], run.params["cache"] == "dual"
+    return Case(
+        FixedSchedule(run.block_length),
+        DualCache(entry="official") if dual else PrefixCache(entry="official"),
+        SelfVerify(drafts, "tree") if drafts else NoVerifier(),
+        official=True,
+        # They are of the column, not of the one that predicts it.
+        confidences=False,
+    )
+
+
+def llada2(run: Run) -> Case | NotOffered:
+    if "skips_block" in (run.record["official_bug"] or ""):
+        return NotOffered("after an EOS the official code leaves masks and goes on")
+    params = run.params
+    sampler = QuotaThreshold(params["threshold"], params["steps_per_block"])
+    return Case(sampler, unfinished=params.get("eos_early_stop", False))
 
 
 def fast_dllm(run: Run) -> Case | NotOffered:
@@ -201,7 +268,7 @@ def fast_dllm(run: Run) -> Case | NotOffered:
     elif run.params.get("factor") is not None:
         sampler = Factor(run.params["factor"], "inclusive")
     elif run.block_length % run.steps_per_block:
-        return NotOffered("rounds an uneven schedule otherwise than LLaDA's own code")
+        sampler = quotas(run, run.official_steps(), "confidence")
     else:
         sampler = FixedSchedule(run.steps_per_block)
     return Case(sampler, CACHES[run.params["cache"]])
@@ -262,7 +329,10 @@ def dparallel(run: Run) -> Case:
 
 @dataclass(frozen=True)
 class Quotas(Sampler):
-    """Commits the recorded number of tokens a step: FreeCache's code has a schedule of its own."""
+    """Commits the recorded number of tokens a step.
+
+    FreeCache's code has a schedule of its own; dllm rounds an uneven one otherwise than LLaDA.
+    """
 
     of_blocks: tuple[tuple[int, ...], ...]
     block_length: int
@@ -278,19 +348,19 @@ class Quotas(Sampler):
         return Decision(highest(scores, view.eligible, quotas[state])), state + 1
 
 
-def quotas(run: Run, steps: list[Step]) -> Quotas:
+def quotas(run: Run, steps: list[Step], order: Order) -> Quotas:
     sizes: list[list[int]] = [[] for _ in range(run.gen_length // run.block_length)]
     for step in steps:
         if step.positions:
             sizes[step.positions[0] // run.block_length].append(len(step.positions))
-    order = DREAM_ORDERS[run.params["alg"]]
     return Quotas(tuple(map(tuple, sizes)), run.block_length, order)
 
 
 def free_cache_dream(run: Run) -> Case | NotOffered:
     if {"banned", "repaired"} <= run.record.keys():
         return NotOffered("two defects, and no trace that has both repaired")
-    return Case(quotas(run, run.sound_steps() or []), FreeCache())
+    order = DREAM_ORDERS[run.params["alg"]]
+    return Case(quotas(run, run.sound_steps() or [], order), FreeCache())
 
 
 def free_cache_official(run: Run) -> Case | NotOffered:
@@ -303,12 +373,16 @@ def free_cache_official(run: Run) -> Case | NotOffered:
         return Case(FixedSchedule(run.steps_per_block), FreeCache("official"), official=True)
     banned = "banned" in run.record
     steps = (run.sound_steps() or []) if banned else run.official_steps()
-    return Case(quotas(run, steps), FreeCache("official"), official=not banned)
+    sampler = quotas(run, steps, DREAM_ORDERS[run.params["alg"]])
+    return Case(sampler, FreeCache("official"), official=not banned)
 
 
 def dkv_dream(run: Run) -> Case | NotOffered:
-    if run.params["shift_type"] != "un_right":
-        return NotOffered("freezes columns that are [MASK], or does not compute what predicts one")
+    shift_type = run.params["shift_type"]
+    if shift_type == "right":
+        return NotOffered("the official code does not compute what predicts a mask")
+    if shift_type == "un":
+        return NotOffered("freezes columns that are still [MASK], by the masks of a forward before")
     order = DREAM_ORDERS[run.params["alg"]]
     sampler = FixedSchedule(run.params["steps"], order, "dream")
     return Case(sampler, DelayedCache(run.params["cache_steps"], warm_up=1))
@@ -374,6 +448,15 @@ def joint_threshold(run: Run) -> Case | NotOffered:
 METHODS: dict[str, Mapping] = {
     "llada21_dllm": joint_threshold,
     "llada21_sglang": joint_threshold,
+    "fastdllm_dream_dual": fast_dream,
+    "fastdllm_dream_hybrid": lambda run: Case(
+        QuotaThreshold(run.params["threshold"], run.params["steps"], "most")
+    ),
+    "fastdllm_dream_prefix": fast_dream,
+    "freedave_dream": free_dave_dream,
+    "llada2_dllm": llada2,
+    "llada2_hub": llada2,
+    "llada_eos_options": eos_options,
     "d3llm_multiblock": d3llm,
     "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
@@ -426,13 +509,16 @@ COMPARED = {
     "dinfer_threshold": (12, 12),
     "dkv_dream_decode": (3, 12),
     "dkv_llada_decode": (15, 15),
-    "dllm_fastdllm": (72, 81),
+    "dllm_fastdllm": (81, 81),
     "dparallel_dual": (9, 9),
     "dparallel_entropy": (9, 9),
     "dparallel_prefix": (9, 9),
     "dream_native": (21, 27),
     "eb": (9, 9),
     "factor": (12, 12),
+    "fastdllm_dream_dual": (16, 19),
+    "fastdllm_dream_hybrid": (6, 6),
+    "fastdllm_dream_prefix": (16, 19),
     "fastdllm_dual": (18, 21),
     "fastdllm_nocache": (21, 21),
     "fastdllm_prefix": (18, 21),
@@ -441,6 +527,7 @@ COMPARED = {
     "frechet_prefix": (6, 6),
     "freecache_dream": (11, 12),
     "freecache_llada": (15, 15),
+    "freedave_dream": (18, 18),
     "freedave_llada": (75, 75),
     "freedave_llada_extra": (17, 18),
     "freedave_sdar": (33, 33),
@@ -449,9 +536,12 @@ COMPARED = {
     "klass": (24, 24),
     "llada21_dllm": (20, 24),
     "llada21_sglang": (15, 15),
+    "llada2_dllm": (18, 21),
+    "llada2_hub": (9, 9),
     "llada_batch_leftpad": (3, 3),
     "llada_entropy": (15, 15),
-    "llada_low_confidence": (21, 27),
+    "llada_eos_options": (5, 9),
+    "llada_low_confidence": (27, 27),
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
@@ -498,10 +588,10 @@ def runs_of(method: str) -> list[Run]:
 
 @cache
 def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
-    # The one family whose config does not say which token is [MASK].
-    options: dict[str, Any] = {"mask_id": MASK_ID} if family == "llada2_moe" else {}
     folder = DATA / "models" / family
-    model: MaskedTransformer = load_model(folder, dtype=torch.float32, **options)[0]
+    model: MaskedTransformer = load_model(
+        folder, dtype=torch.float32, mask_id=MASK_ID, tokenizer="optional"
+    )[0]
     if eos_id is not None:
         model.eos_ids = (eos_id,)
     if model.causal_block_length:
@@ -534,12 +624,14 @@ def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, 
         truncate_at_eos=case.eos_id is not None,
         templates=list(case.templates) * len(prompts),
         observers=[recorder],
+        **case.options,
     )
+    canvases = 2 if case.options.get("cfg_scale") else 1
     num_steps = [len(recorder.steps[row]) for row in range(len(prompts))]
     if case.verifier.looks_ahead:
         assert all(nfe <= num for nfe, num in zip(out.nfe.tolist(), num_steps, strict=True))
     else:
-        assert out.nfe.tolist() == num_steps
+        assert out.nfe.tolist() == [canvases * num for num in num_steps]
     return recorder.steps
 
 
@@ -559,7 +651,7 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     assert [[*step.edited] for step in got] == [[*step.edited] for step in expected], run.id
     tolerance = MASK_SHARES.get(run.id, TOLERANCE)
     for ours, theirs in zip(got, expected, strict=True):
-        if theirs.confidences:
+        if theirs.confidences and case.confidences:
             assert ours.confidences == pytest.approx(theirs.confidences, abs=tolerance), run.id
 
 

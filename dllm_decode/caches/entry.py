@@ -1,0 +1,61 @@
+"""A block's first token from the block's first forward (Fast-dLLM and FreeDave on Dream)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from samplers.base import Decision
+from samplers.view import View
+from samplers.wrapper import Wrapper
+
+Entry: TypeAlias = Literal["sampler", "official"]
+"""Who commits a block's first token on a model whose logits predict the next column."""
+
+
+def require_entry(entry: object) -> None:
+    """Raises ValueError unless a value is an `Entry`."""
+    if entry not in ("sampler", "official"):
+        raise ValueError(f'entry must be "sampler" or "official", got {entry!r}.')
+
+
+class Entered(NamedTuple):
+    """Which rows have taken a step in the block, and the state of the base.
+
+    Attributes:
+        entered: Whether the row has.
+        base: As the base returned it.
+    """
+
+    entered: Bool[Tensor, " B"]
+    base: Any
+
+
+@dataclass(frozen=True)
+class EntryToken(Wrapper[Entered]):
+    """Commits the open block's first token, and no other, in the block's first step.
+
+    Its confidence does not matter. The base counts the step as one of its own; from the second step
+    on it decides alone. A row whose block starts with a given token has no such step.
+
+    Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, the authors' code for
+    Dream (`generation_utils_block.py`): block forwards leave out the column before the block, which
+    predicts the block's first token.
+    """
+
+    def max_steps(self, num_masks: int) -> int:
+        return self.base.max_steps(num_masks) + 1
+
+    def init(self, view: View) -> Entered:
+        return Entered(torch.zeros_like(view.eligible[:, 0]), self.base.init(view))
+
+    def step(self, view: View, state: Entered) -> tuple[Decision, Entered]:
+        decision, after = self.base.step(view, state.base)
+        first = view.block.indices(view.tokens.shape[1])[0]
+        enters = view.eligible[:, first] & ~state.entered
+        alone = torch.zeros_like(decision.commit)
+        alone[:, first] = True
+        commit = torch.where(enters[:, None], alone, decision.commit)
+        return replace(decision, commit=commit), Entered(torch.ones_like(enters), after)

@@ -1,0 +1,87 @@
+"""A threshold beside a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_count, require_probability
+from samplers.fixed_schedule import Progress, even_quota
+from samplers.logits.statistics import highest, ranks
+from samplers.view import View
+
+Quota = Literal["least", "most"]
+
+
+@dataclass(frozen=True)
+class QuotaThreshold(Sampler[Progress]):
+    """Commits confident positions, as many as a schedule asks for at least, or allows at most.
+
+    With quota "least", n positions are due in a step, by the even schedule of a whole block, also
+    where some of it is given. If at least n confidences exceed the threshold, exactly those
+    positions are committed, else the n most confident.
+
+    With quota "most", at most as many are committed by a step as by the even schedule of the
+    block's masks, so that what a step leaves unused is left to later ones. Of the most confident
+    that the quota allows, those whose confidence reaches the threshold are committed, and always
+    the first. Steps behind the schedule's last may commit all that is left.
+
+    Source: "least": Bie et al. 2025, "LLaDA2.0: Scaling Up Diffusion Language Models to 100B",
+    https://arxiv.org/abs/2512.15745, `generate` of the authors' model code. "most": Wu et al. 2025,
+    "Fast-dLLM", https://arxiv.org/abs/2505.22618, `confidence_threshold` of the authors' Dream code
+    (`generation_utils.py`).
+    Differs: "most" serves any number of masks, the authors' a multiple of the number of steps.
+
+    Attributes:
+        threshold: Probability, in [0, 1], of a confident proposal.
+        steps_per_block: Steps of the schedule, at least 1.
+        quota: Whether the schedule is a lower bound or an upper bound.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    threshold: float = 0.9
+    steps_per_block: int = 32
+    quota: Quota = "least"
+
+    def __post_init__(self) -> None:
+        require_probability("threshold", self.threshold)
+        require_count("steps_per_block", self.steps_per_block, 1)
+        require_choice("quota", self.quota, get_args(Quota))
+
+    def init(self, view: View) -> Progress:
+        masks = view.eligible.sum(-1)
+        return Progress(masks, torch.zeros_like(masks))
+
+    def step(self, view: View, state: Progress) -> tuple[Decision, Progress]:
+        after = Progress(state.masks, state.steps + 1)
+        if self.quota == "most":
+            return Decision(self._at_most(view, state)), after
+        first, end, _ = view.block.indices(view.tokens.shape[1])
+        length = torch.full_like(state.masks, end - first)
+        due = even_quota(length, self.steps_per_block, state.steps).clamp(min=1)
+        confident = view.eligible & (view.confidence > self.threshold)
+        best = highest(view.confidence, view.eligible, due)
+        enough = confident.sum(-1) >= due
+        return Decision(torch.where(enough[:, None], confident, best)), after
+
+    def _at_most(self, view: View, state: Progress) -> Tensor:
+        """Selects what is confident within the quota, and the most confident of all."""
+        masks, steps = state
+        left = view.eligible.sum(-1)
+        quota = _planned(masks, self.steps_per_block, steps + 1) - (masks - left)
+        rank = ranks(view.confidence, view.eligible)
+        allowed = (rank < quota[:, None]) & (view.confidence >= self.threshold)
+        return view.eligible & (allowed | (rank == 0))
+
+
+def _planned(
+    masks: Int[Tensor, " B"], steps_per_block: int, steps: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns how many masks the even schedule has committed after so many steps."""
+    planned = steps * (masks // steps_per_block) + torch.minimum(steps, masks % steps_per_block)
+    return torch.minimum(planned, masks)
