@@ -16,7 +16,7 @@ endif
 # Read when torch is loaded: threads that wait actively are ten times slower on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-all test-gpu gpu-day bench fix lint types check clean
+.PHONY: help demo test test-all test-gpu gpu-day bench docs fix lint types check clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -47,6 +47,10 @@ lint: $(READY)  ## check style and format
 
 types: $(READY)  ## check types
 	$(PY) -m mypy
+
+docs: $(READY)  ## the documentation as a site in build/site
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 check: lint types test  ## everything a change must pass
 

@@ -96,11 +96,18 @@ class Watch:
         """Returns the seconds inside causal targets."""
         return self._seconds(self._targets)
 
+    def seconds(self) -> list[float]:
+        """Returns the seconds of each forward of the mask predictor."""
+        return self._each(self._own)
+
     def _seconds(self, spans: list[tuple[Any, Any]]) -> float:
+        return sum(self._each(spans))
+
+    def _each(self, spans: list[tuple[Any, Any]]) -> list[float]:
         if self._device.type != "cuda":
-            return sum(end - start for start, end in spans)
+            return [end - start for start, end in spans]
         torch.cuda.synchronize(self._device)
-        return sum(start.elapsed_time(end) for start, end in spans) / 1000
+        return [start.elapsed_time(end) / 1000 for start, end in spans]
 
     def follow(self, model: MaskedTransformer) -> None:
         """Times a mask predictor; it stays the object that it is."""

@@ -1,4 +1,5 @@
 from .batching import decode_many
+from .blocks import BlockSchedule, MultiBlock, Sequential
 from .caches import (
     CachePolicy,
     DelayedCache,
@@ -7,6 +8,7 @@ from .caches import (
     NoCache,
     PrefixCache,
     SettledCache,
+    SuffixWindow,
 )
 from .canvas import Block, Canvas
 from .config import DecodeConfig
@@ -15,6 +17,7 @@ from .loop import decode
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
+from .models.targets.own_weights import as_causal_target
 from .observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .output import DecodeOutput
 from .stopping import NeverStop, StopRule, StopStrings
@@ -41,6 +44,7 @@ __version__: str
 __all__ = [
     "ARVerify",
     "Block",
+    "BlockSchedule",
     "CachePolicy",
     "Canvas",
     "CausalTarget",
@@ -59,6 +63,7 @@ __all__ = [
     "Guided",
     "KVCache",
     "MaskPredictor",
+    "MultiBlock",
     "NGram",
     "NeverStop",
     "NoCache",
@@ -70,14 +75,17 @@ __all__ = [
     "Revision",
     "Sampled",
     "SelfVerify",
+    "Sequential",
     "SettledCache",
     "StepEvent",
     "StopRule",
     "StopStrings",
+    "SuffixWindow",
     "Trace",
     "Tree",
     "Uniform",
     "Verifier",
+    "as_causal_target",
     "decode",
     "decode_many",
     "draft_observer",

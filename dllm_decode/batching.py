@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
 from dllm_decode.config import ConfidenceFrom, DecodeConfig
@@ -39,6 +40,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     num_rows: int = 8,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
     config: DecodeConfig = DecodeConfig(),
     templates: Iterable[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
@@ -64,8 +66,9 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     sees is what it would alone. Its tokens are those of `decode` on all prompts at once, rounding
     aside, draws at a temperature above 0 included.
 
-    Rows join only where the sampler sees no finished block (`Sampler.scope` is not "answer") and
-    is asked at all (`Verifier.asks_sampler`); otherwise one batch follows the other.
+    Rows join only where the sampler sees no finished block (`Sampler.scope` is not "answer"), is
+    asked at all (`Verifier.asks_sampler`), and blocks are decoded one after the other; otherwise
+    one batch follows the other.
 
     This saves calls of the model, not columns: rows that have ended are not computed in a batch
     either. A forward over everything has as many columns as the longest of its rows. One over the
@@ -112,7 +115,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    decoder = Decoder(model, sampler, cache, verifier, options, stop)
+    decoder = Decoder(model, sampler, cache, verifier, options, stop, blocks)
     return _in_order(
         _finished(decoder, _requests(decoder, prompts, templates), num_rows, observers)
     )
@@ -174,6 +177,8 @@ def _finished(
     joins = decoder.sampler.scope != "answer" and decoder.verifier.asks_sampler
     # Guidance has to know which tokens of a finished block were given.
     joins = joins and not decoder.config.cfg_scale
+    # With several blocks open there is no point at which all rows are between two of them.
+    joins = joins and not decoder.schedule.opens_several
     while batch.num_rows:
         position = batch.finish_block(observers)
         yield from batch.leave()
@@ -200,7 +205,7 @@ class _Batch:
         self._decoder = decoder
         self._canvas = _blank(decoder, first)
         self._session = decoder.session(self._canvas)
-        self._blocks = decoder.verifier.blocks(self._canvas, decoder.block_length)
+        self._blocks = decoder.blocks(self._canvas)
         now = time.perf_counter()
         self._seats = {row: _Seat(request.number, now) for row, request in enumerate(first)}
         self._free: list[int] = []

@@ -14,7 +14,9 @@ Two rows, prompts of 5 and 3 tokens, gen_length 8, block_length 4; the second bl
     column     an absolute place in the canvas, the same for all rows.
     position   a place in the answer region, counted from its first column.
     region     the columns of the answers; all rows' regions begin at the same column.
-    block      positions that are decoded together; one block is open at a time.
+    block      positions that are decoded together; one block is open at a time, or, if the block
+               schedule says so, several: their phase, all of the region, then is what is called
+               the open block here, and `opened` says which of its positions are open.
     window     positions that a sampler sees: the open block, from there to the end of the region,
                or all of the region (`Sampler.scope`).
     slot       the place of a column in the key-value cache: slot n holds the key and value that the
@@ -81,6 +83,10 @@ class Canvas:
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
         is_aligned: Whether each row's positions end where its answer does. On a block-causal model
             `ends` may be later: its last block is filled up.
+        opened: Positions that a block schedule has opened so far; `None`: those of the open block.
+        goes_on: Rows that take a further step in the open block, masks left or not; `None`: none.
+        due: Positions, of one block a row, at least one of which the next step commits; `None`:
+            none.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -98,6 +104,9 @@ class Canvas:
     layout: int
     truncates: bool = False
     is_aligned: bool = True
+    opened: Bool[Tensor, "B R"] | None = None
+    goes_on: Bool[Tensor, " B"] | None = None
+    due: Bool[Tensor, "B R"] | None = None
 
     @staticmethod
     def blank(
@@ -192,6 +201,11 @@ class Canvas:
         return (self.region == self.mask_id) & self._inside
 
     @cached_property
+    def open_masks(self) -> Bool[Tensor, "B R"]:
+        """Masked positions, without those that a block schedule has not opened yet."""
+        return self.masked if self.opened is None else self.masked & self.opened
+
+    @cached_property
     def committed(self) -> Int[Tensor, " B"]:
         """Answer tokens decided so far, at most `gen_length`."""
         return (self.ends - self.lead - self.masked.sum(-1)).clamp(max=self.gen_length)
@@ -224,8 +238,10 @@ class Canvas:
         return self.masked & (positions < self.lead[:, None] + self.gen_length)
 
     def num_open(self, block: Block) -> Int[Tensor, " B"]:
-        """Counts the masks that running rows have left in a block."""
-        return self.masked[:, block.start : block.end].sum(-1) * self.running
+        """Counts the masks that running rows have left in a block; at least 1 in rows that go on."""
+        masks = self.masked[:, block.start : block.end].sum(-1)
+        masks = masks if self.goes_on is None else torch.maximum(masks, self.goes_on.long())
+        return masks * self.running
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""
@@ -239,6 +255,9 @@ class Canvas:
             running=self.running[rows],
             rows=self.rows[rows],
             layout=next(_LAYOUTS),
+            opened=None if self.opened is None else self.opened[rows],
+            goes_on=None if self.goes_on is None else self.goes_on[rows],
+            due=None if self.due is None else self.due[rows],
         )
 
     def put(self, part: "Canvas") -> "Canvas":
@@ -259,10 +278,11 @@ class Canvas:
         """Stops rows whose answer has ended and fills what lies behind the end.
 
         An answer has ended when an EOS stands in it with no mask before. An EOS of the prompt does
-        not count.
+        not count, nor one in a row whose tokens may still be edited.
         """
         ended = self._eos & (self.masked.cumsum(-1) == 0)
         stopped = ended.any(-1) & self.running
+        stopped = stopped if self.goes_on is None else stopped & ~self.goes_on
         # Only the host's own memory can be asked for free.
         if stopped.device.type == "cpu" and not stopped.any():
             return self
@@ -282,6 +302,11 @@ class Canvas:
             return self
         behind = self._eos.cumsum(-1) > 0
         return self._fill(self.masked & behind & self.running[:, None])
+
+    @property
+    def has_eos(self) -> Bool[Tensor, " B"]:
+        """Rows with an EOS in their answer, masks before it or not."""
+        return self._eos.any(-1)
 
     @property
     def _eos(self) -> Bool[Tensor, "B R"]:
@@ -324,6 +349,9 @@ class Canvas:
             lead=self.lead - position,
             ends=self.ends - position,
             layout=next(_LAYOUTS),
+            opened=None,
+            goes_on=None,
+            due=None,
         )
 
     @staticmethod

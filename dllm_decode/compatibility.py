@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import (
     CachePolicy,
     DelayedCache,
@@ -18,7 +19,7 @@ from dllm_decode.verify.base import Verifier
 from samplers.base import Sampler
 from samplers.view import Scope
 
-Part: TypeAlias = Literal["sampler", "cache", "verifier", "model"]
+Part: TypeAlias = Literal["sampler", "cache", "verifier", "model", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Demands:
         asks_sampler: See `Verifier.asks_sampler`.
         is_shifted: The model's logits predict the next column.
         is_causal: The model attends in blocks.
+        opens_several: See `BlockSchedule.opens_several`.
+        needs_whole_block: See `Sampler.needs_whole_block`.
+        edits: See `Sampler.edits`.
     """
 
     scope: Scope = "block"
@@ -40,6 +44,9 @@ class Demands:
     asks_sampler: bool = True
     is_shifted: bool = False
     is_causal: bool = False
+    opens_several: bool = False
+    needs_whole_block: bool = False
+    edits: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,16 +130,67 @@ REFUSALS = (
         "which depends on how many forwards led to them",
         "Use NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every.",
     ),
+    Refusal(
+        ("sampler", "verifier"),
+        lambda demands, cache: demands.edits and (demands.looks_ahead or not demands.asks_sampler),
+        "edits what it committed",
+        "which keeps what it has accepted",
+        "Use NoVerifier().",
+    ),
+    Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.edits and not cache.recomputes_committed,
+        "edits committed tokens, so it needs the model's logits there",
+        "which freezes them",
+        "Use PrefixCache().",
+    ),
+    Refusal(
+        ("blocks", "verifier"),
+        lambda demands, cache: (
+            demands.opens_several and (demands.looks_ahead or not demands.asks_sampler)
+        ),
+        "opens blocks after each step of the sampler",
+        "which takes several steps at once, or asks no sampler",
+        "Use NoVerifier(), or blocks=Sequential().",
+    ),
+    Refusal(
+        ("sampler", "blocks"),
+        lambda demands, cache: demands.opens_several and demands.scope != "block",
+        "needs to see more than the open blocks",
+        "which gives it the whole answer to work on, open or not",
+        "Use blocks=Sequential().",
+    ),
+    Refusal(
+        ("sampler", "blocks"),
+        lambda demands, cache: demands.opens_several and demands.leave_one_out,
+        "re-masks, and so takes back the progress that opens blocks",
+        "which opens the next block by the progress of the last",
+        "Use blocks=Sequential().",
+    ),
+    Refusal(
+        ("sampler", "blocks"),
+        lambda demands, cache: demands.opens_several and demands.needs_whole_block,
+        "counts the masks or the steps of a block from its opening",
+        "where blocks open around each other",
+        "Use blocks=Sequential(), or a sampler that looks at each step alone.",
+    ),
 )
 
 
-def require_plugins(model: object, sampler: object, cache: object, verifier: object) -> None:
+def require_plugins(
+    model: object,
+    sampler: object,
+    cache: object,
+    verifier: object,
+    blocks: object = Sequential(),
+) -> None:
     """Raises ValueError unless each plug-in is an instance of what its place wants."""
     wanted: tuple[tuple[str, object, type, str], ...] = (
         ("model", model, MaskPredictor, "the model that load_model returns"),
         ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
         ("cache", cache, CachePolicy, "a cache policy such as DualCache()"),
         ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
+        ("blocks", blocks, BlockSchedule, "a block schedule such as MultiBlock()"),
     )
     for name, given, kind, example in wanted:
         if isinstance(given, type):
@@ -142,7 +200,12 @@ def require_plugins(model: object, sampler: object, cache: object, verifier: obj
 
 
 def check(
-    model: MaskPredictor, sampler: Sampler, cache: CachePolicy, *, verifier: Verifier
+    model: MaskPredictor,
+    sampler: Sampler,
+    cache: CachePolicy,
+    *,
+    verifier: Verifier,
+    blocks: BlockSchedule = Sequential(),
 ) -> None:
     """Refuses what does not fit together.
 
@@ -156,6 +219,9 @@ def check(
         asks_sampler=verifier.asks_sampler,
         is_shifted=model.logit_shift > 0,
         is_causal=model.causal_block_length > 0,
+        opens_several=blocks.opens_several,
+        needs_whole_block=sampler.needs_whole_block,
+        edits=sampler.edits,
     )
     refusal = refusal_of(demands, cache)
     if refusal is None:
@@ -165,6 +231,7 @@ def check(
         "cache": repr(cache),
         "verifier": repr(verifier),
         "model": model.name,
+        "blocks": repr(blocks),
     }
     asks, cannot = refusal.pair
     raise ValueError(

@@ -1,6 +1,6 @@
 """The one box of options: how answers are decoded, whatever decodes them."""
 
-import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -162,7 +162,9 @@ def require_integer(
 
 def require_number(name: str, value: object) -> None:
     """Raises ValueError unless a value is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Not math.isfinite, which fails at integers that no float holds.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{name} must be a finite number, got {value!r}.")
     if value < 0.0:
         raise ValueError(f"{name} must be at least 0, got {value}.")

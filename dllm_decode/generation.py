@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.batching import decode_many
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.config import ConfidenceFrom, DecodeConfig, require_integer
@@ -76,6 +77,7 @@ def generate(
     config: DecodeConfig = DecodeConfig(),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
     observers: Sequence[Observer] = (),
     streamer: PrefixStreamer | DraftStreamer | None = None,
     stop_strings: str | Sequence[str] = (),
@@ -112,6 +114,7 @@ def generate(
         config: The options; its fields by keyword override it, as in `decode`.
         cache: Which columns to recompute at each forward.
         verifier: How proposals are checked.
+        blocks: Which positions are open, as in `decode`.
         observers: Called after each round with a `StepEvent`.
         streamer: Of transformers, for a single input. One with `put_draft`, such as
             `TextDiffusionStreamer`, is shown the whole canvas after each round; any other, such as
@@ -137,7 +140,7 @@ def generate(
     Raises:
         ValueError: If something does not fit; one sentence says what.
     """
-    require_plugins(model, sampler, cache, verifier)
+    require_plugins(model, sampler, cache, verifier, blocks)
     if max_new_tokens is not None and gen_length is not None:
         raise ValueError(
             "max_new_tokens and gen_length must not both be given, since they are the same, got "
@@ -177,6 +180,7 @@ def generate(
             config=options,
             cache=cache,
             verifier=verifier,
+            blocks=blocks,
             observers=[*watching, counted],
             stop=stop,
         )
@@ -198,6 +202,7 @@ def _decode(
     config: DecodeConfig,
     cache: CachePolicy,
     verifier: Verifier,
+    blocks: BlockSchedule,
     observers: Sequence[Observer],
     stop: StopRule,
 ) -> DecodeOutput:
@@ -205,12 +210,12 @@ def _decode(
     if len(prompts) <= num_rows:
         return decode(
             model, prompts, sampler, config=config, cache=cache, verifier=verifier,
-            observers=observers, stop=stop,
+            blocks=blocks, observers=observers, stop=stop,
         )  # fmt: skip
     calls = _Calls()
     outputs = decode_many(
         model, prompts, sampler, num_rows=num_rows, config=config, cache=cache,
-        verifier=verifier, observers=[*observers, calls], stop=stop,
+        verifier=verifier, blocks=blocks, observers=[*observers, calls], stop=stop,
     )  # fmt: skip
     return replace(joined(list(outputs)), forwards=calls.forwards)
 

@@ -22,18 +22,34 @@ def window_of(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
     return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
 
 
-def read_columns(canvas: Canvas, block: Block, sampler: Sampler) -> Int[Tensor, "B N"] | None:
-    """Returns the window's columns whose logits are read, the masked ones first; `None`: all."""
+def read_columns(
+    canvas: Canvas, block: Block, sampler: Sampler, reach: Block | None = None
+) -> Int[Tensor, "B N"] | None:
+    """Returns the window's columns whose logits are read, the masked ones first; `None`: all.
+
+    Args:
+        canvas: The rows.
+        block: The open block.
+        sampler: Says how much it must see.
+        reach: The part of the block that holds all open masks; `None`: all of it.
+    """
     if sampler.reads_committed or sampler.leave_one_out or sampler.scope != "block":
         return None
-    masked = canvas.masked[:, block.start : block.end]
+    masked = canvas.open_masks[:, block.start : block.end]
     # An accelerator wants few shapes, and cannot be asked without waiting for it.
     if masked.device.type != "cpu":
-        return None
+        return _reached(canvas, block, reach)
     most = round_up(int(masked.sum(-1).max()), _STRIDE)
     if most >= masked.shape[1]:
         return None
     return masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+def _reached(canvas: Canvas, block: Block, reach: Block | None) -> Int[Tensor, "B N"] | None:
+    if reach is None or reach == block:
+        return None
+    columns = torch.arange(reach.start, reach.end, device=canvas.tokens.device) - block.start
+    return columns.repeat(len(canvas), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +68,7 @@ class ForwardGeometry:
         wanted: As `ForwardInputs.wanted`: what predicts the window.
         attend: As `ForwardInputs.attend`.
         known: Where the window is predicted by a column that is computed; `None`: everywhere.
+        hidden: Columns that are not attended to; `None`: none.
     """
 
     chosen: Columns
@@ -64,6 +81,7 @@ class ForwardGeometry:
     wanted: Int[Tensor, "B W"]
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None
     known: Bool[Tensor, "B W"] | None
+    hidden: slice | None
 
     @staticmethod
     def of(
@@ -74,6 +92,7 @@ class ForwardGeometry:
         end: int,
         *,
         with_kv_cache: bool,
+        hidden: slice | None = None,
     ) -> "ForwardGeometry":
         """Works it out.
 
@@ -84,6 +103,7 @@ class ForwardGeometry:
             window: Columns to predict.
             end: First column that nothing in the window can see.
             with_kv_cache: Whether keys are those of the cache, or of the chosen columns alone.
+            hidden: Columns that are not attended to; `None`: none.
         """
         shift = model.logit_shift
         every = torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
@@ -112,8 +132,10 @@ class ForwardGeometry:
                 every if with_kv_cache else columns,
                 is_last_block=_in_last_block(model, canvas, chosen, end),
                 causal_block_length=model.causal_block_length,
+                hidden=hidden,
             ),
             known=None if covers else columns.gather(1, wanted) == predictors,
+            hidden=hidden,
         )
 
     def tokens(self, canvas: Canvas) -> Int[Tensor, "B Q"]:
@@ -122,13 +144,16 @@ class ForwardGeometry:
             return canvas.tokens[:, self.slots]
         return canvas.tokens.gather(1, self.slots)
 
-    def fits(self, canvas: Canvas, chosen: Columns, window: slice, end: int) -> bool:
+    def fits(
+        self, canvas: Canvas, chosen: Columns, window: slice, end: int, hidden: slice | None
+    ) -> bool:
         """Says whether it serves a forward too; columns that differ by row are worked out anew."""
         mine = self.canvas
         return (
             isinstance(chosen, slice)
             and isinstance(self.chosen, slice)
             and (chosen, window, end) == (self.chosen, self.window, self.end)
+            and hidden == self.hidden
             and canvas.layout == mine.layout
         )
 
@@ -149,17 +174,21 @@ def _attend(
     *,
     is_last_block: bool,
     causal_block_length: int,
+    hidden: slice | None,
 ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
     """Returns the mask of a forward; `None`: everything sees everything."""
-    if is_last_block and not canvas.padded:
+    if is_last_block and not canvas.padded and hidden is None:
         return None
-    return attention_mask(
+    seen = attention_mask(
         columns,
         keys,
         firsts=canvas.pads,
         ends=canvas.start + canvas.ends,
         block_length=0 if is_last_block else causal_block_length,
     )
+    if hidden is None:
+        return seen
+    return seen & ((keys < hidden.start) | (keys >= hidden.stop))[:, None]
 
 
 def attention_mask(

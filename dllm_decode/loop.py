@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import compatibility
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
@@ -34,6 +35,7 @@ def decode(
     attention_mask: Int[Tensor, "B N"] | None = None,
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
     config: DecodeConfig = DecodeConfig(),
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
@@ -53,8 +55,9 @@ def decode(
 ) -> DecodeOutput:
     """Fills the answers to a batch of prompts by iterative unmasking.
 
-    The answer is decoded block by block, left to right. In each round the model is run once,
-    `sampler` proposes which positions to commit, and `verifier` decides what is kept.
+    The answer is decoded block by block, left to right, unless `blocks` opens several at once. In
+    each round the model is run once, `sampler` proposes which positions to commit, and `verifier`
+    decides what is kept.
 
     Args:
         model: The mask predictor, see `MaskPredictor`.
@@ -64,6 +67,7 @@ def decode(
         attention_mask: Of prompts in a tensor: 0 where padding stands.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
+        blocks: Which positions are open: one block after another, or several blocks at once.
         config: The options; those that follow `observers` are its fields, and override it.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
@@ -83,7 +87,7 @@ def decode(
         truncate_at_eos: See `DecodeConfig`.
 
     Raises:
-        ValueError: If sampler, cache, verifier, model and lengths do not fit together.
+        ValueError: If sampler, cache, verifier, blocks, model and lengths do not fit together.
         RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
             stated bound.
     """
@@ -101,7 +105,7 @@ def decode(
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    decoder = Decoder(model, sampler, cache, verifier, options, stop)
+    decoder = Decoder(model, sampler, cache, verifier, options, stop, blocks)
     started = time.perf_counter()
     canvas = decoder.blank(token_lists(prompts, attention_mask), templates)
     session = decoder.session(canvas)
@@ -136,14 +140,17 @@ class Decoder:
     verifier: Verifier
     config: DecodeConfig
     stop: StopRule = NeverStop()
+    schedule: BlockSchedule = Sequential()
 
     def __post_init__(self) -> None:
         model, config = self.model, self.config
-        compatibility.require_plugins(model, self.sampler, self.cache, self.verifier)
+        compatibility.require_plugins(model, self.sampler, self.cache, self.verifier, self.schedule)
         self.sampler.check(
             model=model.name, gen_length=config.gen_length, block_length=self.block_length
         )
-        compatibility.check(model, self.sampler, self.cache, verifier=self.verifier)
+        compatibility.check(
+            model, self.sampler, self.cache, verifier=self.verifier, blocks=self.schedule
+        )
         self.verifier.check(model)
         _check_options(model, self.cache, self.verifier, config)
 
@@ -156,12 +163,23 @@ class Decoder:
     @property
     def block_length(self) -> int:
         """Tokens per block."""
-        model = self.model
-        return self.config.resolved_block_length(model.causal_block_length, model=model.name)
+        model, own, asked = self.model, self.schedule.block_length, self.config.block_length
+        if own is not None and asked not in (None, own):
+            raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
+        config = self.config if own is None else replace(self.config, block_length=own)
+        return config.resolved_block_length(model.causal_block_length, model=model.name)
 
     def blocks(self, canvas: Canvas) -> Iterator[Block]:
-        """Returns the blocks in the order in which they are decoded."""
+        """Returns the schedule's phases, or what the verifier has in their place, in order."""
+        if self.schedule.opens_several:
+            return self.schedule.phases(canvas, self.block_length)
         return self.verifier.blocks(canvas, self.block_length)
+
+    def opened(self, canvas: Canvas) -> tuple[Canvas, tuple[Int[Tensor, " B"], ...]]:
+        """Opens what the schedule opens before a round; returns its reach too, where it has one."""
+        length = self.block_length
+        canvas = self.schedule.opened(canvas, length, stops_at_eos=self.config.stop_at_eos)
+        return canvas, self.schedule.reach(canvas, length) or ()
 
     def blank(self, prompts: Sequence[Prompt], templates: Sequence[Sequence[int]] = ()) -> Canvas:
         """Lays out prompts and masked answers."""
@@ -197,6 +215,7 @@ class Decoder:
             cfg_scale=self.config.cfg_scale,
             banned_ids=self.config.banned_ids,
             deferred_ids=self.config.deferred_ids,
+            blocks=self.schedule,
         )
 
 
@@ -208,7 +227,7 @@ def finish_block(
     *,
     observers: Sequence[Observer] = (),
 ) -> Canvas:
-    """Decodes one block; rows that have finished it are no longer computed."""
+    """Decodes one block, or phase of blocks; rows that have finished are no longer computed."""
     sampler, verifier = decoder.rule, decoder.verifier
     session.open()
     # A row whose answer is full is not run for what fills up its last block.
@@ -219,22 +238,35 @@ def finish_block(
     limits = [verifier.max_steps(sampler, masks) for masks in num_masks]
     steps = torch.zeros_like(part.rows)
     carry: Any = None
+    part, reach = decoder.opened(part)
+    _narrow(session, [ends.tolist() for ends in reach], range(len(part)))
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
         moved = (part.tokens != before.tokens).any(-1)
-        part = decoder.stopped(part, block)
+        if before.goes_on is not None and part.goes_on is not None:
+            # A step that finds nothing to edit ends the row's block.
+            moved |= before.goes_on & ~part.goes_on
+        part, reach = decoder.opened(decoder.stopped(part, session.reach or block))
         steps += moved
-        left, taken, now = session.sync(part.num_open(block), steps, moved.long())
+        left, taken, now, *ends = session.sync(part.num_open(block), steps, moved.long(), *reach)
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
+        kept = [row for row, masks in enumerate(left) if masks]
+        _narrow(session, ends, kept)
         if not all(left):
             canvas = canvas.put(part)
-            kept = [row for row, masks in enumerate(left) if masks]
             rows = torch.tensor(kept, dtype=torch.long, device=part.tokens.device)
             part, carry, steps = part.take(rows), take_state(carry, rows), steps[rows]
             limits = [limits[row] for row in kept]
     return canvas
+
+
+def _narrow(session: Session, reach: list[list[int]], rows: Sequence[int]) -> None:
+    """Tells the session where the open masks of the rows that go on are."""
+    if reach and rows:
+        starts, ends = reach
+        session.narrow(Block(min(starts[row] for row in rows), max(ends[row] for row in rows)))
 
 
 def _check_progress(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, Columns
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
@@ -69,6 +70,8 @@ class Session:
         cost: What was done for each row so far.
         number: Tells the decodes of a process apart, for observers.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
+        blocks: The block schedule.
+        reach: Positions of the open block outside which no mask is open; `None`: all of it.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
     """
 
@@ -85,6 +88,7 @@ class Session:
         cfg_scale: float = 0.0,
         banned_ids: tuple[int, ...] = (),
         deferred_ids: tuple[int, ...] = (),
+        blocks: BlockSchedule = Sequential(),
     ) -> None:
         """Allocates the key-value cache.
 
@@ -101,7 +105,10 @@ class Session:
             cfg_scale: Strength of classifier-free guidance; 0: none.
             banned_ids: Tokens that are never proposed, beside the model's own.
             deferred_ids: Tokens whose proposals come last.
+            blocks: Says which positions are open.
         """
+        self.blocks = blocks
+        self.reach: Block | None = None
         self._model = model
         self._cache = cache
         self._truncation = truncation
@@ -138,6 +145,16 @@ class Session:
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
         self._step = 0
+        self.reach = None
+
+    def narrow(self, reach: Block) -> None:
+        """Says outside which positions of the open block no mask is open, before a round.
+
+        When that changes, a block has been opened or finished: the cache counts its forwards anew.
+        """
+        if reach != self.reach:
+            self._step = 0
+        self.reach = reach
 
     def rearrange(
         self, canvas: Canvas, shifts: Mapping[int, int], requests: Mapping[int, int]
@@ -178,7 +195,7 @@ class Session:
                 "rows" their numbers are below `num_branches`.
         """
         window = window_of(canvas, block, sampler)
-        asked = read_columns(canvas, block, sampler) if lean else None
+        asked = read_columns(canvas, block, sampler, self.reach) if lean else None
         logits = self._predict(
             canvas, canvas.columns(window), asked, sampler.leave_one_out, branches
         )
@@ -209,7 +226,7 @@ class Session:
         """Returns what the sampler would see of a canvas if a forward had given these logits."""
         window = window_of(canvas, block, sampler)
         columns = slice(window.start, window.end)
-        masked = canvas.masked[:, columns]
+        masked = canvas.open_masks[:, columns]
         eligible = masked & canvas.running[:, None]
         if window != block:
             eligible[:, : block.start - window.start] = False
@@ -312,16 +329,18 @@ class Session:
         With a shadow, those that predict the same columns without seeing them follow.
         """
         model, shift = self._model, self._model.logit_shift
+        reach = window if self.reach is None else canvas.columns(self.reach)
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
-        end = window.stop if model.causal_block_length else canvas.length
-        needed = slice(max(0, window.start - shift), window.stop)
+        end = reach.stop if model.causal_block_length else canvas.length
+        needed = slice(max(0, reach.start - shift), reach.stop)
         query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
         chosen = self._cache.recompute(query)
+        hidden = self._cache.hidden(query)
         self._check_columns(chosen, end)
-        if self._frame is None or not self._frame.fits(canvas, chosen, window, end):
+        if self._frame is None or not self._frame.fits(canvas, chosen, window, end, hidden):
             with_kv_cache = self._cache.needs_kv_cache
             self._frame = ForwardGeometry.of(
-                model, canvas, chosen, window, end, with_kv_cache=with_kv_cache
+                model, canvas, chosen, window, end, with_kv_cache=with_kv_cache, hidden=hidden
             )
         frame = self._frame
         logits = self._logits(canvas, frame, asked, leave_one_out, branches)
@@ -379,7 +398,7 @@ class Session:
         """Checks that a policy computes what predicts the window's masks."""
         shown = slice(window.start - canvas.start, window.stop - canvas.start)
         duty = "compute every column that predicts a masked position"
-        self.forbid(~known & canvas.masked[:, shown], self._cache, duty)
+        self.forbid(~known & canvas.open_masks[:, shown], self._cache, duty)
 
     def _run_packed(
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int

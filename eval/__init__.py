@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     import pandas
 
-    from eval.metrics.comparison import Comparison, Results
-    from eval.metrics.pooling import Pool
+    from eval.reports.comparison import Comparison, Results
+    from eval.reports.pooling import Pool
 
 __all__ = ["compare", "frame", "results"]
 
@@ -29,7 +29,7 @@ def compare(first: "Pool | str | Path", second: "Pool | str | Path") -> "Compari
     Raises:
         ValueError: If a folder holds several settings, or they share no scored example.
     """
-    from eval.metrics.comparison import compare
+    from eval.reports.comparison import compare
 
     return compare(first, second)
 
@@ -40,7 +40,7 @@ def results(folder: "str | Path") -> "Results":
     Raises:
         ValueError: If it is none.
     """
-    from eval.metrics.comparison import results
+    from eval.reports.comparison import results
 
     return results(folder)
 
@@ -51,6 +51,6 @@ def frame(folder: "str | Path") -> "pandas.DataFrame":
     Raises:
         ValueError: If it is none, or pandas is not installed.
     """
-    from eval.metrics.comparison import frame
+    from eval.reports.comparison import frame
 
     return frame(folder)

@@ -8,6 +8,8 @@ import dllm_decode.launch
 
 # isort: split
 import argparse
+import os
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 
@@ -30,6 +32,8 @@ with their module: "my_package.my_module:MarginThreshold(0.8)".
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 if something was refused."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Last, so that no file there replaces a package: modules of the user's own plug-ins.
+    sys.path.append(os.getcwd())
     # These two have command lines of their own.
     if words[:1] == ["eval"]:
         from eval.__main__ import main as evaluate
@@ -94,9 +98,9 @@ def _action(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _bench(words: list[str]) -> int:
-    from benchmarks.__main__ import main as measure
-
-    measure(words)
+    # By name: benchmarks stand above this package and may import it.
+    sys.argv = ["dllm-decode bench", *words]
+    runpy.run_module("benchmarks", run_name="__main__")
     return 0
 
 

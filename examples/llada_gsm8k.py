@@ -35,6 +35,7 @@ from dllm_decode import (
     decode_many,
     load_model,
 )
+from dllm_decode.config import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_cache
 from eval.runs.prompts import Tokenizer, encode_prompt
@@ -112,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--cache", default="NoCache()", metavar="EXPR",
         help='such as "DualCache()" (default: NoCache())')  # fmt: skip
     add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
-    add("--block-length", type=int, help="tokens per block (default: the task's)")
+    add("--block-length", type=int, help="tokens per block (default: the task's, else the model's)")
     add("--num-rows", type=int, default=32,
         help="rows of a forward; prompts that wait take the place of finished ones "
         "(default: 32)")  # fmt: skip
@@ -137,7 +138,9 @@ def read_samplers(options: argparse.Namespace) -> list[Sampler]:
     """Returns the samplers to compare."""
     if options.sampler:
         return [parse(text) for text in options.sampler]
-    return [FixedSchedule(options.block_length), ConfidenceThreshold(0.9)]
+    # At least as many steps as a block has tokens: one token a step.
+    num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
+    return [FixedSchedule(num_steps), ConfidenceThreshold(0.9)]
 
 
 def read_task(options: argparse.Namespace) -> Task:

@@ -20,15 +20,17 @@ class Decision:
         tokens: The tokens to write where `commit` or `edit`; `None`: the view's proposal.
         remask: Committed positions to make [MASK] again; `None`: none.
         edit: Committed positions that get `tokens` in place of what they hold (LLaDA 2.1); `None`:
-            none. Given tokens are never edited. An edit is no progress: a block ends when its masks
-            are committed, so a sampler that edits must bound its edits by `max_steps`. An engine
-            that cannot apply edits refuses them by name.
+            none. Given tokens are never edited, and [MASK] is no edit. A sampler that edits says so
+            by `Sampler.edits`, and bounds its edits by `max_steps`.
+        goes_on: Rows that take a further step in this block even if no mask is left in it, for
+            edits; `None`: none.
     """
 
     commit: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B W"] | None = None
     remask: Bool[Tensor, "B W"] | None = None
     edit: Bool[Tensor, "B W"] | None = None
+    goes_on: Bool[Tensor, " B"] | None = None
 
 
 class Sampler(ABC, Generic[State]):
@@ -62,6 +64,19 @@ class Sampler(ABC, Generic[State]):
 
         Otherwise the engine may leave them out, and a committed token is certain in every statistic
         of the view.
+        """
+        return False
+
+    @property
+    def edits(self) -> bool:
+        """Whether it may change tokens that it has committed, see `Decision.edit`."""
+        return False
+
+    @property
+    def needs_whole_block(self) -> bool:
+        """Whether the rule counts masks or steps of a block from its opening, as schedules do.
+
+        Then blocks have to be decoded one after the other.
         """
         return False
 

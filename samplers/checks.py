@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from numbers import Integral, Real
 
+_MOST = 2**63
+
 
 def require_number(name: str, value: object) -> float:
     """Returns a value that is a number.
@@ -10,7 +12,7 @@ def require_number(name: str, value: object) -> float:
     Raises:
         ValueError: If it is none, is NaN, or is True or False.
     """
-    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+    if not isinstance(value, Real) or not _is_number(value):
         raise ValueError(f"{name} must be a number, got {value!r}.")
     return float(value)
 
@@ -73,4 +75,7 @@ def require_tuple(name: str, value: object) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and value == value
+    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+        return False
+    # An integer that no float holds cannot be compared with one, nor be turned into one.
+    return not isinstance(value, Integral) or abs(value) <= _MOST

@@ -47,7 +47,7 @@ def parse_plugin(
         if match["quoted"]:
             return match["quoted"]
         name = f"{match['module']}.{match['name']}"
-        imported[name] = _import(match["module"], match["name"], (base, *parts))
+        imported[name] = import_class(match["module"], match["name"], (base, *parts))
         return name
 
     found = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
@@ -56,8 +56,17 @@ def parse_plugin(
     return found
 
 
-def _import(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
-    """Returns a class of a module, which is imported."""
+def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
+    """Returns a class of the user's own; its module is imported.
+
+    Args:
+        module: Dotted name of the module.
+        name: Of the class.
+        bases: It must derive from one of these.
+
+    Raises:
+        ValueError: If there is no such module or class, or it is of another kind.
+    """
     given = f"{module}:{name}"
     try:
         loaded = importlib.import_module(module)
@@ -93,8 +102,18 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
             constructor refuses its arguments.
     """
     try:
+        return _built(text, constructors)
+    except RecursionError:
+        raise ValueError(
+            f"An expression must not be nested deeper than Python reads, got {text[:60]!r}."
+        ) from None
+
+
+def _built(text: str, constructors: Constructors) -> Any:
+    try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    # Which of these a text that is nested too deeply or holds a NUL raises depends on the version.
+    except (SyntaxError, ValueError, MemoryError):
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {text!r}."
         ) from None

@@ -80,6 +80,10 @@ class Klass(Sampler[History]):
         # The last step's logits are compared with those of this one, whichever were masked.
         return True
 
+    @property
+    def needs_whole_block(self) -> bool:
+        return True
+
     def init(self, view: View) -> History:
         masks = view.eligible.sum(-1)
         stable = torch.zeros_like(view.tokens)

@@ -65,6 +65,10 @@ class Learn2PD(Sampler[None]):
         return load_filter(self.filter)
 
     @property
+    def needs_whole_block(self) -> bool:
+        return True
+
+    @property
     def reads_committed(self) -> bool:
         return True
 

@@ -11,6 +11,7 @@ from samplers.factor import Factor
 from samplers.fixed_schedule import FixedSchedule
 from samplers.frechet import Frechet
 from samplers.hierarchy import Hierarchy
+from samplers.joint_threshold import JointThreshold
 from samplers.klass import Klass
 from samplers.learn2pd import Learn2PD
 from samplers.less import Less
@@ -29,6 +30,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     FixedSchedule,
     Frechet,
     Hierarchy,
+    JointThreshold,
     Klass,
     Learn2PD,
     Less,

@@ -58,7 +58,8 @@ class View:
         tokens: The window's tokens; [MASK] where `masked`.
         computed: Logits as the engine computed them, perhaps of some columns only. For the engine:
             samplers read `logits`.
-        masked: Still [MASK].
+        masked: Still [MASK]. Where a block schedule opens several blocks in one window, masks of
+            blocks that are not open yet are left out, and count as certain.
         eligible: What may be committed now: masked, in the open block, in a running row.
         start: Answer position of the window's first column.
         gen_length: Answer length in tokens.

@@ -32,6 +32,11 @@ class Wrapper(Sampler[State]):
             raise ValueError(
                 f"{name} must wrap a sampler such as ConfidenceThreshold(0.9), got {self.base!r}."
             )
+        if self.base.edits:
+            raise ValueError(
+                f"{name} must wrap a sampler that never edits, got {self.base!r}, which changes "
+                f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
+            )
         if self.base.leave_one_out:
             raise ValueError(
                 f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "
@@ -49,6 +54,10 @@ class Wrapper(Sampler[State]):
     @property
     def reads_committed(self) -> bool:
         return self.base.reads_committed
+
+    @property
+    def needs_whole_block(self) -> bool:
+        return self.base.needs_whole_block
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)

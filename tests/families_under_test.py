@@ -4,11 +4,14 @@ A new family needs a folder in golden/data/models, and a line in `OPTIONS` where
 does not say everything.
 """
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import FAMILIES as REGISTERED
+from dllm_decode.models.network.config import NetworkConfig
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
@@ -26,11 +29,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 EVERY_FAMILY = tuple(REGISTERED)
 
+load_without_tokenizer = partial(load_model, tokenizer="optional")
+"""`load_model` of what has no tokenizer files: the tiny checkpoints, and what tests write."""
+
 
 def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
     """Loads the tiny checkpoint of a family, with options of `load_model`."""
-    model: MaskedTransformer = load_model(MODELS / key, **{**OPTIONS.get(key, {}), **options})[0]
+    model: MaskedTransformer
+    model, _ = load_without_tokenizer(MODELS / key, **{**OPTIONS.get(key, {}), **options})
     return model
+
+
+def shape_of(key: str) -> NetworkConfig:
+    """Reads the sizes and switches of the tiny checkpoint of a family."""
+    told = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}
+    config = json.loads((MODELS / key / "config.json").read_text())
+    return REGISTERED[key].read(config, **told).shape
 
 
 def _one_of_each_kind() -> tuple[str, ...]:
@@ -43,6 +57,8 @@ def _one_of_each_kind() -> tuple[str, ...]:
 
 FAMILIES = _one_of_each_kind()
 """One family of each kind, for laws that are too long for all of them."""
+BIDIRECTIONAL = next(key for key in FAMILIES if not REGISTERED[key].block_length)
+BLOCK_CAUSAL = next(key for key in FAMILIES if REGISTERED[key].block_length)
 FULLY_CONFIGURED = tuple(family for family in FAMILIES if family not in OPTIONS)
 """Those of them whose folder alone is enough to load them."""
 LAW_OPTIONS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
+from dllm_decode.caches.window import SuffixWindow
 
 __all__ = [
     "CachePolicy",
@@ -17,4 +18,5 @@ __all__ = [
     "NoCache",
     "PrefixCache",
     "SettledCache",
+    "SuffixWindow",
 ]

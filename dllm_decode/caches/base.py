@@ -116,6 +116,13 @@ class CachePolicy(ABC):
         """
         return False
 
+    def hidden(self, query: CacheQuery) -> slice | None:
+        """Returns columns that this forward neither computes nor attends to; `None`: none.
+
+        A column that is no longer hidden is computed by the first forward that sees it.
+        """
+        return None
+
     @abstractmethod
     def recompute(self, query: CacheQuery) -> Columns:
         """Returns the absolute columns to compute.

@@ -123,7 +123,8 @@ class CacheLedger:
                 assert self._clean is not None
                 self._clean[row, there] = clean[row, here]
             first = previous[row]
-            self._previous[row] = None if first is None else first + shift
+            # What predicts a row's own first column is padding, which is left behind.
+            self._previous[row] = None if first is None else max(0, first + shift)
             for buffer in buffers if shift else ():
                 buffer[:, row, :, there] = buffer[:, row, :, here].clone()
         self._length = canvas.length

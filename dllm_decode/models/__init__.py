@@ -8,6 +8,7 @@ from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.load import load_target
+from dllm_decode.models.targets.own_weights import as_causal_target
 
 __all__ = [
     "CausalTarget",
@@ -17,6 +18,7 @@ __all__ = [
     "MaskedTransformer",
     "NetworkConfig",
     "Transformer",
+    "as_causal_target",
     "load_model",
     "load_target",
     "new_llada",

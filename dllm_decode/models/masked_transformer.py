@@ -59,6 +59,8 @@ class MaskedTransformer(nn.Module):
         logit_shift: 1 where the logits at a column predict the next.
         causal_block_length: Tokens per block of a block-causal model, else 0.
         max_length: See `MaskPredictor`.
+        is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
+            autoregressive model that it was made of; see `as_causal_target`.
         graphs: Whether forwards on one CUDA device are replayed as CUDA graphs, see
             `dllm_decode.models.graphs`; the key-value buffers are then kept between decodes.
     """
@@ -74,6 +76,7 @@ class MaskedTransformer(nn.Module):
         logit_shift: int = 0,
         causal_block_length: int = 0,
         max_length: int | None = None,
+        is_causal_too: bool = False,
     ) -> None:
         super().__init__()
         vocab_size = transformer.config.vocab_size
@@ -92,6 +95,7 @@ class MaskedTransformer(nn.Module):
         self.logit_shift = logit_shift
         self.causal_block_length = causal_block_length
         self.max_length = max_length
+        self.is_causal_too = is_causal_too
         self.graphs: Choice = "auto"
         self._runner = _new_runner(transformer)
 
@@ -117,7 +121,7 @@ class MaskedTransformer(nn.Module):
         return self._runner if is_on else None
 
     def _forward(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        with torch.inference_mode(), _attention_on(self.device):
+        with torch.inference_mode(), attention_on(self.device):
             hidden = self.transformer(
                 inputs.tokens,
                 inputs.positions,
@@ -169,7 +173,7 @@ def _new_runner(transformer: Transformer) -> ForwardRunner | None:
     return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, int(_MAX_GRAPH_FLOPS / num_products)))
 
 
-def _attention_on(device: torch.device) -> AbstractContextManager[None]:
+def attention_on(device: torch.device) -> AbstractContextManager[None]:
     """Names the kernels of attention on CUDA: cuDNN's would be planned anew for every shape."""
     if device.type != "cuda":
         return nullcontext()

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
@@ -120,6 +120,7 @@ class NoVerifier(Verifier[SamplerState]):
         view = session.forward(canvas, block, sampler, lean=True)
         state = first_state(sampler, view) if carry is None else carry.state
         decision, state = next_step(sampler, view, state)
+        decision = session.blocks.completed(canvas, view, decision)
         check_decision(session, canvas, view, decision, sampler)
         return settle(canvas, view, decision, sampler), SamplerState(state)
 
@@ -136,26 +137,44 @@ def check_decision(
     session.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
     session.forbid(commit & (tokens == canvas.mask_id), sampler, "commit tokens other than [MASK]")
     if decision.edit is not None:
-        session.forbid(decision.edit, sampler, "edit nothing: no cache can follow an edit yet")
+        _check_edits(session, canvas, view, decision.edit, tokens, sampler)
     if decision.remask is not None:
         open_again = decision.remask & ~_committed(canvas, view)
         session.forbid(open_again, sampler, "re-mask positions only that a sampler committed")
+
+
+def _check_edits(
+    session: Session,
+    canvas: Canvas,
+    view: View,
+    edit: Bool[Tensor, "B W"],
+    tokens: Int[Tensor, "B W"],
+    sampler: Sampler,
+) -> None:
+    """Checks that a sampler edits only if it says so, and only what samplers committed."""
+    if not sampler.edits:
+        session.forbid(edit, sampler, "say by `edits` that it edits committed tokens")
+    duty = "edit positions only that a sampler committed"
+    session.forbid(edit & ~_committed(canvas, view), sampler, duty)
+    session.forbid(edit & (tokens == canvas.mask_id), sampler, "write tokens other than [MASK]")
 
 
 def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> Canvas:
     """Applies a decision within the engine's guards.
 
     Only masked positions are committed, outside the open block only by samplers that see the
-    suffix; [MASK] is never written; fixed tokens are never re-masked. What lies behind a committed
+    suffix; [MASK] is never written; fixed tokens are neither edited nor re-masked. What lies behind a committed
     EOS is filled if the canvas truncates. `check_decision` says when a guard had to act.
     """
     tokens = view.proposal if decision.tokens is None else decision.tokens
     commit = decision.commit & _allowed(canvas, view, sampler) & (tokens != canvas.mask_id)
+    if decision.edit is not None:
+        commit |= decision.edit & _committed(canvas, view) & (tokens != canvas.mask_id)
     settled = canvas.write(view.start, commit, tokens)
     if decision.remask is not None:
         remask = decision.remask & _committed(canvas, view)
         settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
-    return settled.truncate_at_eos()
+    return replace(settled.truncate_at_eos(), goes_on=decision.goes_on)
 
 
 def _allowed(canvas: Canvas, view: View, sampler: Sampler) -> Bool[Tensor, "B W"]:
@@ -166,4 +185,5 @@ def _allowed(canvas: Canvas, view: View, sampler: Sampler) -> Bool[Tensor, "B W"
 def _committed(canvas: Canvas, view: View) -> Bool[Tensor, "B W"]:
     """Marks the positions whose tokens a sampler committed, in running rows."""
     fixed = canvas.fixed[:, view.start : view.start + view.masked.shape[1]]
-    return ~view.masked & ~fixed & canvas.running[:, None]
+    masked = canvas.masked[:, view.start : view.start + view.masked.shape[1]]
+    return ~masked & ~fixed & canvas.running[:, None]

@@ -34,7 +34,7 @@ def add_calibrate(parser: ArgumentParser) -> None:
     add("--confidence", type=number, default=0.95,
         help="probability with which the guarantee holds (default: 0.95)")  # fmt: skip
     add("--test", choices=TESTS, default="both",
-        help="exact binomial on regressions, betting on the drop, or both at half each")  # fmt: skip
+        help="exact binomial on regressions, betting on the drop, both at half each")  # fmt: skip
     add("--agreement", action="store_true",
         help="certify that answers equal the reference's; no labels are needed")  # fmt: skip
     add("--order-on", type=int, default=0, metavar="N",

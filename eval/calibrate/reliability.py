@@ -1,4 +1,4 @@
-"""Reliability of confidence, and what-if questions, from stored traces: no decode, and none claimed.
+"""Reliability of confidence, and what-if questions, from stored traces: nothing is decoded.
 
 A trace holds, for each position, the confidence at its commit, and which commits were taken back.
 So it is known whether a token that was committed at some confidence is the final one, and which
@@ -23,7 +23,7 @@ class Bin(NamedTuple):
     Attributes:
         low: Its lower end, included.
         high: Its upper end, excluded but for 1.
-        count: How many commits.
+        num_commits: How many there are.
         confidence: Their mean confidence.
         agreement: Share of their tokens that are right: final, and of an answer that is right if
             only right answers count.
@@ -31,7 +31,7 @@ class Bin(NamedTuple):
 
     low: float
     high: float
-    count: int
+    num_commits: int
     confidence: float
     agreement: float
 
@@ -43,12 +43,12 @@ class Reliability(NamedTuple):
         bins: The bins that hold commits, by rising confidence.
         calibration_error: Expected calibration error: the mean distance between confidence and
             agreement, weighted by the bins' counts.
-        count: Commits in all.
+        num_commits: Of all bins.
     """
 
     bins: tuple[Bin, ...]
     calibration_error: float
-    count: int
+    num_commits: int
 
 
 class WhatIf(NamedTuple):
@@ -99,7 +99,8 @@ def reliability(
                     float(mean_confidence), float(agreement),
                 )
             )  # fmt: skip
-    error = sum(one.count * abs(one.confidence - one.agreement) for one in bins) / len(confidence)
+    distance = sum(one.num_commits * abs(one.confidence - one.agreement) for one in bins)
+    error = distance / len(confidence)
     return Reliability(tuple(bins), error, len(confidence))
 
 

@@ -1,1 +1,1 @@
-"""Metrics: what speed and quality mean, how certain they are, and their summary."""
+"""Metrics: what speed and quality mean, and how certain they are."""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from eval.metrics.metrics import Point, aup, pareto_front, speed_at_accuracy
 
 Row: TypeAlias = dict[str, Any]
-"""Numbers of one setting, ready for JSON; see `eval.metrics.summary`."""
+"""Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
 
 ACCURACIES = (0.8, 0.75, 0.7)
 

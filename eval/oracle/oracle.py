@@ -14,6 +14,9 @@ from samplers.logits.noise import mix, uniform
 # As good as impossible, and still finite: differences of logits stay numbers.
 _IMPOSSIBLE = -1e9
 
+# Of the digits in prompts, and the most joints that can be told apart.
+_BASE = 32
+
 
 @dataclass
 class OracleModel:
@@ -47,27 +50,33 @@ class OracleModel:
     def __post_init__(self) -> None:
         self.eos_ids: tuple[int, ...] = (max(joint.num_symbols for joint in self.joints),)
         self.mask_id = self.eos_ids[0] + 1
-        self.vocab_size = self.mask_id + 1
-        self._tables = [_Table.of(joint, self.vocab_size) for joint in self.joints]
+        # Behind [MASK] stand the ids of prompts: their last token, and digits.
+        self.vocab_size = self.mask_id + 2 + _BASE
+        self.banned_ids = tuple(range(self.mask_id + 1, self.vocab_size))
+        self._tables = [_Table.of(joint, self.vocab_size, self.mask_id) for joint in self.joints]
 
     def prompt(self, sample: int, joint: int = 0, length: int = 3) -> list[int]:
-        """Returns a prompt; its tokens are no symbols and are never emitted.
+        """Returns a prompt; its tokens are no symbols and are banned.
 
         Args:
             sample: Repeats of a prompt differ in this number, and hence in their noise.
             joint: Index of the joint distribution that answers are drawn from.
-            length: In tokens, at least 3.
+            length: In tokens, at least 3; more if the number of the sample needs more digits.
 
         Raises:
             ValueError: If the length is below 3 or there is no such joint.
         """
-        if length < 3 or not 0 <= joint < len(self.joints):
+        if length < 3 or not 0 <= joint < min(_BASE, len(self.joints)):
             raise ValueError(
                 f"A prompt has at least 3 tokens and one of {len(self.joints)} joints, got length "
                 f"{length} and joint {joint}."
             )
-        first = self.vocab_size + 1
-        return [*[first] * (length - 3), first + sample, first + joint, self._end_of_prompt]
+        zero = self._end_of_prompt + 1
+        digits: list[int] = []
+        while sample or len(digits) < length - 2:
+            sample, digit = divmod(sample, _BASE)
+            digits.append(zero + digit)
+        return [*digits[::-1], zero + joint, self._end_of_prompt]
 
     def is_right(self, tokens: Sequence[int], joint: int = 0) -> bool:
         """Says whether tokens are a possible answer, EOS behind it."""
@@ -98,7 +107,7 @@ class OracleModel:
 
     @property
     def _end_of_prompt(self) -> int:
-        return self.vocab_size
+        return self.mask_id + 1
 
     def _logits(
         self, table: "_Table", known: Int[Tensor, "B q n"], at: Int[Tensor, "B W"]
@@ -142,7 +151,7 @@ class _Table:
     mask_id: int
 
     @staticmethod
-    def of(joint: Joint, vocab_size: int) -> "_Table":
+    def of(joint: Joint, vocab_size: int, mask_id: int) -> "_Table":
         symbols = torch.tensor(list(joint.answers))
         return _Table(
             symbols=symbols,
@@ -150,7 +159,7 @@ class _Table:
                 [float(p) for p in joint.answers.values()], dtype=torch.float64
             ),
             indicators=torch.nn.functional.one_hot(symbols, vocab_size).double().flatten(1),
-            mask_id=vocab_size - 1,
+            mask_id=mask_id,
         )
 
     @property

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from eval.metrics.summary import summarise
 from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
+from eval.reports.summary import summarise
 from eval.reports.table import table
 from eval.reports.terminal import picture_of
-from eval.runs.command import is_finished, run, run_sweep
+from eval.runs.command import run, run_sweep
 from eval.runs.records import Folder, Record, Settings
 
 
@@ -87,7 +87,12 @@ def _tell(text: str) -> None:
 
 
 def _finish(folder: Folder) -> int:
-    return show(folder) if is_finished(folder) else 0
+    return show(folder) if _is_finished(folder) else 0
+
+
+def _is_finished(folder: Folder) -> bool:
+    """Says whether a folder has all records: whichever process is last finds it so."""
+    return not any(row["num_missing"] for row in summarise(folder)["rows"])
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.metrics.curves import Row, method_of
-from eval.metrics.pooling import pools
 from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
-from eval.metrics.summary import summarise
+from eval.reports.pooling import pools
+from eval.reports.summary import summarise
 from eval.reports.table import name_of, seeds_of
 from eval.reports.templates import fill
 from eval.runs.records import Folder, Record

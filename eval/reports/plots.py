@@ -27,7 +27,7 @@ def draw_trade_off(
     another setting beats in both is pale. Labels are the numbers of the rows, from 1.
 
     Args:
-        rows: Settings of one task and model, from `eval.metrics.summary`.
+        rows: Settings of one task and model, from `eval.reports.summary`.
         path: Where to, without the suffix.
         title: Above the picture.
         exact: Curve of an exact model, dotted.

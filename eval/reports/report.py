@@ -10,11 +10,11 @@ from typing import Any
 
 from eval.metrics.curves import Row
 from eval.metrics.metrics import Point
-from eval.metrics.summary import summarise
 from eval.oracle.exact import curve
 from eval.reports.page import report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
+from eval.reports.summary import summarise
 from eval.reports.table import accepted_lengths, line, name_of, seeds_of, table
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings

@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     model, tokenizer = load_model(
         options.model, device=options.device, dtype=DTYPES[options.dtype],
-        revision=options.revision or None,
+        revision=options.revision or None, tokenizer="required" if selection else "optional",
     )  # fmt: skip
     prompts = random_prompts(model, options.num_prompts, seed=decoding.seed)
     trial = Trial(model, prompts, sampler, decoding, options.batch_size)

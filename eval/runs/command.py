@@ -5,13 +5,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from rich.console import Console
 
 from dllm_decode import load_model, load_target
-from eval.metrics.summary import summarise
 from eval.runs.arguments import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.records import Folder, Settings
@@ -104,12 +103,6 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
         # Once for all runs that name the same target.
         target=lru_cache(lambda name: load_target(name, tokenizer, device=device, dtype=wanted)),
     )
-
-
-def is_finished(folder: Folder) -> bool:
-    """Says whether a folder has all records: whichever process is last finds it so."""
-    rows: list[dict[str, Any]] = summarise(folder)["rows"]
-    return not any(row["num_missing"] for row in rows)
 
 
 def _tell(plan: Plan, others: list[Settings]) -> None:

@@ -22,8 +22,13 @@ _FINISHED: Fields = {
 }  # fmt: skip
 _TRACE: Fields = {
     "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
-    "runners_up": list[list[Any] | None],
 }  # fmt: skip
+
+# Python's JSON reads any integer, NaN and infinity, none of which is ever written.
+_MOST = 2**63
+
+# What a trace may have besides.
+_TOLD: Fields = {"runners_up": list[list[Any] | None]}
 
 # Numbers that others are divided by, and numbers that may be 0.
 _POSITIVE = ("nfe", "length", "batch_length", "batch_s")
@@ -82,7 +87,9 @@ def require_record(record: object, where: str) -> None:
 
 
 def _require_trace(record: Mapping[str, Any], where: str) -> None:
-    _require_types(record["trace"], _TRACE, f"The trace in {_lower(where)}")
+    trace = record["trace"]
+    told = {name: kind for name, kind in _TOLD.items() if name in trace}
+    _require_types(trace, {**_TRACE, **told}, f"The trace in {_lower(where)}")
     _require_types(record, {"pieces": dict[str, str]}, where)
     lengths = {len(record["tokens"]), *(len(record["trace"][n]) for n in ("steps", "confidences"))}
     if len(lengths) > 1 or record["length"] > len(record["tokens"]):
@@ -107,7 +114,10 @@ def _require_types(found: Mapping[str, Any], wanted: Fields, where: str) -> None
 
 
 def is_of(value: object, kind: Any) -> bool:
-    """Says whether a value that was read from JSON is of a type; True is no number."""
+    """Says whether a value that was read from JSON is of a type.
+
+    True is no number, and neither are NaN, infinity and what does not fit 64 bits.
+    """
     if kind is Any:
         return True
     if get_origin(kind) is Literal:
@@ -122,6 +132,8 @@ def is_of(value: object, kind: Any) -> bool:
         return any(is_of(value, one) for one in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
+    if isinstance(value, int | float) and not abs(value) <= _MOST:
+        return False
     # JSON writes 1.0 as 1 elsewhere.
     return isinstance(value, (int, float) if kind is float else kind)
 

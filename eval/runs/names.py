@@ -19,6 +19,7 @@ from eval.tasks import (
     Gsm8k,
     HumanEval,
     LatinSquare,
+    Ledgers,
     ListTask,
     Mbpp,
     ParallelBench,
@@ -29,11 +30,12 @@ from eval.tasks import (
 )
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
-from samplers.expression import parse_plugin
+from samplers.expression import import_class, parse_plugin
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
     "equations": Equations,
+    "ledgers": Ledgers,
     "gsm8k": Gsm8k,
     "humaneval": HumanEval,
     "mbpp": Mbpp,
@@ -212,8 +214,14 @@ def _maker(name: str) -> Callable[..., Task]:
         return make_json_lines
     if name.startswith(PARALLEL_BENCH):
         return _parallel_bench(name)
+    if ":" in name:
+        module, _, kind = name.partition(":")
+        return import_class(module, kind, (Task,))
     if name not in TASKS:
-        others = (f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>")
+        others = (
+            f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>",
+            "<module>:<Class> of your own",
+        )  # fmt: skip
         known = ", ".join([*TASKS, *others])
         raise ValueError(
             f"A task must be one of {known}, got {name!r}; "

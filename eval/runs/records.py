@@ -192,6 +192,11 @@ class Folder:
             ValueError: As `settings`.
         """
         found = self._written().get("skipped", [])
+        if not isinstance(found, list):
+            raise ValueError(
+                f"{self.path / SETTINGS_FILE} must list what was 'skipped', got {str(found)[:40]}; "
+                "run anew into another folder."
+            )
         for one in found:
             require_fields(one, {"setting": str, "reason": str}, str(self.path / SETTINGS_FILE))
         return [Skipped(**one) for one in found]

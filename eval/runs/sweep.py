@@ -182,7 +182,10 @@ def read_sweep(path: str | Path) -> Sweep:
     for name in ("model", "tasks", "samplers"):
         if name not in written:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
-    return Sweep(decoding=decoding, **own)
+    try:
+        return Sweep(decoding=decoding, **own)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _toml_of(path: str | Path) -> dict[str, Any]:
@@ -191,7 +194,9 @@ def _toml_of(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"A sweep must be a TOML file, got {path}, which does not exist.")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ValueError(f"{path} must not be nested deeper than Python reads.") from None
+    except ValueError as error:
         raise ValueError(f"{path} must be valid TOML: {error}.") from None
 
 

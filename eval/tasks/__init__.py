@@ -4,6 +4,7 @@ from eval.tasks.base import Example, GeneratedTask, Task, Turn
 from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
 from eval.tasks.humaneval import HumanEval
+from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
 from eval.tasks.mbpp import Mbpp
 from eval.tasks.parallelbench import ParallelBench
@@ -19,6 +20,7 @@ __all__ = [
     "Gsm8k",
     "HumanEval",
     "LatinSquare",
+    "Ledgers",
     "ListTask",
     "Mbpp",
     "ParallelBench",

@@ -58,7 +58,10 @@ class JsonLines(Task):
         file = Path(self.path)
         if not file.is_file():
             raise ValueError(f"Examples are read from {self.path}, got no such file.")
-        lines = file.read_text(encoding="utf-8").split("\n")
+        try:
+            lines = file.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path} must be text in UTF-8, got {error}.") from None
         found = [_example(line, self.path, i) for i, line in enumerate(lines, 1) if line.strip()]
         if not found:
             raise ValueError(f"{self.path} holds one JSON object a line, got an empty file.")
@@ -88,9 +91,9 @@ def _example(line: str, path: str, number: int) -> Example:
     where = f"Line {number} of {path}"
     try:
         fields = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} is a JSON object, got {line[:60]!r} ({error.msg}); repair or remove the line."
+            f"{where} is a JSON object, got {line[:60]!r} ({error}); repair or remove the line."
         ) from None
     if not isinstance(fields, dict):
         raise ValueError(f"{where} is a JSON object, got {line[:60]!r}; repair or remove it.")

@@ -129,12 +129,13 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         where = f"Line {number} of {file}"
         if line.strip():
             try:
-                yield where, _mapping(json.loads(line), where)
-            except json.JSONDecodeError as error:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{where} is a JSON object, got {line[:60]!r} ({error.msg}); "
+                    f"{where} is a JSON object, got {line[:60]!r} ({error}); "
                     "repair or remove the line."
                 ) from None
+            yield where, _mapping(fields, where)
 
 
 def _row(fields: Mapping[str, Any], prompt: str, metric: str, where: str) -> Row:
@@ -159,9 +160,9 @@ def _unpacked(value: Any, where: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} holds JSON in its fields, got {value[:60]!r} ({error.msg}); repair it."
+            f"{where} holds JSON in its fields, got {value[:60]!r} ({error}); repair it."
         ) from None
 
 

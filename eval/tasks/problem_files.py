@@ -113,7 +113,7 @@ def _file_of(path: str, names: Sequence[str], source: str) -> Path:
 def _listed(text: str, file: Path) -> list[Found]:
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is a JSON list, got {error}; download it again.") from error
     found = [Found(fields, f"Entry {i} of {file}") for i, fields in enumerate(rows, start=1)]
     for fields, where in found:
@@ -125,9 +125,9 @@ def _of_line(line: str, file: Path, number: int) -> Found:
     where = f"Line {number} of {file}"
     try:
         fields = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} is a JSON object, got {line[:60]!r} ({error.msg}); repair or remove the line."
+            f"{where} is a JSON object, got {line[:60]!r} ({error}); repair or remove the line."
         ) from error
     _require_object(fields, where)
     return Found(fields, where)

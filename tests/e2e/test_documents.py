@@ -1,10 +1,14 @@
-"""README and docs say what is so: their programs run, their commands parse, their links lead."""
+"""README and docs say what is so: their programs run, their commands parse, their links lead.
+
+A block of `python` runs here; one of `py` needs weights or files that are not here.
+"""
 
 import contextlib
 import io
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # extending.md is a set of files, which its own test writes and runs.
 PROGRAMS = [path for path in DOCUMENTS if path.name != "extending.md"]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Snippet(NamedTuple):
@@ -29,7 +33,7 @@ class Snippet(NamedTuple):
 def snippets(document: Path) -> Iterator[Snippet]:
     """Fenced blocks; one without a language that follows at once is what the one before prints."""
     blocks = list(FENCE.finditer(document.read_text(encoding="utf-8")))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip_longest(blocks, blocks[1:]):
         output = None
         if following is not None and not following[1]:
             between = block.string[block.end() : following.start()]
@@ -75,7 +79,7 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
             make_parser().parse_args(words[3:])
         elif words[:2] == ["dllm-decode", "eval"]:
             make_parser().parse_args(words[2:])
-        elif words[:1] == ["python"] and words[1].endswith(".py"):
+        elif words[:1] == ["python"] and words[1].startswith("examples/"):
             assert (ROOT / words[1]).is_file(), command
         elif words[:1] == ["make"]:
             targets = (ROOT / "Makefile").read_text(encoding="utf-8")

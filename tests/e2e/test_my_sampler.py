@@ -52,8 +52,8 @@ def test_the_example_answers_with_the_embedded_model_in_fewer_forwards_than_toke
     assert int(forwards) < int(tokens)
 
 
-def test_the_example_is_shorter_than_40_lines() -> None:
-    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 40
+def test_the_example_is_shorter_than_45_lines() -> None:
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 45
 
 
 def test_its_sampler_commits_by_margin_and_ends() -> None:

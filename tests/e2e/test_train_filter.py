@@ -4,8 +4,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from families_under_test import load_without_tokenizer as load_model
 
-from dllm_decode import decode, load_model
+from dllm_decode import decode
 from dllm_decode.models import new_llada, save_model
 from eval.tasks import build_tokenizer
 from samplers import Learn2PD

@@ -21,15 +21,19 @@ import pytest
 import torch
 
 from dllm_decode import (
+    BlockSchedule,
     CachePolicy,
     DelayedCache,
     DualCache,
     FreeCache,
+    MultiBlock,
     NoCache,
     NoVerifier,
     PrefixCache,
     SelfVerify,
+    Sequential,
     StepEvent,
+    SuffixWindow,
     Verifier,
     decode,
     load_model,
@@ -129,7 +133,8 @@ class Run:
             end += self.block_length
         num = sum(position < end for position in step["positions"])
         remasked = step.get("remasked", [])
-        confidences = step.get("conf", [])
+        # What is filled behind an EOS may lie in blocks that are not open, and is not looked at.
+        confidences = [] if step.get("eos_filled") else step.get("conf", [])
         return Step(step["positions"][:num], step["tokens"][:num], remasked, confidences[:num])
 
     def sound_steps(self) -> list[Step] | None:
@@ -152,6 +157,7 @@ class Case:
     `templates`: answers with given tokens.
     `options`: fields of the config.
     `confidences`: whether the recorded ones are of the distribution that ours are of.
+    `eos_id`: the answer ends with this token; `None`: with none.
     """
 
     sampler: Sampler
@@ -162,6 +168,8 @@ class Case:
     templates: Sequence[Sequence[int]] = ()
     options: dict[str, Any] = field(default_factory=dict)
     confidences: bool = True
+    blocks: BlockSchedule = field(default_factory=Sequential)
+    eos_id: int | None = None
 
 
 class NotOffered(NamedTuple):
@@ -387,9 +395,27 @@ def free_dave(run: Run) -> Case:
 def streaming(run: Run) -> Case | NotOffered:
     threshold, decay = run.params["threshold"], run.params["confidence_alpha"]
     window = run.params["window_size"]
-    if window + run.block_length < run.gen_length:
-        return NotOffered("the forward sees a window of the answer")
-    return Case(DecayingThreshold(threshold, decay, window), PrefixCache())
+    if any(step.get("eos_exit", False) for step in run.record["steps"]):
+        return NotOffered("fills what lies behind an EOS when its block is finished, not before")
+    return Case(DecayingThreshold(threshold, decay, window), SuffixWindow(PrefixCache(), window))
+
+
+def d3llm(run: Run) -> Case | NotOffered:
+    if run.id == "d3llm_multiblock/g48_b8_h0.5_add0.5_act0.5_es/p4":
+        return NotOffered(
+            "overwrites committed tokens behind an EOS while masks are left before it"
+        )
+    params = run.params
+    return Case(
+        EntropyThreshold(params["entropy_threshold"]),
+        blocks=MultiBlock(
+            run.block_length,
+            params["block_add_threshold"],
+            params["decoded_token_threshold"],
+            order="entropy",
+        ),
+        eos_id=params["eos_id"] if params["early_stop"] else None,
+    )
 
 
 METHODS: dict[str, Mapping] = {
@@ -402,6 +428,7 @@ METHODS: dict[str, Mapping] = {
     "llada2_dllm": llada2,
     "llada2_hub": llada2,
     "llada_eos_options": eos_options,
+    "d3llm_multiblock": d3llm,
     "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
     "dkv_llada_decode": lambda run: Case(
@@ -449,6 +476,7 @@ OFFICIAL_MODES: dict[str, Mapping] = {
 # How many runs of each file are compared, of how many.
 COMPARED = {
     "credit": (18, 18),
+    "d3llm_multiblock": (14, 15),
     "dinfer_threshold": (12, 12),
     "dkv_dream_decode": (3, 12),
     "dkv_llada_decode": (15, 15),
@@ -486,7 +514,7 @@ COMPARED = {
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
-    "streaming_dllm": (3, 30),
+    "streaming_dllm": (24, 30),
     "wino": (12, 12),
 }
 
@@ -523,9 +551,13 @@ def runs_of(method: str) -> list[Run]:
 
 
 @cache
-def model_of(family: str, block_length: int) -> MaskedTransformer:
+def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
     folder = DATA / "models" / family
-    model: MaskedTransformer = load_model(folder, dtype=torch.float32, mask_id=MASK_ID)[0]
+    model: MaskedTransformer = load_model(
+        folder, dtype=torch.float32, mask_id=MASK_ID, tokenizer="optional"
+    )[0]
+    if eos_id is not None:
+        model.eos_ids = (eos_id,)
     if model.causal_block_length:
         model.causal_block_length = block_length
     return model
@@ -544,14 +576,16 @@ def comparable(method: str, mapping: Mapping) -> list[Run]:
 def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, list[Step]]:
     recorder = Recorder()
     out = decode(
-        model_of(run.family, run.block_length),
+        model_of(run.family, run.block_length, case.eos_id),
         prompts,
         case.sampler,
         cache=case.cache,
         verifier=case.verifier,
+        blocks=case.blocks,
         gen_length=run.gen_length,
         block_length=run.block_length,
-        stop_at_eos=False,
+        stop_at_eos=case.eos_id is not None,
+        truncate_at_eos=case.eos_id is not None,
         templates=list(case.templates) * len(prompts),
         observers=[recorder],
         **case.options,
@@ -573,11 +607,28 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     got = got[: len(expected)] if case.unfinished else got
     if case.verifier.looks_ahead:
         got = joined(got, [len(step.positions) for step in expected])
+    if case.eos_id is not None:
+        # Their code overwrites what is committed behind an EOS, which ends the answer.
+        got, expected = ended(got, run, case.eos_id), ended(expected, run, case.eos_id)
     assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
     tolerance = MASK_SHARES.get(run.id, TOLERANCE)
     for ours, theirs in zip(got, expected, strict=True):
         if theirs.confidences and case.confidences:
             assert ours.confidences == pytest.approx(theirs.confidences, abs=tolerance), run.id
+
+
+def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
+    """Writes the EOS for all that is committed behind the answer's first."""
+    last = run.record["tokens"].index(eos_id)
+    return [
+        step._replace(
+            tokens=[
+                eos_id if position > last else token
+                for position, token in zip(step.positions, step.tokens, strict=True)
+            ]
+        )
+        for step in steps
+    ]
 
 
 def joined(steps: list[Step], sizes: list[int]) -> list[Step]:

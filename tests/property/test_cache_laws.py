@@ -18,6 +18,7 @@ from dllm_decode import (
     PrefixCache,
     SettledCache,
     StepEvent,
+    SuffixWindow,
     decode,
 )
 from dllm_decode.caches import CacheQuery, Columns
@@ -35,12 +36,18 @@ POLICIES = [
     DelayedCache(refresh_every=3, warm_up=1),
     SettledCache(1),
     SettledCache(2),
+    SuffixWindow(PrefixCache(), 2),
+    SuffixWindow(DualCache(refresh_every=3), 1),
+    SuffixWindow(FreeCache(), 0),
+    SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 2),
+    SuffixWindow(NoCache(), 1),
 ]
 EVERYTHING = [
     PrefixCache(refresh_every=1),
     DualCache(before=100, after=100),
     DelayedCache(refresh_every=1),
     SettledCache(1000),
+    SuffixWindow(NoCache(), 1000),
 ]
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -309,7 +316,7 @@ class LeavesOut(CachePolicy):
 
 
 def test_a_policy_that_leaves_out_what_is_needed_is_found_out() -> None:
-    with pytest.raises(RuntimeError, match="promises to finish a block"):
+    with pytest.raises(RuntimeError, match=r"LeavesOut\(\) must compute every column"):
         answer(tiny("llada"), FixedSchedule(3), LeavesOut())
 
 

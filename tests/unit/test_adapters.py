@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import load_file, save_file
 from spied import MODELS
 from torch import Tensor
 
-from dllm_decode import load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models import families as known_families
 

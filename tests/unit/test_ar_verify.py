@@ -70,7 +70,7 @@ def by_prompt(answers: list[list[int]]) -> dict[tuple[int, ...], list[int]]:
 
 def expected(target: Any, gen_length: int, stops: tuple[int, ...]) -> list[list[int]]:
     return [
-        greedy(target._model, prompt, gen_length=gen_length, stops=stops, banned=(23,))
+        greedy(target.network.model, prompt, gen_length=gen_length, stops=stops, banned=(23,))
         for prompt in PROMPTS
     ]
 

@@ -328,7 +328,9 @@ def test_without_hub_or_package_the_remedy_is_one_sentence(
 
 
 def test_bad_settings_are_refused(mbpp: str) -> None:
-    with pytest.raises(ValueError, match="protocol must be one of lm_eval, instruct, .*got 'mine'"):
+    with pytest.raises(
+        ValueError, match=r"protocol must be one of lm_eval, instruct, .*got 'mine'"
+    ):
         HumanEval(protocol="mine")
     with pytest.raises(ValueError, match="gen_length must be at least 1, got 0"):
         Mbpp(gen_length=0)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from replayed import PROMPTS, forward
 from spied import FAMILIES, LAW_OPTIONS, MODELS, load_tiny
 
@@ -20,7 +21,6 @@ from dllm_decode import (
     ForwardInputs,
     FreeCache,
     decode,
-    load_model,
 )
 from dllm_decode.models.graphs.capture import CudaGraphs
 from samplers import FixedSchedule

@@ -54,7 +54,7 @@ SHORT = DraftLength(2, 6, growth=2)
 
 def answers_of(target: CausalTarget, prompts: list[list[int]], length: int) -> list[list[int]]:
     return [
-        greedy(target._model, prompt, gen_length=length, stops=target.eos_ids, banned=(23,))
+        greedy(target.network.model, prompt, gen_length=length, stops=target.eos_ids, banned=(23,))
         for prompt in prompts
     ]
 
@@ -69,7 +69,7 @@ def test_the_greedy_answer_is_the_targets_with_any_drafting_and_cache(
     target = tiny_target(model.vocab_size, seed=4)
     banned = (model.mask_id, *model.banned_ids)
     expected = [
-        greedy(target._model, prompt, gen_length=10, stops=target.eos_ids, banned=banned)
+        greedy(target.network.model, prompt, gen_length=10, stops=target.eos_ids, banned=banned)
         for prompt in prompts
     ]
     for drafting in (*WAYS, *TREES):
@@ -302,7 +302,7 @@ def test_what_the_target_cannot_say_is_not_proposed_to_it() -> None:
 def test_what_the_target_cannot_say_is_neither_drafted_nor_written(drafting: Drafting) -> None:
     target = small_target()
     expected = [
-        greedy(target._model, prompt, gen_length=12, stops=(13,), banned=(14, 15))
+        greedy(target.network.model, prompt, gen_length=12, stops=(13,), banned=(14, 15))
         for prompt in PROMPTS
     ]
     for temperature in (0.0, 2.0):

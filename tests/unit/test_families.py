@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+from families_under_test import load_without_tokenizer as load_model
 
-from dllm_decode.models import load_model
 from dllm_decode.models.families import FAMILIES, LLADA, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.network.transformer import Transformer

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from pretended import DEVICE, Accelerator
 from spied import MODELS
 
-from dllm_decode import DualCache, FreeCache, decode, load_model
+from dllm_decode import DualCache, FreeCache, decode
 from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.fused import CheckedOperations

@@ -2,11 +2,12 @@
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from families_under_test import EVERY_FAMILY, shape_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_runs import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 
@@ -14,13 +15,11 @@ from dllm_decode.models.base import KVCache
 from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain
-from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
-LLADA: dict[str, Any] = {"rope_in_float32": True}
-DREAM: dict[str, Any] = {"qkv_bias": True, "num_kv_heads": 2}
-SDAR: dict[str, Any] = {"qk_norm": True, "norm_weight_in_float32": True, "num_kv_heads": 2}
-FAMILY = pytest.mark.parametrize("family", [LLADA, DREAM, SDAR], ids=["llada", "dream", "sdar"])
+SHAPES = {key: shape_of(key) for key in EVERY_FAMILY}
+# Experts have operations of their own.
+FAMILY = pytest.mark.parametrize("family", [key for key in SHAPES if SHAPES[key].moe is None])
 # Neither computes nor moves anything.
 FREE = {"_unsafe_view", "empty", "empty_like", "new_empty"}
 
@@ -95,18 +94,14 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def of_a_layer(family: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: Any) -> Any:
+def of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch, version: Any) -> Any:
     """Counts what a layer more costs, of a forward of a block with a memory and a mask."""
     counts = []
     for num_layers in (2, 3):
-        sizes: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 4} | family
-        shape = NetworkConfig(
-            vocab_size=9, hidden_size=24, num_layers=num_layers, head_dim=6, mlp_hidden_size=20,
-            norm_eps=1e-5, rope_theta=1e4, **sizes,
-        )  # fmt: skip
+        shape = replace(SHAPES[family], num_layers=num_layers)
         with torch.device("cpu"):
             model = Transformer(shape).to(torch.bfloat16)
-        size = (num_layers, 2, shape.num_kv_heads, 10, 6)
+        size = (num_layers, 2, shape.num_kv_heads, 10, shape.head_dim)
         kv_cache = KVCache(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
         columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
         attend = torch.ones(2, 3, 10, dtype=torch.bool)
@@ -121,7 +116,7 @@ def of_a_layer(family: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version:
 @needs_triton
 @FAMILY
 def test_a_layer_is_four_matrices_and_few_kernels(
-    family: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dllm_decode.models.network import operations_triton as fused
 
@@ -137,13 +132,14 @@ def test_a_layer_is_four_matrices_and_few_kernels(
     assert sum(count[name] for name in attention) == 1
     assert sum(count[name] for name in matrices) == 4
     # Where query heads share a key head, attention's results are copied to where these join.
-    assert count.total() == (5 if family is LLADA else 6)
+    # One more product where far positions scale queries.
+    shape, positions = SHAPES[family], torch.zeros(1, 1, dtype=torch.long)
+    is_scaled = shape.rope.query_scale(positions, torch.float32) is not None
+    assert count.total() == 5 + (shape.num_heads > shape.num_kv_heads) + is_scaled
 
 
 @FAMILY
-def test_torch_makes_indices_once_a_forward(
-    family: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_makes_indices_once_a_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = of_a_layer(family, monkeypatch, plain)
     assert count["index_put_"] == 2
     assert not {"arange", "repeat", "neg", "constant_pad_nd", "zeros", "fill_"} & set(count)

@@ -77,3 +77,25 @@ def test_the_quota_of_a_container_is_read(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert cpu_quota(tmp_path) == expected
+
+
+def test_a_foreign_module_named_samplers_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "samplers.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    result = subprocess.run(
+        [sys.executable, "-c", "import dllm_decode"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "dllm_decode needs its own package samplers" in result.stderr.splitlines()[-1]
+
+
+def test_help_of_the_command_is_printed_without_torch() -> None:
+    watched = (
+        "import sys; from eval.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", f"{watched}\nassert 'torch' not in sys.modules"], cwd=ROOT,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "dllm-decode" in result.stdout

@@ -141,3 +141,41 @@ def plant(root: Path, path: str, source: str) -> None:
     file = root / path
     file.parent.mkdir(parents=True)
     file.write_text(source, encoding="utf-8")
+
+
+def parts_of(module: str) -> str:
+    """The package that a module belongs to, as far down as a newcomer would name it."""
+    words = module.split(".")
+    return ".".join(words[: 3 if words[:2] == ["dllm_decode", "models"] else 2])
+
+
+def imports_at_load(root: Path) -> Iterator[tuple[str, str]]:
+    """Which package imports which; what is imported inside a function comes later."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for layer in LAYERS
+        for path in (root / layer).rglob("*.py")
+    }
+    for importer, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+        for node in tree.body:
+            for name in imported_names(node, package):
+                imported = name
+                while imported and imported not in files:
+                    imported = imported.rpartition(".")[0]
+                pair = (parts_of(importer), parts_of(imported))
+                if imported and pair[0] != pair[1]:
+                    yield pair
+
+
+def test_no_packages_import_each_other() -> None:
+    arrows = set(imports_at_load(ROOT))
+    reached = set(arrows)
+    while True:
+        further = {(a, d) for a, b in reached for c, d in arrows if b == c} - reached
+        if not further:
+            break
+        reached |= further
+    assert len(arrows) > 100
+    assert sorted(a for a, b in reached if a == b) == []

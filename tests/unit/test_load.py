@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from families_under_test import EVERY_FAMILY, load_tiny
+from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models import MaskedTransformer, load_model, new_llada, save_model
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models import load_model as load_required
 from dllm_decode.models.loading import load, weights
 
 
@@ -351,6 +353,15 @@ def test_a_corrupt_tokenizer_is_named(text, folder) -> None:
 
 
 # Options
+
+
+def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
+    """It was `None`, which failed much later, in the first call that encoded a text."""
+    with pytest.raises(FileNotFoundError, match=r"must hold tokenizer\.json.*'optional'"):
+        load_required(folder)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"The tokenizer files in .* cannot be read"):
+        load_required(folder)
 
 
 def test_names_of_transformers_are_accepted(folder) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from drafted import DriftingModel, tiny_target
+from families_under_test import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES
 from many_prompts import TINY_PROMPTS, ending, templates_for
 from rich.console import Console
 from streamed import Streamer
@@ -71,25 +72,22 @@ def assert_same_traces(one: Trace, other: Trace) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("family", "num_rows", "sampler", "verifier", "given"),
-    [
-        ("llada", 1, FixedSchedule(4), NoVerifier(), True),
-        ("llada", 3, ConfidenceThreshold(0.4), NoVerifier(), False),
-        ("dream", 3, FixedSchedule(4), NoVerifier(), True),
-        ("sdar", 1, ConfidenceThreshold(0.4), NoVerifier(), False),
-        ("sdar", 3, FixedSchedule(4), NoVerifier(), True),
-        ("llada", 3, FixedSchedule(4), SelfVerify(3), False),
-        ("sdar", 3, FixedSchedule(4), SelfVerify(3, "tree"), True),
-    ],
-    ids=str,
-)
+WAYS = [
+    (1, ConfidenceThreshold(0.4), NoVerifier(), False),
+    (3, FixedSchedule(4), NoVerifier(), True),
+    (3, FixedSchedule(4), SelfVerify(3), False),
+    (3, FixedSchedule(4), SelfVerify(3, "tree"), True),
+]
+
+
+@pytest.mark.parametrize(("num_rows", "sampler", "verifier", "given"), WAYS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_traces_and_gains_are_those_of_one_batch(
     family: str, num_rows: int, sampler: Sampler, verifier: Verifier, given: bool
 ) -> None:
     model = ending(family)
     templates = templates_for(model.mask_id, model.eos_ids[0]) if given else []
-    cache = DualCache() if family == "llada" else FreeCache()
+    cache = FreeCache() if model.causal_block_length else DualCache()
     options = OPTIONS | {"cache": cache, "verifier": verifier, "templates": templates}
     whole, gained = Trace(), Gains()
     out = decode(model, TINY_PROMPTS, sampler, observers=[whole, gained], **options)
@@ -114,7 +112,7 @@ def test_traces_and_gains_are_those_of_one_batch(
 
 def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -> None:
     """It began with the block, so that a prompt's tail took the first places."""
-    model, trace = ending("sdar"), Trace()
+    model, trace = ending(BLOCK_CAUSAL), Trace()
     prompts = [[17, 40, 41, 300, 5, 77], [99]]
     out = decode(model, prompts, FixedSchedule(4), observers=[trace], stop_at_eos=False, **OPTIONS)
     assert model.causal_block_length == 4
@@ -124,7 +122,7 @@ def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -
 
 
 def test_events_are_of_the_prompt_that_has_the_row() -> None:
-    model, watch = ending("llada"), Watch()
+    model, watch = ending(BIDIRECTIONAL), Watch()
     single = list(
         decode_many(
             model, TINY_PROMPTS, ConfidenceThreshold(0.4), num_rows=2, observers=[watch], **OPTIONS
@@ -145,7 +143,7 @@ def test_events_are_of_the_prompt_that_has_the_row() -> None:
 
 def test_in_one_batch_a_row_is_its_prompt() -> None:
     watch = Watch()
-    decode(ending("llada"), TINY_PROMPTS, FixedSchedule(4), observers=[watch], **OPTIONS)
+    decode(ending(BIDIRECTIONAL), TINY_PROMPTS, FixedSchedule(4), observers=[watch], **OPTIONS)
     assert any(len(event.requests) < len(TINY_PROMPTS) for event in watch.events)
     assert all(torch.equal(event.requests, event.before.rows) for event in watch.events)
 
@@ -170,7 +168,8 @@ class Words:
         return " ".join(f"w{token}" for token in token_ids)
 
 
-@pytest.mark.parametrize(("family", "number"), [("llada", 4), ("sdar", 6), ("dream", 0)])
+@pytest.mark.parametrize("number", [0, 6])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) -> None:
     stream, streamer = io.StringIO(), Streamer()
     console = Console(file=stream, width=400)
@@ -201,7 +200,7 @@ def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> 
 
         list(
             decode_many(
-                ending("llada"), TINY_PROMPTS, FixedSchedule(4), num_rows=2, cache=NoCache(),
+                ending(BIDIRECTIONAL), TINY_PROMPTS, FixedSchedule(4), num_rows=2, cache=NoCache(),
                 observers=[look], **OPTIONS,
             )
         )  # fmt: skip

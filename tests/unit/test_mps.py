@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from pretended import MPS, Accelerator, NoFloat64Error
 from samplers_under_test import INSTANCES
 from spied import MODELS
@@ -16,7 +17,6 @@ from dllm_decode import (
     PrefixCache,
     SelfVerify,
     decode,
-    load_model,
 )
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from families_under_test import FULLY_CONFIGURED
+from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
 
-from dllm_decode import DualCache, NoCache, SelfVerify, decode, load_model
+from dllm_decode import DualCache, NoCache, SelfVerify, decode
 from dllm_decode.models import (
     ForwardInputs,
     KVCache,
@@ -319,8 +320,8 @@ def test_what_fits_nowhere_goes_to_files(llada, tmp_path) -> None:
         ({"": "cpu", "norm": "disk"}, "got no folder for those of norm"),
         ({"": "cpu", "norm": "cuda:99"}, "got 'cuda:99'"),
         ({"": "cpu", "norm": "toaster"}, "got 'toaster'"),
-        ({"": "cpu", "norm": "meta"}, "A device holds values, got 'meta'"),
-        ("meta", "A device holds values, got 'meta'"),
+        ({"": "cpu", "norm": "meta"}, "A device must hold values, got 'meta'"),
+        ("meta", "A device must hold values, got 'meta'"),
     ],
     ids=str,
 )

@@ -3,11 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from families_under_test import FULLY_CONFIGURED
+from families_under_test import EVERY_FAMILY, FULLY_CONFIGURED, load_tiny, shape_of
+from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode import decode, load_model
+from dllm_decode import decode
 from dllm_decode.models import ForwardInputs, MaskedTransformer, save_model
 from dllm_decode.models.loading import quantize
 from dllm_decode.models.network.transformer import Transformer
@@ -23,6 +24,9 @@ DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=st
 MOST_STEPS = {torch.float32: 0.51, torch.bfloat16: 1.01}
 
 
+WITH_EXPERTS = tuple(key for key in EVERY_FAMILY if shape_of(key).moe is not None)
+
+
 @pytest.fixture(params=FULLY_CONFIGURED)
 def folder(request, golden_dir) -> Path:
     return golden_dir / "models" / request.param
@@ -36,7 +40,8 @@ def llada(golden_dir) -> Path:
 def logits(model: MaskedTransformer) -> Tensor:
     tokens = torch.randint(500, (4, 24), generator=torch.Generator().manual_seed(0))
     columns = torch.arange(24).expand(4, 24)
-    return model.predict(ForwardInputs(tokens, columns, columns)).float()
+    inputs = (part.to(model.device) for part in (tokens, columns, columns))
+    return model.predict(ForwardInputs(*inputs)).float()
 
 
 def num_bytes(parameters: list[Tensor]) -> int:
@@ -71,6 +76,54 @@ def test_logits_are_close(dtype, folder) -> None:
     plain = logits(load_model(folder, dtype=dtype)[0])
     error = logits(load_model(folder, dtype=dtype, quantize="int8")[0]) - plain
     assert 0.01 < error.square().mean().sqrt() / plain.std() < 0.05
+
+
+@needs_torchao
+@DTYPE
+def test_logits_of_fp8_are_near_in_half_the_bytes(dtype) -> None:
+    """Three bits behind the point: each weight is within a sixteenth of itself."""
+    plain, _ = load_model("mini", dtype=dtype)
+    eight, _ = load_model("mini", dtype=dtype, quantize="fp8")
+    for old, new in zip(plain.transformer.layers, eight.transformer.layers, strict=True):
+        old_rows, new_rows = old.attention.qkv.weight, new.attention.qkv.weight
+        assert new_rows.qdata.dtype == torch.float8_e4m3fn
+        product = F.linear(torch.eye(old_rows.shape[1], dtype=dtype), new_rows).T.float()
+        error = (product - old_rows.float()).abs()
+        # Least steps are those of the smallest numbers that are written with a full exponent.
+        least = old_rows.float().abs().amax(1, keepdim=True) / 448 * 2**-9
+        assert (error <= 0.07 * old_rows.float().abs() + least).all()
+        assert error.max() > 0
+    spread = logits(plain)
+    assert 0.01 < (logits(eight) - spread).square().mean().sqrt() / spread.std() < 0.2
+
+
+@needs_torchao
+@pytest.mark.skipif(
+    importlib.util.find_spec("mslk") is not None, reason="that library has int4 on a CPU"
+)
+def test_int4_on_a_cpu_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="torchao cannot store this model as int4 on cpu"):
+        load_model("mini", dtype=torch.bfloat16, quantize="int4")
+
+
+@needs_torchao
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_logits_of_int4_are_near() -> None:
+    plain, _ = load_model("mini", dtype=torch.bfloat16)
+    four, _ = load_model("mini", dtype=torch.bfloat16, quantize="int4", device="cuda")
+    spread = logits(plain)
+    error = logits(four).cpu() - spread
+    assert 0.01 < error.square().mean().sqrt() / spread.std() < 0.6
+
+
+@pytest.mark.parametrize("kind", quantize.KINDS)
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_a_mixture_of_experts_is_refused_by_name(family, kind, monkeypatch) -> None:
+    monkeypatch.setattr(quantize, "find_spec", lambda name: object())
+    monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    with pytest.raises(ValueError, match=f"left out for a mixture of experts, got '{kind}'"):
+        load_tiny(family, quantize=kind)
 
 
 @needs_torchao

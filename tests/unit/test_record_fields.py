@@ -7,7 +7,7 @@ from typing import Any
 import eval_runs
 import pytest
 
-from eval.metrics.summary import summarise
+from eval.reports.summary import summarise
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule

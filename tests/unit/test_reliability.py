@@ -21,10 +21,10 @@ REVISED = record([0.95, 0.85, None], [[1, 9, 0, 0.55, 2], [0, 5, 0, 0.65, 1]])
 
 def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
     found = reliability([REVISED, record([0.91], [], score=0.0)])
-    assert [(one.low, one.count, one.agreement) for one in found.bins] == [
+    assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
         (0.5, 1, 0.0), (0.6, 1, 1.0), (0.8, 1, 1.0), (0.9, 2, 1.0),
     ]  # fmt: skip
-    assert found.count == 5
+    assert found.num_commits == 5
     assert found.bins[-1].confidence == pytest.approx(0.93)
     # |0.55 - 0| + |0.65 - 1| + |0.85 - 1| + 2 |0.93 - 1|, over five.
     assert found.calibration_error == pytest.approx((0.55 + 0.35 + 0.15 + 0.14) / 5)

@@ -10,11 +10,11 @@ from dllm_decode import DecodeConfig
 from eval.metrics.curves import method_of
 from eval.metrics.metrics import Point
 from eval.metrics.statistics import wilson
-from eval.metrics.summary import summarise
 from eval.oracle.exact import accuracy, curve, joint_of
 from eval.oracle.joint import Joint
 from eval.reports.replay import replay_page
 from eval.reports.report import write_report
+from eval.reports.summary import summarise
 from eval.reports.table import table
 from eval.reports.terminal import picture_of
 from eval.runs.names import parse_task

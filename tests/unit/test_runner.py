@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
-from eval.metrics.summary import summarise
+from eval.reports.summary import summarise
 from eval.runs import provenance
 from eval.runs.progress import Bar, Lines, reporter_for
 from eval.runs.records import Folder, append

@@ -11,10 +11,10 @@ import pytest
 
 from dllm_decode import DecodeConfig
 from eval.metrics.curves import point_of
-from eval.metrics.pooling import per_example
 from eval.metrics.statistics import paired_bootstrap, wilson
-from eval.metrics.summary import summarise
+from eval.reports.pooling import per_example
 from eval.reports.report import write_report
+from eval.reports.summary import summarise
 from eval.reports.table import table
 from eval.runs.records import Folder, Record, Settings, append
 from eval.runs.runner import execute

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dllm_decode import decode, load_model
+from dllm_decode import decode
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.training import (

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
@@ -23,7 +24,6 @@ from dllm_decode.models import (
     MaskedTransformer,
     NetworkConfig,
     Transformer,
-    load_model,
     new_llada,
 )
 from dllm_decode.models.families import FAMILIES

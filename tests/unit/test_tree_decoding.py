@@ -42,7 +42,7 @@ def alone(
     for row, prompt in enumerate(prompts):
         answer: list[int] = []
         while len(answer) < length and not (answer and answer[-1] in target.eos_ids):
-            logits = logits_of(target._model, [*prompt, *answer])[-1].clone()
+            logits = logits_of(target.network.model, [*prompt, *answer])[-1].clone()
             logits[MASK] = -torch.inf
             if temperature:
                 zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([[len(answer)]])
@@ -176,7 +176,7 @@ def check_nodes(target: CausalTarget, read: list[list[int]], past: Any, unread: 
         nodes = fed[row, unread[row] :].tolist()
         for node in range(-1, int(COUNTS[row])):
             path = [nodes[place] for place in climb(PARENTS[row].tolist(), node)]
-            fresh = logits_of(target._model, text + path)[-1]
+            fresh = logits_of(target.network.model, text + path)[-1]
             torch.testing.assert_close(reading.logits[row, node + 1], fresh)
     return reading, fed
 

@@ -7,8 +7,8 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
-from eval.metrics.summary import summarise
 from eval.reports.report import write_report
+from eval.reports.summary import summarise
 from eval.reports.table import table
 from eval.runs.cache_error import Trial, on_task
 from eval.runs.names import parse_task

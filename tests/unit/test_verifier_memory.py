@@ -97,7 +97,7 @@ def test_a_long_prompt_beside_a_short_one_costs_no_logits() -> None:
     """A target made logits of every column from the end of the shortest prompt on."""
     target = CausalTarget(tiny_llama(V), name="wide")
     model = DriftingModel(vocab_size=V, mask_id=V - 1, eos_ids=(V - 2,))
-    made, head = [], target._model.get_output_embeddings()
+    made, head = [], target.network.model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, __, out: made.append(out.shape[1]))
     decode(
         model, [[1], [2] * 60], FixedSchedule(2), verifier=ARVerify(target, LENGTH), gen_length=4,

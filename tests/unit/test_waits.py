@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from families_under_test import load_without_tokenizer as load_model
 from pretended import Accelerator
 from samplers_under_test import INSTANCES
 from spied import FAMILIES, LAW_OPTIONS, MODELS
@@ -19,7 +20,6 @@ from dllm_decode import (
     StepEvent,
     Trace,
     decode,
-    load_model,
 )
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule, Learn2PD, Prophet

@@ -19,4 +19,5 @@ A2D_LLAMA = Family(
     end_of_turn_ids=(128009,),
     may_be_block_causal=True,
     fast_tokenizer=True,
+    is_causal_too=True,
 )

@@ -19,4 +19,5 @@ A2D_QWEN2 = Family(
     eos_id=151643,
     end_of_turn_ids=(151643, 151645),
     may_be_block_causal=True,
+    is_causal_too=True,
 )

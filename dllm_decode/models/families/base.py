@@ -65,6 +65,8 @@ class Family:
         fast_tokenizer: Tokenizer files are a tokenizer.json, read by PreTrainedTokenizerFast; else
             those of Qwen2Tokenizer.
         split_qkv: Queries, keys and values are three tensors of a checkpoint, else one.
+        is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
+            `logit_shift` says of the other mode.
         is_named_by_caller: Its config.json is that of an ordinary autoregressive model, so that it
             is never recognised, only asked for.
     """
@@ -84,6 +86,7 @@ class Family:
     may_be_block_causal: bool = False
     fast_tokenizer: bool = False
     split_qkv: bool = True
+    is_causal_too: bool = False
     is_named_by_caller: bool = False
 
     def official_name(self, part: str) -> str:

@@ -26,4 +26,5 @@ NEMOTRON_LABS_DIFFUSION = Family(
     mask_id=100,
     eos_id=None,
     fast_tokenizer=True,
+    is_causal_too=True,
 )

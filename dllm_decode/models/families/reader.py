@@ -1,7 +1,7 @@
 """Reads config.json key by key: every value is checked, and a wrong one named with its file."""
 
 from collections.abc import Mapping
-from math import isfinite
+from sys import float_info
 from typing import Any, TypeAlias
 
 Config: TypeAlias = Mapping[str, Any]
@@ -50,7 +50,8 @@ class ConfigReader:
     def positive_number(self, key: str, default: float | None = None) -> float:
         """Reads a finite number above 0, integer or not."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not isfinite(value) or value <= 0:
+        # Any integer can stand in JSON, also one that no float holds.
+        if type(value) not in (int, float) or not 0 < value <= float_info.max:
             raise self._error(key, "a positive finite number", value)
         return float(value)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
 import torch
 
@@ -54,6 +54,7 @@ def load_model(
     family: str | None = None,
     mask_id: int | None = None,
     block_length: int | None = None,
+    tokenizer: Literal["required", "optional"] = "required",
 ) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -90,12 +91,16 @@ def load_model(
             family's published default.
         block_length: Tokens per block of a block-causal model; `None`: what config.json says, else
             the family's published default.
+        tokenizer: "required": missing tokenizer files are an error. "optional": the model is
+            loaded without them, for work with token ids alone.
 
     Returns:
-        The model in evaluation mode, and its tokenizer: `None` if there are no tokenizer files.
+        The model in evaluation mode, and its tokenizer: `None` only if it is optional and has no
+        files.
 
     Raises:
-        FileNotFoundError: If the source, its config.json or its safetensors files do not exist.
+        FileNotFoundError: If the source, its config.json, its safetensors files or its required
+            tokenizer files do not exist.
         OSError: If a hub id cannot be downloaded.
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
             a device is not there, or a part of the model has none; or it cannot be quantised, or
@@ -110,9 +115,9 @@ def load_model(
     lora = None if adapter is None else read_adapter(find_model(adapter))
     config = read_json(folder / "config.json")
     known = family_of(config, family)
-    tokenizer = _tokenizer(folder, known)
-    if mask_id is None and config.get("mask_token_id") is None and tokenizer is not None:
-        mask_id = tokenizer.mask_token_id
+    words = _tokenizer(folder, known, tokenizer)
+    if mask_id is None and config.get("mask_token_id") is None and words is not None:
+        mask_id = words.mask_token_id
     facts = known.read(config, mask_id=mask_id, block_length=block_length)
     _check_experts(facts, quantize)
     with torch.device("meta"):
@@ -135,10 +140,11 @@ def load_model(
         name=Path(source).resolve().name if Path(source).is_dir() else str(source),
         mask_id=facts.mask_id,
         eos_ids=_eos_ids(folder, facts),
-        banned_ids=_banned_ids(facts, tokenizer),
+        banned_ids=_banned_ids(facts, words),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
         max_length=_max_length(config),
+        is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
     fill(transformer, known, files)
@@ -149,7 +155,7 @@ def load_model(
     else:
         assert quantize is not None
         quantize_layers(transformer, there, quantize)
-    return model.eval().requires_grad_(False), tokenizer
+    return model.eval().requires_grad_(False), words
 
 
 def _one_device(
@@ -257,17 +263,33 @@ def _download(hub_id: str, revision: str | None) -> Path:
         ) from None
 
 
-def _tokenizer(folder: Path, family: Family) -> Optional["transformers.PreTrainedTokenizerBase"]:
+def _tokenizer(
+    folder: Path, family: Family, wish: Literal["required", "optional"]
+) -> Optional["transformers.PreTrainedTokenizerBase"]:
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+    if wish not in ("required", "optional"):
+        raise ValueError(
+            f"tokenizer must be 'required' or 'optional', got {wish!r}. It says whether a model "
+            "without tokenizer files may be loaded."
+        )
     has_fast = (folder / "tokenizer.json").is_file()
     has_slow = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
     if not (has_fast or (has_slow and not family.fast_tokenizer)):
-        return None
+        if wish == "optional":
+            return None
+        slow = "" if family.fast_tokenizer else ", or vocab.json and merges.txt,"
+        raise FileNotFoundError(
+            f"The folder of a {family.name} checkpoint must hold tokenizer.json{slow} beside its "
+            f"weights, got {str(folder)!r} without. Add the tokenizer's files, or pass "
+            "tokenizer='optional' to work with token ids alone."
+        )
     # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
     kind = PreTrainedTokenizerFast if family.fast_tokenizer else Qwen2Tokenizer
     try:
         read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
+        # Some wrong values in its files are first looked at when a text is.
+        read.decode(read.encode("a b", verbose=False))
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(

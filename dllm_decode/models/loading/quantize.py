@@ -33,13 +33,14 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
         transformer: A filled model; changed in place.
         device: Where it goes.
         kind: "int8": eight bits and a scale for each row. "int4": four bits and a scale for each
-            group of 128. "fp8": eight bits of floating point (e4m3) and a scale for each row. All
-            are torchao's weight-only schemes; which devices have kernels for them, it says.
+            group of 128, in bfloat16 on CUDA; elsewhere it needs a further library, which torchao
+            names. "fp8": eight bits of floating point (e4m3) and a scale for each row. All are
+            torchao's weight-only schemes; which devices have kernels for them, it says.
 
     Raises:
         ValueError: If torchao cannot store this model so on this device.
     """
-    config = _config(kind)
+    config = _config(kind, device)
     # An extra, and slow to import.
     from torchao.quantization import quantize_
 
@@ -56,12 +57,15 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
     transformer.quantized = kind
 
 
-def _config(kind: str) -> Any:
+def _config(kind: str, device: torch.device) -> Any:
     from torchao import quantization
 
+    if kind == "int4":
+        # On CUDA the format whose kernels torch itself has; the other needs a further library.
+        packing = "tile_packed_to_4d" if device.type == "cuda" else "plain"
+        return quantization.Int4WeightOnlyConfig(int4_packing_format=packing)
     made = {
         "int8": quantization.Int8WeightOnlyConfig,
-        "int4": quantization.Int4WeightOnlyConfig,
         "fp8": quantization.Float8WeightOnlyConfig,
     }
     return made[kind]()

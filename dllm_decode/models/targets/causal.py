@@ -1,6 +1,5 @@
-"""Causal language models that verify drafts: transformers models whose cache rolls back."""
+"""Causal language models that verify drafts: their keys and values roll back."""
 
-import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.ancestors import ancestors
+from dllm_decode.models.targets.network import CausalNetwork, LayerKVs, TransformersNetwork
 from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Past(NamedTuple):
     """
 
     lengths: Int[Tensor, " B"]
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    layers: LayerKVs
 
     @property
     def num_slots(self) -> int:
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
     logits: Float[Tensor, "B N V"]
     past: Past
     gaps: Int[Tensor, " B"]
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    layers: LayerKVs
 
     def keep(self, num_kept: Int[Tensor, " B"], columns: Int[Tensor, "B M"] | None = None) -> Past:
         """Forgets all but some of the tokens that were read.
@@ -92,7 +92,15 @@ class CausalTarget:
         vocab_size: Number of logits, V.
         num_shared_ids: Ids below this mean the same to the mask predictor; others are never said.
         eos_ids: Tokens that end an answer, from the generation config.
+        network: What is run.
     """
+
+    name: str
+    vocab_size: int
+    num_shared_ids: int
+    is_compared: bool
+    eos_ids: tuple[int, ...]
+    network: CausalNetwork
 
     def __init__(
         self, model: "transformers.PreTrainedModel", *, name: str, num_shared_ids: int | None = None
@@ -118,13 +126,42 @@ class CausalTarget:
                 "layers of which see a window or keep a state, which cannot be rolled back. Use "
                 "another."
             )
+        self._fill(
+            TransformersNetwork(model),
+            name=name,
+            eos_ids=_eos_ids(model, name),
+            num_shared_ids=num_shared_ids,
+        )
+
+    @classmethod
+    def of_network(
+        cls,
+        network: CausalNetwork,
+        *,
+        name: str,
+        eos_ids: tuple[int, ...],
+        num_shared_ids: int | None = None,
+    ) -> "CausalTarget":
+        """Makes a target of any network; names and ids are as in the attributes."""
+        target = cls.__new__(cls)
+        target._fill(network, name=name, eos_ids=eos_ids, num_shared_ids=num_shared_ids)
+        return target
+
+    def _fill(
+        self,
+        network: CausalNetwork,
+        *,
+        name: str,
+        eos_ids: tuple[int, ...],
+        num_shared_ids: int | None,
+    ) -> None:
         self.name = name
-        self.vocab_size = int(model.config.vocab_size)
+        self.vocab_size = network.vocab_size
         self.num_shared_ids = self.vocab_size if num_shared_ids is None else num_shared_ids
         self.is_compared = num_shared_ids is not None
-        self.eos_ids = _eos_ids(model, name)
-        self._model = model
-        self._has_read_trees = False
+        self.eos_ids = eos_ids
+        self.network = network
+        self._has_read_trees = network.heeds_masks
 
     def __repr__(self) -> str:
         return f"CausalTarget({self.name!r})"
@@ -132,7 +169,7 @@ class CausalTarget:
     @property
     def device(self) -> torch.device:
         """Where tensors are expected."""
-        return self._model.device
+        return self.network.device
 
     def start(self, num_rows: int) -> Past:
         """Returns the past of rows that have read nothing."""
@@ -171,8 +208,6 @@ class CausalTarget:
             ValueError: If there are parents, but the model cannot be told positions, or its logits
                 behind a path in a small tree are not those behind the path alone.
         """
-        from transformers import DynamicCache
-
         if parents is not None:
             self._check_trees()
         if first_logits is None:
@@ -190,31 +225,26 @@ class CausalTarget:
         columns = columns - gaps[:, None]
         held = slots >= past.num_slots - past.lengths[:, None]
         if parents is None:
-            attend = torch.cat([held, (columns >= 0) & (columns < counts[:, None])], dim=1).long()
+            attend = torch.cat([held, (columns >= 0) & (columns < counts[:, None])], dim=1)
             positions = columns.minimum(counts[:, None] - 1).clamp(min=0)
         else:
             tree = ancestors(parents)
-            attend = self._tree_mask(held, columns >= 0, tree, root=first)
+            attend = _tree_mask(held, columns >= 0, tree, root=first)
             positions = _tree_positions(columns, tree, root=first)
-        cache = DynamicCache(past.layers or None)
-        out = self._model(
-            input_ids=tokens,
-            attention_mask=attend,
-            position_ids=past.lengths[:, None] + positions,
-            past_key_values=cache,
-            use_cache=True,
-            # Not a number: the head would be given a slice, for which the CPU's matrix product
-            # copies all its weights.
-            logits_to_keep=wanted,
+        out = self.network.read(
+            tokens,
+            past.lengths[:, None] + positions,
+            attend=attend,
+            layers=past.layers,
+            wanted=wanted,
         )
-        layers = tuple((keys, values) for keys, values, _ in cache)
-        return Reading(out.logits[:, :num_logits], past, gaps, layers)
+        return Reading(out.logits[:, :num_logits], past, gaps, out.layers)
 
     def _check_trees(self) -> None:
         """Compares a path in a tree with the same path alone, once."""
         if self._has_read_trees:
             return
-        if "position_ids" not in inspect.signature(self._model.forward).parameters:
+        if not self.network.takes_positions:
             raise ValueError(
                 f"A target must take position_ids to read a draft tree, got {self.name}, which "
                 "counts columns instead. Draft a path, as PathSearch does."
@@ -236,34 +266,31 @@ class CausalTarget:
                 "does."
             )
 
-    def _tree_mask(
-        self,
-        held: Bool[Tensor, "B S"],
-        present: Bool[Tensor, "B W"],
-        tree: Bool[Tensor, "B N N"],
-        *,
-        root: int,
-    ) -> Float[Tensor, "B 1 W K"]:
-        """Returns what is added to attention scores: 0 where a column sees a key, else very little.
 
-        Args:
-            held: Slots of the past that hold a token.
-            present: Columns that hold a token; those before it are hidden.
-            tree: The ancestors of each node; the first node is the column behind the root.
-            root: Column of the root, of all rows alike.
-        """
-        width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
-        own = torch.eye(width, dtype=torch.bool, device=held.device)
-        seen = torch.ones_like(own).tril()
-        # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
-        seen[first:, first:] = own[first:, first:]
-        seen = seen.repeat(len(tree), 1, 1)
-        seen[:, first:behind, first:behind] = tree
-        seen = (seen & present[:, None]) | own
-        seen = torch.cat([held[:, None].expand(-1, width, -1), seen], -1)[:, None]
-        # Not booleans: only one of the library's attention functions reads those.
-        mask = torch.zeros_like(seen, dtype=self._model.dtype)
-        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+def _tree_mask(
+    held: Bool[Tensor, "B S"],
+    present: Bool[Tensor, "B W"],
+    tree: Bool[Tensor, "B N N"],
+    *,
+    root: int,
+) -> Bool[Tensor, "B W K"]:
+    """Says which keys each column sees.
+
+    Args:
+        held: Slots of the past that hold a token.
+        present: Columns that hold a token; those before it are hidden.
+        tree: The ancestors of each node; the first node is the column behind the root.
+        root: Column of the root, of all rows alike.
+    """
+    width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
+    own = torch.eye(width, dtype=torch.bool, device=held.device)
+    seen = torch.ones_like(own).tril()
+    # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
+    seen[first:, first:] = own[first:, first:]
+    seen = seen.repeat(len(tree), 1, 1)
+    seen[:, first:behind, first:behind] = tree
+    seen = (seen & present[:, None]) | own
+    return torch.cat([held[:, None].expand(-1, width, -1), seen], -1)
 
 
 def _tree_positions(

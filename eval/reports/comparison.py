@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from eval.metrics.pooling import Pool, pools
-from eval.metrics.summary import difference, paired, primary_scores
+from eval.reports.pooling import Pool, pools
+from eval.reports.summary import difference, paired, primary_scores
 from eval.runs.records import Folder
 
 if TYPE_CHECKING:

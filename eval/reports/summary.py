@@ -17,7 +17,6 @@ from eval.metrics.metrics import (
     tokens_per_second,
     wall_speedup,
 )
-from eval.metrics.pooling import Pool, field, per_example, pools
 from eval.metrics.statistics import (
     bootstrap,
     detectable_difference,
@@ -30,6 +29,7 @@ from eval.metrics.statistics import (
     standard_error,
     wilson,
 )
+from eval.reports.pooling import Pool, field, per_example, pools
 from eval.runs.records import Folder, Record
 
 

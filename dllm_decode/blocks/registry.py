@@ -1,0 +1,20 @@
+"""All block schedules by name, and schedules from text: `MultiBlock(32, open_at=0.5)`."""
+
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.blocks.multi_block import MultiBlock
+from dllm_decode.blocks.sequential import Sequential
+from samplers.expression import parse_plugin
+
+ALL_SCHEDULES: tuple[type[BlockSchedule], ...] = (MultiBlock, Sequential)
+
+
+def parse(text: str) -> BlockSchedule:
+    """Builds the schedule that an expression describes; the inverse of `repr`.
+
+    `my_package.my_module:MySchedule(8)` is one of the user's own, whose module is imported.
+
+    Raises:
+        ValueError: If the text does not describe a schedule.
+    """
+    known = {schedule.__name__: schedule for schedule in ALL_SCHEDULES}
+    return parse_plugin(text, BlockSchedule, known)

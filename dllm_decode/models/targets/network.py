@@ -1,0 +1,111 @@
+"""What a causal target asks of a network, and how a model of transformers answers."""
+
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import transformers
+
+LayerKVs: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values of each layer, (B, heads, slots, size) each."""
+
+
+class CausalOutput(NamedTuple):
+    """What a network makes of tokens.
+
+    Attributes:
+        logits: Of the wanted columns; each predicts the token that follows.
+        layers: Keys and values of the slots before, then of all columns.
+    """
+
+    logits: Float[Tensor, "B N V"]
+    layers: LayerKVs
+
+
+@runtime_checkable
+class CausalNetwork(Protocol):
+    """One forward of a causal language model behind stored keys and values.
+
+    Attributes:
+        vocab_size: Number of logits, V.
+        takes_positions: Columns may have any positions, as those of a draft tree do.
+        heeds_masks: Known to heed masks and positions; else it is tried out before the first tree.
+    """
+
+    vocab_size: int
+    takes_positions: bool
+    heeds_masks: bool
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def read(
+        self,
+        tokens: Int[Tensor, "B W"],
+        positions: Int[Tensor, "B W"],
+        *,
+        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
+        layers: LayerKVs,
+        wanted: Int[Tensor, " N"],
+    ) -> CausalOutput:
+        """Runs one forward without gradients.
+
+        Args:
+            tokens: Ids of the columns.
+            positions: Rotary positions of the columns.
+            attend: Which of the K keys, slots first and then columns, hold a token: a column sees
+                those before it and itself. Or all of it: which keys each column sees.
+            layers: Keys and values of the slots; not changed.
+            wanted: Columns whose logits are returned.
+        """
+        ...
+
+
+class TransformersNetwork:
+    """A causal model of transformers, whose cache is grown and handed back."""
+
+    heeds_masks = False
+
+    def __init__(self, model: "transformers.PreTrainedModel") -> None:
+        self.model = model
+        self.vocab_size = int(model.config.vocab_size)
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected."""
+        return self.model.device
+
+    def read(
+        self,
+        tokens: Int[Tensor, "B W"],
+        positions: Int[Tensor, "B W"],
+        *,
+        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
+        layers: LayerKVs,
+        wanted: Int[Tensor, " N"],
+    ) -> CausalOutput:
+        """See `CausalNetwork`."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(layers or None)
+        out: Any = self.model(
+            input_ids=tokens,
+            attention_mask=attend.long() if attend.dim() == 2 else self._as_scores(attend),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            # Not a number: the head would be given a slice, for which the CPU's matrix product
+            # copies all its weights.
+            logits_to_keep=wanted,
+        )
+        return CausalOutput(out.logits, tuple((keys, values) for keys, values, _ in cache))
+
+    def _as_scores(self, attend: Bool[Tensor, "B W K"]) -> Float[Tensor, "B 1 W K"]:
+        # Not booleans: only one of the library's attention functions reads those.
+        mask = torch.zeros_like(attend[:, None], dtype=self.model.dtype)
+        return mask.masked_fill_(~attend[:, None], torch.finfo(mask.dtype).min)

@@ -1,0 +1,109 @@
+"""A mask predictor as its own causal target: the same weights under a causal mask."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode.models.base import KVCache
+from dllm_decode.models.families import FAMILIES
+from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
+from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.network import CausalOutput, LayerKVs
+
+
+def as_causal_target(model: MaskedTransformer) -> CausalTarget:
+    """Makes a causal target of the weights of a mask predictor, for `ARVerify` and `Guided`.
+
+    Under a causal mask, these models continue text from left to right, as the autoregressive
+    models that they were made of. So one model drafts and verifies (self-speculation), and
+    `decode(model, ..., verifier=ARVerify(as_causal_target(model)))` writes what the model writes
+    causally by itself.
+
+    Source: NVIDIA 2026, Nemotron-Labs-Diffusion: `linear_spec_generate`, a draft in both
+    directions and a causal forward that accepts it.
+    Differs: The answer never exceeds `gen_length`. Keys and values of the drafting forwards are
+    kept apart, in the cache of the mask predictor. For A2D models the authors publish no such mode;
+    the answer is that of the causal forward, but its quality is not known.
+
+    Args:
+        model: Loaded on one device.
+
+    Raises:
+        ValueError: If the causal forward of the model means nothing, or it is spread over devices.
+    """
+    if not model.is_causal_too:
+        names = ", ".join(family.name for family in FAMILIES.values() if family.is_causal_too)
+        raise ValueError(
+            f"The model must be of a family that also predicts causally ({names}), got "
+            f"{model.name}, whose logits under a causal mask mean nothing. Load a target with "
+            "load_target."
+        )
+    if model.transformer.route is not None:
+        raise ValueError(
+            f"A model that is its own target must be on one device, got {model.name}, which is "
+            "spread over several. Load it on one, or load a target with load_target."
+        )
+    return CausalTarget.of_network(
+        MaskedNetwork(model), name=f"{model.name} (causal)", eos_ids=model.eos_ids
+    )
+
+
+class MaskedNetwork:
+    """The `CausalNetwork` of a mask predictor's weights."""
+
+    takes_positions = True
+    # The mask is our own, and the network's tests hold it to that.
+    heeds_masks = True
+
+    def __init__(self, model: MaskedTransformer) -> None:
+        self.model = model
+        self.vocab_size = model.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected."""
+        return self.model.device
+
+    def read(
+        self,
+        tokens: Int[Tensor, "B W"],
+        positions: Int[Tensor, "B W"],
+        *,
+        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
+        layers: LayerKVs,
+        wanted: Int[Tensor, " N"],
+    ) -> CausalOutput:
+        """See `CausalNetwork`."""
+        num_rows, width = tokens.shape
+        num_slots = attend.shape[-1] - width
+        if attend.dim() == 2:
+            slots = torch.arange(attend.shape[-1], device=tokens.device)
+            attend = attend[:, None] & (slots <= slots[num_slots:, None])
+        kv_cache = self._grown(layers, num_rows, num_slots + width)
+        transformer = self.model.transformer
+        # Not through `predict`: its graphs write to buffers of their own, which live no longer than
+        # one decode of the mask predictor's.
+        with torch.no_grad(), attention_on(self.device):
+            hidden = transformer(
+                tokens,
+                positions,
+                attend=attend,
+                kv_cache=kv_cache,
+                slots=slice(num_slots, num_slots + width),
+                wanted=wanted.expand(num_rows, -1),
+            )
+            logits = transformer.head(hidden)
+        num_layers = transformer.config.num_layers
+        return CausalOutput(logits, tuple(kv_cache.layer(i) for i in range(num_layers)))
+
+    def _grown(self, layers: LayerKVs, num_rows: int, num_slots: int) -> KVCache:
+        """Returns a cache whose first slots hold these keys and values."""
+        config = self.model.transformer.config
+        size = (config.num_layers, num_rows, config.num_kv_heads, num_slots, config.head_dim)
+        keys, values = (
+            torch.zeros(size, dtype=self.model.dtype, device=self.device) for _ in range(2)
+        )
+        for i, (old_keys, old_values) in enumerate(layers):
+            keys[i, :, :, : old_keys.shape[2]] = old_keys
+            values[i, :, :, : old_values.shape[2]] = old_values
+        return KVCache(keys, values)

@@ -1,0 +1,114 @@
+"""Masked diffusion on all blocks of an answer at a time."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.examples import Batch
+from dllm_decode.training.objective import Objective
+
+
+class AllBlocks(Objective):
+    """Mean cross-entropy of masked positions, every block given those before it.
+
+    A row is the prompt, the answer, and a copy of the answer in which each block is partly masked.
+    A block of the copy sees itself, the prompt and the blocks of the answer before it; a block of
+    the answer sees itself and what precedes it. One forward thus learns as many blocks as there
+    are, where a row of `MaskedDiffusion` has one state only. Block by block the masks are a
+    decoder's: k of n positions, k uniform on 1, ..., n, any of them or the last.
+
+    What it does not teach is that prompt and answer see what follows them, as in LLaDA. It is meant
+    for the beginning of a training, or beside a loss that does.
+
+    Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
+    Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training.
+
+    Differs: The length of blocks is drawn for each batch, and where the first one ends; every
+    masked position weighs the same.
+
+    Args:
+        model: The model that is trained.
+        block_lengths: From which the length of blocks is drawn, each equally likely.
+        ordered_share: Probability that a row's blocks are masked from the right.
+    """
+
+    model: MaskedTransformer
+
+    def __init__(
+        self,
+        model: MaskedTransformer,
+        block_lengths: tuple[int, ...] = (1, 1, 4, 8, 16, 32),
+        ordered_share: float = 0.5,
+    ) -> None:
+        if not block_lengths or min(block_lengths) < 1:
+            raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
+        if not 0.0 <= ordered_share <= 1.0:
+            raise ValueError(f"ordered_share must be a probability in [0, 1], got {ordered_share}.")
+        self.model = model
+        self.eos_id = model.eos_ids[0]
+        self._block_lengths = block_lengths
+        self._ordered_share = ordered_share
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Masks all blocks of a batch and returns the mean loss, in nats."""
+        answers = batch.tokens[:, batch.start :]
+        device = answers.device
+        drawn = torch.randint(1 << 30, (2,), generator=generator, device=device).tolist()
+        block_length = self._block_lengths[drawn[0] % len(self._block_lengths)]
+        blocks = (torch.arange(batch.gen_length, device=device) + drawn[1] % block_length) // (
+            block_length
+        )
+        masked = self.draw(len(answers), blocks, generator)
+        noisy = answers.masked_fill(masked, self.model.mask_id)
+        columns = torch.arange(batch.tokens.shape[1], device=device)
+        positions = (columns - batch.pads[:, None]).clamp(min=0)
+        hidden = self.model.transformer(
+            torch.cat((batch.tokens, noisy), 1),
+            torch.cat((positions, positions[:, batch.start :]), 1),
+            attend=who_sees_whom(batch, blocks),
+            wanted=(columns[batch.start :] + batch.gen_length).expand_as(answers),
+        )
+        # The EOS that ends the answer is learned, and a few of those that fill it up.
+        ends = (answers != self.eos_id).long().cumprod(-1).sum(-1)
+        near = torch.arange(batch.gen_length, device=device) <= ends[:, None] + 2
+        learned = masked & near
+        logits = self.model.transformer.head(hidden[learned])
+        return F.cross_entropy(logits.float(), answers[learned])
+
+    def draw(
+        self, num_rows: int, blocks: Int[Tensor, " G"], generator: torch.Generator
+    ) -> Bool[Tensor, "B G"]:
+        """Draws the masked positions of every block, at least one each.
+
+        Args:
+            num_rows: Rows of the batch.
+            blocks: The block of each position.
+            generator: Of the masks.
+        """
+        device, gen_length = blocks.device, len(blocks)
+        num_blocks = int(blocks[-1]) + 1
+        sizes = torch.bincount(blocks, minlength=num_blocks)
+        shares = torch.rand(num_rows, num_blocks, generator=generator, device=device)
+        counts = (1 + (shares * sizes).long()).minimum(sizes)
+        scores = torch.rand(num_rows, gen_length, generator=generator, device=device)
+        ordered = torch.rand(num_rows, generator=generator, device=device) < self._ordered_share
+        later = 1.0 - torch.arange(gen_length, device=device) / gen_length
+        scores = torch.where(ordered[:, None], later, scores)
+        # Sorted by block, then by score: a position's rank within its block.
+        ranks = (scores + blocks).argsort(-1).argsort(-1) - (sizes.cumsum(0) - sizes)[blocks]
+        return ranks < counts[:, blocks]
+
+
+def who_sees_whom(batch: Batch, blocks: Int[Tensor, " G"]) -> Bool[Tensor, "B Q K"]:
+    """Says for prompt, answer and masked copy which columns each column sees."""
+    device = batch.tokens.device
+    prompt = torch.full((batch.start,), -1, device=device)
+    block = torch.cat((prompt, blocks, blocks))
+    is_copy = torch.arange(len(block), device=device) >= batch.tokens.shape[1]
+    earlier = block[:, None] > block
+    same = block[:, None] == block
+    seen = (earlier & ~is_copy) | (same & (is_copy[:, None] == is_copy))
+    padded = torch.arange(len(block), device=device) < batch.pads[:, None]
+    return seen & ~padded[:, None]

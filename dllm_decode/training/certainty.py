@@ -1,0 +1,408 @@
+"""Distillation that makes a masked-diffusion model sure of several tokens at a time.
+
+Both methods train on a model's own answers. Of each, one block is masked in two ways that
+complement each other; what lies behind it is masked and not in the loss. Beside the cross-entropy,
+the entropy of those predictions that are right already is lowered, so that more of them pass a
+decoder's threshold in the same forward.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.examples import Batch
+from dllm_decode.training.objective import Objective
+
+ENTROPY_FLOOR = 1e-12
+"""Added to probabilities inside the logarithm, as in the authors' code."""
+
+
+class Certainty(NamedTuple):
+    """Means over the masked positions of a batch, in nats.
+
+    Attributes:
+        cross_entropy: Of the answer's tokens; 0 where nothing is masked.
+        entropy: Of the predictions, at a temperature, over the positions whose most probable token
+            is the answer's; 0 where there is none.
+    """
+
+    cross_entropy: Float[Tensor, ""]
+    entropy: Float[Tensor, ""]
+
+
+def certainty(
+    logits: Float[Tensor, "B G V"],
+    answers: Int[Tensor, "B G"],
+    masked: Bool[Tensor, "B G"],
+    temperature: float,
+) -> Certainty:
+    """Measures how well and how surely masked positions are predicted.
+
+    Args:
+        logits: Of every position.
+        answers: The tokens that are learned.
+        masked: The positions that count.
+        temperature: Divides the logits before the entropy; below 1 it looks at the most probable
+            tokens only.
+    """
+    chosen, wanted = logits[masked], answers[masked]
+    losses = F.cross_entropy(chosen, wanted, reduction="sum") / max(1, len(wanted))
+    sure = chosen[chosen.argmax(-1) == wanted]
+    probability = (sure / temperature).softmax(-1)
+    entropies = -(probability * (probability + ENTROPY_FLOOR).log()).sum(-1)
+    return Certainty(losses, entropies.sum() / max(1, len(entropies)))
+
+
+class BlockMasks(NamedTuple):
+    """One block of each answer, masked in two ways.
+
+    Attributes:
+        first: Positions of the block that one canvas masks.
+        second: The other positions of the block, which the other canvas masks.
+        behind: Positions behind the block, masked on both.
+    """
+
+    first: Bool[Tensor, "B G"]
+    second: Bool[Tensor, "B G"]
+    behind: Bool[Tensor, "B G"]
+
+
+class ComplementaryCanvases:
+    """Predicts an answer from two canvases that mask complementary parts of a block.
+
+    Works for families whose columns attend in both directions everywhere; the logits of those that
+    predict the next column are shifted.
+
+    Args:
+        model: Any such model, on its device.
+
+    Raises:
+        ValueError: If the model is block-causal.
+    """
+
+    def __init__(self, model: MaskedTransformer) -> None:
+        if model.causal_block_length:
+            raise ValueError(
+                "A distilled model attends in both directions everywhere, got a block-causal one "
+                f"({model.name!r}, blocks of {model.causal_block_length} tokens)."
+            )
+        self._model = model
+
+    def logits(
+        self, batch: Batch, masks: BlockMasks
+    ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
+        """Returns the predictions of every answer position, from either canvas."""
+        answers = batch.tokens[:, batch.start :]
+        prompts = batch.tokens[:, : batch.start]
+        canvases = [
+            torch.cat((prompts, answers.masked_fill(part | masks.behind, self._model.mask_id)), 1)
+            for part in (masks.first, masks.second)
+        ]
+        tokens = torch.cat(canvases)
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        pads = batch.pads.repeat(2)[:, None]
+        wanted = columns[batch.start :] - self._model.logit_shift
+        hidden = self._model.transformer(
+            tokens,
+            (columns - pads).clamp(min=0),
+            attend=(columns >= pads)[:, None],
+            wanted=wanted.expand(len(tokens), -1),
+        )
+        one, other = self._model.transformer.head(hidden).float().chunk(2)
+        return one, other
+
+
+@dataclass(frozen=True)
+class CertaintyLoss:
+    """The loss of dParallel: both canvases count alike.
+
+        loss = CE(A) + CE(A') + entropy_weight (H(A) + H(A'))
+
+    Source: Chen et al. 2025, "dParallel: Learnable Parallel Decoding for dLLMs",
+    https://arxiv.org/abs/2509.26488, certainty-forcing distillation.
+
+    Attributes:
+        temperature: Of the entropy, above 0; 0.5 in the paper.
+        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
+    """
+
+    temperature: float = 0.5
+    entropy_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_weights(self.temperature, self.entropy_weight)
+
+    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
+        """Adds up what the two canvases say."""
+        entropy = first.entropy + second.entropy
+        return first.cross_entropy + second.cross_entropy + self.entropy_weight * entropy
+
+
+@dataclass(frozen=True)
+class TrajectoryLoss:
+    """The loss of d3LLM: only the teacher's own state is to be more certain.
+
+        loss = (CE(A) + CE(A') + entropy_weight H(A)) / 4
+
+    Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
+    Distillation", https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
+
+    Attributes:
+        temperature: Of the entropy, above 0.
+        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
+        complementary: Whether the second canvas counts.
+    """
+
+    temperature: float = 0.5
+    entropy_weight: float = 2.0
+    complementary: bool = True
+
+    def __post_init__(self) -> None:
+        require_weights(self.temperature, self.entropy_weight)
+
+    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
+        """Adds up what the two canvases say."""
+        total = first.cross_entropy + self.entropy_weight * first.entropy
+        return (total + second.cross_entropy if self.complementary else total) / 4
+
+
+def require_weights(temperature: float, entropy_weight: float) -> None:
+    """Checks the settings of a loss.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}.")
+    if not entropy_weight >= 0:
+        raise ValueError(f"entropy_weight must be at least 0, got {entropy_weight}.")
+
+
+class CertaintyForcing(Objective):
+    """dParallel: a random half of one block of each answer is masked, then the other half.
+
+    The block is uniform among those of the answer, its first EOS included; each position of it is
+    masked with probability 1/2.
+
+    Source: As `CertaintyLoss`.
+
+    Differs: Every row has a block and masks of its own; the authors' code, run with one row a
+    batch, gives all rows those of the last. Of an answer whose length is a multiple of the block
+    length it may choose the empty block behind; here blocks are never empty.
+
+    Args:
+        model: The model that is distilled.
+        block_length: In tokens.
+        loss: How the parts are weighted.
+    """
+
+    model: MaskedTransformer
+
+    def __init__(
+        self, model: MaskedTransformer, block_length: int = 32, *, loss: CertaintyLoss
+    ) -> None:
+        if block_length < 1:
+            raise ValueError(f"block_length must be at least 1, got {block_length}.")
+        self.model = model
+        self.eos_id = model.eos_ids[0]
+        self._block_length = block_length
+        self._loss = loss
+        self._canvases = ComplementaryCanvases(model)
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Masks a block of every answer and returns the loss."""
+        answers = batch.tokens[:, batch.start :]
+        masks = self.draw(answers, generator)
+        one, other = self._canvases.logits(batch, masks)
+        return self._loss(
+            certainty(one, answers, masks.first, self._loss.temperature),
+            certainty(other, answers, masks.second, self._loss.temperature),
+        )
+
+    def draw(self, answers: Int[Tensor, "B G"], generator: torch.Generator) -> BlockMasks:
+        """Draws a block of each answer and splits it at random."""
+        num_rows, gen_length = answers.shape
+        uniform = torch.rand(num_rows, generator=generator, device=answers.device)
+        coins = torch.rand(num_rows, gen_length, generator=generator, device=answers.device)
+        start, end, _ = choose_block(answers, self.eos_id, self._block_length, uniform)
+        positions = torch.arange(gen_length, device=answers.device)
+        block = (positions >= start[:, None]) & (positions < end[:, None])
+        first = block & (coins < 0.5)
+        return BlockMasks(first, block & ~first, positions >= end[:, None])
+
+
+class Blocks(NamedTuple):
+    """A block of each answer.
+
+    Attributes:
+        start: Its first position.
+        end: The position behind it.
+        last: The last position of the answer, which holds its first EOS.
+    """
+
+    start: Int[Tensor, " B"]
+    end: Int[Tensor, " B"]
+    last: Int[Tensor, " B"]
+
+
+def choose_block(
+    answers: Int[Tensor, "B G"], eos_id: int, block_length: int, uniform: Float[Tensor, " B"]
+) -> Blocks:
+    """Chooses a block of each answer; the last of an answer may be shorter."""
+    gen_length = answers.shape[1]
+    lengths = ((answers != eos_id).long().cumprod(-1).sum(-1) + 1).clamp(max=gen_length)
+    num_blocks = (lengths + block_length - 1) // block_length
+    start = (uniform * num_blocks).long() * block_length
+    return Blocks(start, torch.minimum(start + block_length, lengths), lengths - 1)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """How much of a teacher's trajectory is left to do, as a run goes on.
+
+    The share of a block that is masked is uniform between a floor and `greatest_share`; the floor
+    rises from 0 to `greatest_share` over the run. The block grows through `block_lengths`, one for
+    each equal part of the run, linearly from the length before to its own within a part.
+
+    Source: As `TrajectoryLoss`: curriculum noise level and curriculum window size.
+
+    Attributes:
+        greatest_share: In (0, 1]; 0.8 in the authors' configuration.
+        block_lengths: In tokens, none smaller than the one before.
+    """
+
+    greatest_share: float = 0.8
+    block_lengths: tuple[int, ...] = (16, 16, 24, 24, 32, 32)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.greatest_share <= 1.0:
+            raise ValueError(f"greatest_share must be in (0, 1], got {self.greatest_share}.")
+        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
+        if not self.block_lengths or self.block_lengths[0] < 1 or not rising:
+            raise ValueError(
+                "block_lengths must be lengths of at least 1 that do not fall, got "
+                f"{self.block_lengths}."
+            )
+
+    def share(self, spent: float, uniform: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Returns the masked share of each row's block, `spent` of the run being over."""
+        floor = self.greatest_share * min(1.0, spent)
+        return floor + uniform * (self.greatest_share - floor)
+
+    def block_length(self, spent: float) -> int:
+        """Returns the length of blocks, `spent` of the run being over."""
+        num_parts = len(self.block_lengths)
+        part = min(int(spent * num_parts), num_parts - 1)
+        target = self.block_lengths[part]
+        before = self.block_lengths[max(0, part - 1)]
+        return round(before + (target - before) * min(1.0, spent * num_parts - part))
+
+
+class TrajectoryForcing(Objective):
+    """d3LLM: a block is masked as it was when the teacher decoded the same answer.
+
+    The state of the teacher is the one in which it had committed all before the block and a share
+    1 - t of it, t drawn by the curriculum. Only the masks are the teacher's; what is not masked
+    shows the final answer.
+
+    Call `advance` as the run goes on; the curriculum follows.
+
+    Source: As `TrajectoryLoss`.
+
+    Differs: A row without a recorded order is an error; the authors' code masks it at random.
+
+    Args:
+        model: The model that is distilled.
+        ranks: For the tokens of a row, prompt and answer without padding, the rank of each answer
+            position in the teacher's order of commits, first EOS included.
+        curriculum: How masks change over the run.
+        loss: How the parts are weighted.
+    """
+
+    model: MaskedTransformer
+
+    def __init__(
+        self,
+        model: MaskedTransformer,
+        ranks: Mapping[tuple[int, ...], tuple[int, ...]],
+        *,
+        curriculum: Curriculum,
+        loss: TrajectoryLoss,
+    ) -> None:
+        self.model = model
+        self.eos_id = model.eos_ids[0]
+        self._ranks = ranks
+        self._curriculum = curriculum
+        self._loss = loss
+        self._canvases = ComplementaryCanvases(model)
+        self._spent = 0.0
+
+    def advance(self, spent: float) -> None:
+        """Says which share of the run is over, in [0, 1]."""
+        self._spent = spent
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Masks a block of every answer as the teacher had it, and returns the loss."""
+        answers = batch.tokens[:, batch.start :]
+        masks = self.draw(batch, generator)
+        one, other = self._canvases.logits(batch, masks)
+        return self._loss(
+            certainty(one, answers, masks.first, self._loss.temperature),
+            certainty(other, answers, masks.second, self._loss.temperature),
+        )
+
+    def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
+        """Draws a block and a state of the teacher for each row."""
+        answers = batch.tokens[:, batch.start :]
+        uniform = torch.rand(2, len(answers), generator=generator, device=answers.device)
+        block_length = self._curriculum.block_length(self._spent)
+        blocks = choose_block(answers, self.eos_id, block_length, uniform[0])
+        share = self._curriculum.share(self._spent, uniform[1])
+        return masks_of_states(self._ranks_of(batch), blocks, share, block_length)
+
+    def _ranks_of(self, batch: Batch) -> Int[Tensor, "B G"]:
+        found = torch.full_like(batch.tokens[:, batch.start :], batch.gen_length)
+        rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
+        for i, (row, pads) in enumerate(rows):
+            answer = row[batch.start :]
+            length = answer.index(self.eos_id) if self.eos_id in answer else len(answer)
+            key = tuple(row[pads : batch.start + length])
+            if key not in self._ranks:
+                raise ValueError(
+                    "Every row must have the order in which the teacher committed it, got one "
+                    f"without: {key}. Record it when the answers are drawn."
+                )
+            ranks = self._ranks[key][: found.shape[1]]
+            found[i, : len(ranks)] = torch.tensor(ranks, device=found.device)
+        return found
+
+
+def masks_of_states(
+    ranks: Int[Tensor, "B G"],
+    blocks: Blocks,
+    share: Float[Tensor, " B"],
+    block_length: int,
+) -> BlockMasks:
+    """Masks of each block what the teacher had not committed yet.
+
+    The teacher commits one token a step, so the state with c commits masks the ranks from c on. It
+    is looked at when it has committed all before the block and 1 - share of a whole block.
+
+    Args:
+        ranks: Of each position in the order of commits; beyond the answer's, any greater number.
+        blocks: Where the blocks are.
+        share: How much of a whole block is to be left.
+        block_length: Of a whole block; the last of an answer may be shorter.
+    """
+    start, end, last = blocks
+    positions = torch.arange(ranks.shape[1], device=ranks.device)
+    block = (positions >= start[:, None]) & (positions < end[:, None])
+    committed = torch.minimum(start + ((1.0 - share) * block_length).long(), last)
+    first = block & (ranks >= committed[:, None])
+    return BlockMasks(first, block & ~first, positions >= end[:, None])

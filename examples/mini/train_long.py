@@ -1,0 +1,155 @@
+"""Trains `mini-long`, a small masked-diffusion model in LLaDA's format, on ledgers.
+
+    python examples/mini/train_long.py --minutes 65
+
+on one core of a CPU. It starts from `mini`, which has the same sizes and knows numbers and how
+they add up. The folder `runs/mini-long` then loads with
+`dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from long_world import Answer, Encoder, accuracies, arguments, run
+from torch import Tensor
+
+from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.training import Batch, Objective
+from dllm_decode.training.block_causal import AllBlocks
+from dllm_decode.training.from_model import start_from_model
+from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
+from eval.tasks.ledger_words import build_ledger_tokenizer
+from eval.tasks.ledgers import Ledgers
+from samplers import ConfidenceThreshold
+from samplers.base import Sampler
+
+BLOCK_LENGTH = 32
+LINE_LENGTH = 16
+PLACES = {"amount": 2, "operand": 4, "result": 8}
+NO_CACHE = NoCache()
+
+
+def main() -> None:
+    """Trains, measures and writes the model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments(parser)
+    parser.add_argument("--start-from", default="mini", help="model of these sizes, '': none")
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
+    parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
+    parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tokenizer = build_ledger_tokenizer()
+    model = new_llada(
+        vocab_size=len(tokenizer),
+        hidden_size=options.hidden,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        mlp_hidden_size=options.mlp,
+        mask_id=int(tokenizer.mask_token_id),
+        eos_ids=(int(tokenizer.eos_token_id),),
+        rope_theta=10_000.0,
+        name="mini-long",
+        seed=options.seed,
+    ).to(options.device)
+    if options.start_from:
+        known, known_words = load_model(options.start_from, dtype=torch.float32)
+        assert known_words is not None
+        words = tokenizer.get_vocab()
+        start_from_model(model, words, known, known_words.get_vocab())
+    states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
+    objective = OneOfTwo(
+        SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
+    )
+    run(options, objective, name="mini-long", export=exporter(options, model))
+
+
+class OneOfTwo(Objective):
+    """One of two losses of a model, drawn anew for each batch.
+
+    Args:
+        first: A loss.
+        second: Another one of the same model.
+        share: Probability of the second.
+    """
+
+    def __init__(self, first: Objective, second: Objective, share: float) -> None:
+        self.model, self.eos_id = first.model, first.eos_id
+        self._first, self._second, self._share = first, second, share
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Returns the loss that was drawn."""
+        drawn = torch.rand((), generator=generator, device=generator.device)
+        chosen = self._second if drawn < self._share else self._first
+        return chosen.loss(batch, generator)
+
+
+def exporter(
+    options: argparse.Namespace, model: MaskedTransformer
+) -> Callable[[Path], Callable[[], dict[str, float]]]:
+    """Returns what writes the model and then measures the files just written."""
+    tokenizer = build_ledger_tokenizer()
+
+    def export(folder: Path) -> Callable[[], dict[str, float]]:
+        save_model(model, folder, dtype=torch.bfloat16)
+        tokenizer.save_pretrained(folder)
+        written, _ = load_model(folder, device=options.device)
+
+        def measure() -> dict[str, float]:
+            answer = answering(written, ConfidenceThreshold(0.9), DualCache())
+            given = given_the_rest(written, options.evaluate_on)
+            return accuracies(tokenizer, answer, options.evaluate_on) | given
+
+        return measure
+
+    return export
+
+
+def answering(model: MaskPredictor, sampler: Sampler, cache: CachePolicy = NO_CACHE) -> Answer:
+    """Returns what answers prompts by `decode`, in one batch."""
+
+    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
+        output = decode(
+            model,
+            prompts,
+            sampler,
+            cache=cache,
+            gen_length=gen_length,
+            block_length=BLOCK_LENGTH,
+        )
+        return output.answers()
+
+    return answer
+
+
+def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, float]:
+    """Measures single tokens of right answers, everything before them known, nothing behind.
+
+    The left operand of a line is to be found where the account was last; the result is arithmetic.
+    """
+    encode = Encoder(build_ledger_tokenizer())
+    rng = random.Random(0)
+    tasks = Ledgers().examples("val", num_examples)
+    pairs = [encode(str(each.prompt), each.target) for each in tasks]
+    measured = {}
+    for name, place in PLACES.items():
+        right = 0
+        for prompt, answer in pairs:
+            start = LINE_LENGTH * rng.randrange(len(answer) // LINE_LENGTH) + place
+            tokens = [*prompt, *answer[:start], *[model.mask_id] * (160 - start)]
+            with torch.inference_mode():
+                hidden = model.transformer(torch.tensor([tokens]))
+                logits = model.transformer.head(hidden[0, len(prompt) + start])
+            right += int(logits.argmax()) == answer[start]
+        measured[f"val {name}"] = right / len(pairs)
+    return measured
+
+
+if __name__ == "__main__":
+    main()

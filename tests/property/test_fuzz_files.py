@@ -1,0 +1,406 @@
+"""Damaged files: one sentence that names the file or the key, or a result, never anything else.
+
+A file is damaged in one place: a value is replaced by a strange one, a key is dropped or renamed,
+or bytes are cut, changed or put in. Whatever reads it answers with a ValueError or OSError whose
+text says where, within seconds and without much memory, or reads the file and works.
+"""
+
+import json
+import resource
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import eval_runs
+import pytest
+import torch
+from eval.metrics.summary import summarise
+from families_under_test import MODELS, OPTIONS, load_tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dllm_decode import decode
+from dllm_decode.models import load_model, new_llada, save_model
+from dllm_decode.models.loading.load import ASSETS
+from eval.runs.names import parse_task
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from eval.runs.sweep import read_sweep
+from samplers import FixedSchedule
+
+MAX_S = 10.0
+MAX_GROWTH_KIB = 600_000
+FAMILIES = ("llada", "llada2_moe", "nemotron_labs_diffusion", "sdar")
+
+STRANGE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 10**30, 10**400, 0.5, 1.5, -0.0, 1e308,
+    float("nan"), float("inf"), float("-inf"), "", "a", "7", "\x00", "\ud800", [], [None], [1, 2],
+    ["a"], [[]], {}, {"a": 1}, {"a": {"a": {}}},
+)  # fmt: skip
+
+
+class Damage(NamedTuple):
+    """A damaged text, and what was done.
+
+    Attributes:
+        content: What is written.
+        keys: On the way to the place.
+        is_typed: The value is of the type that it had: the file may mean something else now.
+        what: In words.
+    """
+
+    content: bytes
+    keys: tuple[str, ...]
+    is_typed: bool
+    what: str
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the way to each value in a document, at most three of a list."""
+    if path:
+        yield path
+    listed = value.items() if isinstance(value, dict) else ()
+    listed = list(enumerate(value))[:3] if isinstance(value, list) else listed
+    for key, part in listed:
+        yield from paths_of(part, (*path, key))
+
+
+def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
+    """Returns a copy in which the holder of a value was changed."""
+    copy = json.loads(json.dumps(document))
+    holder = copy
+    for key in path[:-1]:
+        holder = holder[key]
+    change(holder, path[-1])
+    return copy
+
+
+def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Damage:
+    found: list[Any] = []
+
+    def change(holder: Any, key: Any) -> None:
+        found.append(holder[key])
+        holder[key] = value
+
+    copy = changed(document, path, change)
+    kinds = [float if type(one) is int else type(one) for one in (found[0], value)]
+    keys = tuple(key for key in path if isinstance(key, str))
+    content = json.dumps(copy).encode()
+    return Damage(content, keys, kinds[0] == kinds[1], f"{path} is {str(value)[:40]!r}")
+
+
+def dropped(document: Any, path: tuple[Any, ...]) -> Damage:
+    copy = changed(document, path, lambda holder, key: holder.pop(key))
+    keys = tuple(key for key in path if isinstance(key, str))
+    return Damage(json.dumps(copy).encode(), keys, True, f"{path} is dropped")
+
+
+RAW = (b"", b"{", b"}", b"[", b"]", b"\x00", b"\xff", b"\xed\xa0\x80", b"\n", b"1" * 5000, b"-",
+       b'"', b"[" * 100_000, b"9" * 400, b",", b"\xef\xbb\xbf", b"e9")  # fmt: skip
+
+
+def raw_damages(whole: bytes) -> st.SearchStrategy[Damage]:
+    """Cuts some bytes out and puts others in."""
+
+    def damage(at: float, length: int, put: bytes, behind: bool) -> Damage:
+        start = int(at * len(whole))
+        rest = b"" if behind else whole[start + length :]
+        what = f"{length} bytes at {start} became {put[:9]!r}{' and the end' * behind}"
+        return Damage(whole[:start] + put + rest, (), True, what)
+
+    lengths = st.sampled_from([0, 0, 1, 2, 5, 40])
+    return st.builds(
+        damage, st.floats(0, 1, exclude_max=True), lengths, st.sampled_from(RAW), st.booleans()
+    )
+
+
+def damages(document: Any, *, written: bytes | None = None) -> st.SearchStrategy[Damage]:
+    """Damages a JSON document, as a value or as a text."""
+    paths = st.sampled_from(list(paths_of(document)))
+    whole = json.dumps(document).encode() if written is None else written
+    by_value = st.builds(replaced, st.just(document), paths, st.sampled_from(STRANGE))
+    by_key = st.builds(dropped, st.just(document), paths)
+    return st.one_of(by_value, by_value, by_value, by_key, raw_damages(whole))
+
+
+class Guard:
+    """Runs what reads a damaged file, and counts what came of it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def read(self, action: Callable[[], Any], damage: Damage, names: tuple[str, ...]) -> Any:
+        """Returns what was read, or None behind a sentence that has one of the names in it."""
+        started = time.perf_counter()
+        try:
+            found = action()
+        except (ValueError, OSError) as error:
+            self.check_sentence(error, damage, names)
+            self.counts["refused"] += 1
+            found = None
+        else:
+            self.counts["read"] += 1
+        assert time.perf_counter() - started < MAX_S, damage.what
+        growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before
+        assert growth < MAX_GROWTH_KIB, damage.what
+        return found
+
+    def check_sentence(self, error: Exception, damage: Damage, names: tuple[str, ...]) -> None:
+        """Fails unless an error says where, in words of ours and not too many."""
+        text = str(error)
+        assert any(name in text for name in (*names, *damage.keys)), (damage.what, text)
+        assert not isinstance(error, UnicodeError), (damage.what, text)
+        assert len(text) < 8000 + len(damage.content), (damage.what, text[:100])
+
+
+def fuzzed(
+    strategy: st.SearchStrategy[Damage], check: Callable[[Damage], None], num_examples: int
+) -> None:
+    @settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def run(damage: Damage) -> None:
+        check(damage)
+
+    run()
+
+
+SIZES = pytest.mark.parametrize(
+    "share", [1, pytest.param(40, marks=pytest.mark.slow)], ids=["default", "long"]
+)
+
+
+# Models
+
+
+def copied(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    return folder
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Decodes a little; returns what decides everything."""
+    out = decode(model, [[1, 2, 3]], FixedSchedule(2), gen_length=4, stop_at_eos=False)
+    return out.tokens
+
+
+@SIZES
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_damaged_config_is_refused_or_the_model_is_the_same(
+    family: str, share: int, tmp_path: Path
+) -> None:
+    folder = copied(MODELS / family, tmp_path / family)
+    options = OPTIONS.get(family, {})
+    whole, guard = logits_of(load_tiny(family)), Guard()
+    document = json.loads((folder / "config.json").read_text())
+
+    def check(damage: Damage) -> None:
+        (folder / "config.json").write_bytes(damage.content)
+        found = guard.read(
+            lambda: load_model(folder, **options)[0], damage, ("config.json", "must hold exactly")
+        )
+        if found is None or (damage.is_typed and not may_answer(found)):
+            return
+        answer = logits_of(found)
+        # A value of its type, or a key that was dropped, may make another model of the file.
+        assert damage.is_typed or torch.equal(answer, whole), damage.what
+
+    fuzzed(damages(document), check, 60 * share)
+    assert min(guard.counts.values()) > 5
+
+
+def may_answer(model: Any) -> bool:
+    """Says whether a model can decode a short prompt at all."""
+    return model.vocab_size > 4 and model.mask_id > 3 and not model.causal_block_length > 64
+
+
+@SIZES
+def test_a_damaged_generation_config_is_refused_or_read(share: int, tmp_path: Path) -> None:
+    folder, guard = copied(MODELS / "llada", tmp_path / "llada"), Guard()
+    document = {"eos_token_id": [500, 501], "other": {"a": 1}}
+
+    def check(damage: Damage) -> None:
+        (folder / "generation_config.json").write_bytes(damage.content)
+        guard.read(lambda: load_model(folder), damage, ("generation_config.json",))
+
+    fuzzed(damages(document), check, 40 * share)
+    assert min(guard.counts.values()) > 5
+
+
+@SIZES
+def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
+    share: int, tmp_path: Path
+) -> None:
+    small = new_llada(
+        vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, mlp_hidden_size=24, mask_id=49,
+        eos_ids=(40,),
+    )  # fmt: skip
+    save_model(small, tmp_path / "small")
+    path = tmp_path / "small" / "model.safetensors"
+    whole, guard = path.read_bytes(), Guard()
+    expected = logits_of(small.eval())
+    length = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+
+    def check(damage: Damage) -> None:
+        path.write_bytes(len(damage.content).to_bytes(8, "little") + damage.content + data)
+        found = guard.read(
+            lambda: load_model(tmp_path / "small")[0], damage,
+            ("model.safetensors", "The weight files must", "Weights must be stored"),
+        )  # fmt: skip
+        if found is not None:
+            assert torch.equal(logits_of(found), expected), damage.what
+
+    def check_bytes(damage: Damage) -> None:
+        path.write_bytes(damage.content)
+        guard.read(
+            lambda: load_model(tmp_path / "small"), damage,
+            ("model.safetensors", "The weight files must", "Weights must be stored"),
+        )  # fmt: skip
+
+    fuzzed(damages(header, written=whole[8 : 8 + length]), check, 60 * share)
+    fuzzed(raw_damages(whole[: 8 + length]), check_bytes, 20 * share)
+    assert guard.counts["refused"] > 5
+
+
+@SIZES
+def test_a_damaged_tokenizer_is_refused_or_reads_and_writes(share: int, tmp_path: Path) -> None:
+    folder, guard = tmp_path / "mini", Guard()
+    shutil.copytree(ASSETS / "mini", folder)
+    model, tokenizer = load_model(folder)
+    small = new_llada(
+        vocab_size=model.vocab_size, hidden_size=8, num_layers=1, num_heads=1, mlp_hidden_size=8,
+        mask_id=model.mask_id, eos_ids=model.eos_ids,
+    )  # fmt: skip
+    save_model(small, folder)
+    assert tokenizer is not None
+    text = "emma has 12 apples ."
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        whole = (folder / name).read_bytes()
+
+        def check(damage: Damage, name: str = name) -> None:
+            (folder / name).write_bytes(damage.content)
+            found = guard.read(lambda: load_model(folder)[1], damage, ("tokenizer",))
+            if found is not None:
+                guard.read(lambda: found.decode(found.encode(text)), damage, ("tokenizer",))
+
+        fuzzed(damages(json.loads(whole), written=whole), check, 25 * share)
+        (folder / name).write_bytes(whole)
+    assert guard.counts["refused"] > 5
+
+
+# Tasks, sweeps and results
+
+
+@SIZES
+def test_damaged_questions_are_refused_by_line_or_read(share: int, tmp_path: Path) -> None:
+    file, guard = tmp_path / "questions.jsonl", Guard()
+    first = {"prompt": "1 + 1 =", "answer": "2", "id": "a"}
+    chat = [{"role": "user", "content": "2 + 2 ="}]
+    second = {"prompt": chat, "answer": 4, "id": "b", "note": [1]}
+
+    def check(damage: Damage) -> None:
+        file.write_bytes(json.dumps(first).encode() + b"\n" + damage.content + b"\n")
+        address = f"jsonl:{file}?match=number"
+        found = guard.read(lambda: parse_task(address).examples(), damage, ("questions.jsonl",))
+        if found is not None:
+            task = parse_task(address).task
+            scores = [task.score(example, "4")["answer"] for example in found]
+            assert all(score in (0.0, 1.0) for score in scores)
+            assert len({example.id for example in found}) == len(found)
+
+    fuzzed(damages(second), check, 80 * share)
+    assert min(guard.counts.values()) > 5
+
+
+SWEEP = """model = "mini"
+tasks = ["lists/copy?n=4&limit=20"]
+samplers = ["FixedSchedule(steps_per_block=16)", "ConfidenceThreshold(threshold=0.9)"]
+caches = ["NoCache()", "DualCache()"]
+verifiers = ["SelfVerify(2)"]
+temperature = [0.0, 0.5]
+gen_length = 16
+banned_ids = [3, 4]
+batch_size = 4
+"""
+TOML = (
+    "true", "0", "-1", "1.5", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, '""', '"a"',
+    "[]", "[[]]", "{}", "{a = 1}", "1979-05-27", '["a", 1]', "[1, 1]", "[true, 1]", "[1e400]",
+    "[" * 2000, '"\\ud800"', f'["FixedSchedule({"9" * 400})"]', f'["{"-" * 20_000}1"]',
+    f'["FixedSchedule({"-" * 20_000}1)"]', '["FixedSchedule(\\u0000)"]', '["Prophet(Prophet)"]',
+    f'["ConfidenceThreshold({"9" * 400})"]', '["DualCache(1.5)"]', '["ARVerify(1)"]',
+    f'["lists/copy?limit={"9" * 5000}"]', '["lists/copy?n=0"]', '["lists/copy?limit=-1"]',
+)  # fmt: skip
+
+
+def toml_damages() -> st.SearchStrategy[Damage]:
+    names = [line.split(" = ")[0] for line in SWEEP.splitlines()]
+
+    def damage(name: str, value: str) -> Damage:
+        lines = [
+            f"{name} = {value}" if line.startswith(f"{name} =") else line
+            for line in SWEEP.splitlines()
+        ]
+        return Damage("\n".join(lines).encode(), (), False, f"{name} = {value[:40]}")
+
+    others = [*names, "seed", "top_p", "top_k", "cfg_scale", "block_length", "prompts", "odd"]
+    added = st.builds(
+        lambda name, value: Damage(f"{name} = {value}\n{SWEEP}".encode(), (), False, name),
+        st.sampled_from(others), st.sampled_from(TOML),
+    )  # fmt: skip
+    by_value = st.builds(damage, st.sampled_from(names), st.sampled_from(TOML))
+    return st.one_of(by_value, by_value, added, raw_damages(SWEEP.encode()))
+
+
+@SIZES
+def test_a_damaged_sweep_is_refused_or_read(share: int, tmp_path: Path) -> None:
+    file, guard = tmp_path / "sweep.toml", Guard()
+
+    def check(damage: Damage) -> None:
+        file.write_bytes(damage.content)
+        sweep = guard.read(lambda: read_sweep(file), damage, ("sweep.toml",))
+        assert sweep is None or (sweep.models and sweep.tasks and sweep.samplers)
+
+    fuzzed(toml_damages(), check, 200 * share)
+    assert min(guard.counts.values()) > 5
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
+    return execute(runs, tmp_path_factory.mktemp("whole")).path
+
+
+@SIZES
+@pytest.mark.parametrize("name", ["part-0.jsonl", "settings.json"])
+def test_damaged_results_are_refused_or_summarised(
+    name: str, share: int, results: Path, tmp_path: Path
+) -> None:
+    folder, guard = tmp_path / "results", Guard()
+    shutil.copytree(results, folder)
+    written = (folder / name).read_text()
+    lines = written.splitlines()
+    document = json.loads(lines[1] if name.endswith("jsonl") else written)
+
+    def check(damage: Damage) -> None:
+        content = damage.content
+        if name.endswith("jsonl"):
+            content = b"\n".join([lines[0].encode(), content, lines[2].encode(), b""])
+        (folder / name).write_bytes(content)
+        found = guard.read(lambda: summarise(Folder(folder)), damage, (name, str(folder)))
+        if found is not None:
+            json.dumps(found, allow_nan=False).encode()
+
+    fuzzed(damages(document), check, 150 * share)
+    assert guard.counts["refused"] > 5

@@ -1,0 +1,150 @@
+"""Ledgers: what is drawn, and what counts as a right answer."""
+
+import random
+from typing import Any
+
+import pytest
+
+from eval.tasks import Example, Ledgers
+from eval.tasks.ledger_words import build_ledger_tokenizer
+from eval.tasks.ledgers import Change, Event, Ledger
+from eval.tasks.word_problem_templates import HELD_OUT_NAMES, NAMES
+
+TASK = Ledgers()
+LEDGER = Ledger(
+    {"anna": 40, "ben": 25},
+    (
+        Event((Change("anna", 7),)),
+        Event((Change("ben", -5), Change("anna", 5))),
+        Event((Change("ben", 3),)),
+    ),
+    ("anna", "ben"),
+)
+LINES = (
+    "anna gains 7 : 40 + 7 = 47 , so now anna has 47 .",
+    "ben loses 5 : 25 - 5 = 20 , which means ben has 20 .",
+    "anna gets 5 : 47 + 5 = 52 , so now anna has 52 .",
+    "ben gains 3 : 20 + 3 = 23 , so now ben has 23 .",
+    "anna and ben : 52 + 23 = 75 , so together they have 75 .",
+    "#### 75",
+)
+EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
+
+
+def scores(*lines: str) -> dict[str, Any]:
+    return dict(TASK.score(EXAMPLE, " ".join(lines)))
+
+
+def changed(line: int, old: str, new: str) -> dict[str, Any]:
+    assert old in LINES[line]
+    return scores(*LINES[:line], LINES[line].replace(old, new), *LINES[line + 1 :])
+
+
+def test_the_reference_is_right() -> None:
+    assert scores(*LINES) == {"answer": 1.0, "result": 1.0, "steps": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new"),
+    [
+        (0, "gains", "gets"),
+        (0, "gains", "finds"),
+        (1, "loses", "drops"),
+        (1, "loses", "gives"),
+        (1, "which means", "so now"),
+        (2, "so now", "which means"),
+    ],
+)
+def test_synonyms_do_not_matter(line: int, old: str, new: str) -> None:
+    assert changed(line, old, new)["answer"] == 1.0
+
+
+def test_steps_of_different_accounts_come_in_any_order() -> None:
+    first, second, third, fourth, *rest = LINES
+    assert scores(second, fourth, first, third, *rest)["answer"] == 1.0
+    assert scores(second, first, fourth, third, *rest)["answer"] == 1.0
+    swapped = "ben and anna : 23 + 52 = 75 , so together they have 75 ."
+    assert scores(first, second, third, fourth, swapped, rest[-1])["answer"] == 1.0
+
+
+def test_steps_of_one_account_do_not() -> None:
+    first, second, third, *rest = LINES
+    assert scores(third, second, first, *rest) == {"answer": 0.0, "result": 1.0, "steps": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "steps"),
+    [
+        (0, "47", "48", 0),
+        (0, "has 47", "has 48", 0),
+        (0, "40", "41", 0),
+        (1, "- 5", "+ 5", 1),
+        (1, "loses", "gains", 1),
+        (1, "which means", "which now", 1),
+        (2, "gets 5", "gets 6", 2),
+        (3, "ben has", "anna has", 3),
+        (4, "ben :", "anna :", 4),
+        (4, "75", "76", 4),
+        (5, "75", "76", 5),
+        (5, "75", "75 75", 5),
+    ],
+)
+def test_a_mistake_counts_where_it_stands(line: int, old: str, new: str, steps: int) -> None:
+    found = changed(line, old, new)
+    assert found["answer"] == 0.0
+    assert found["steps"] == steps / 5
+
+
+def test_a_step_that_is_missing_or_there_twice_is_a_mistake() -> None:
+    for line in range(5):
+        assert scores(*LINES[:line], *LINES[line + 1 :])["answer"] == 0.0
+        assert scores(*LINES[: line + 1], *LINES[line:])["answer"] == 0.0
+    assert scores()["answer"] == 0.0
+
+
+def test_the_sum_waits_for_both_accounts() -> None:
+    early = (*LINES[:3], LINES[4], LINES[3], LINES[5])
+    assert scores(*early)["answer"] == 0.0
+
+
+@pytest.mark.parametrize("split", TASK.splits)
+def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
+    rng = random.Random(0)
+    tokenizer = build_ledger_tokenizer()
+    people = HELD_OUT_NAMES if split == "test_entity" else NAMES
+    least, most = (162, 210) if split == "test_length" else (82, 146)
+    for _ in range(100):
+        example = TASK.sample(rng, split)
+        ledger = example.meta["ledger"]
+        assert TASK.score(example, example.target)["answer"] == 1.0
+        assert set(ledger.balances) <= set(people)
+        ids = tokenizer.encode(f"{example.prompt} {example.target}", add_special_tokens=False)
+        assert tokenizer.unk_token_id not in ids
+        length = len(tokenizer.encode(example.target, add_special_tokens=False))
+        assert least <= length <= most
+        assert length < TASK.gen_length
+        amounts = [abs(change.amount) for event in ledger.events for change in event.changes[:1]]
+        assert len(set(amounts)) == len(amounts)
+
+
+def test_splits_share_no_numbers() -> None:
+    keys = {
+        split: {e.meta["ledger"].key() for e in TASK.examples(split, 100)} for split in TASK.splits
+    }
+    for split in ("val", "test", "test_entity", "test_length"):
+        assert not keys["train"] & keys[split]
+    assert not keys["val"] & keys["test"]
+
+
+def test_a_question_may_be_written_as_anyone_would() -> None:
+    tokenizer = build_ledger_tokenizer()
+    plain = "anna has 40 beads , ben has 25 . anna finds 7 . how many beads does ben have ?"
+    written = "Anna has 40 beads, Ben has 25. Anna finds 7. How many beads does Ben have?"
+    assert tokenizer.encode(written) == tokenizer.encode(plain)
+    assert tokenizer.decode(tokenizer.encode(LINES[-1])) == LINES[-1]
+
+
+@pytest.mark.parametrize("steps", [(0, 3), (4, 3), (5, 10)])
+def test_numbers_of_steps_out_of_range_are_refused(steps: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="min_steps and max_steps are"):
+        Ledgers(*steps)
