@@ -1,5 +1,7 @@
 """Texts, chats or token ids in, texts out."""
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -29,6 +31,9 @@ Message: TypeAlias = Mapping[str, str]
 
 Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[Message]] | Prompts
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes."""
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_NUM_SHOWN = 20
 
 
 @runtime_checkable
@@ -266,22 +271,24 @@ def prompt_ids(
 ) -> list[Prompt]:
     """Returns token ids of texts, chats or ids, one sequence per input; see `Inputs`.
 
+    Warns if the tokenizer does not know a word of a text or chat, and names it.
+
     Raises:
         ValueError: If there is none, or the inputs are of different kinds.
     """
     if isinstance(inputs, str):
-        return [_ids_of_text(tokenizer, inputs)]
+        return _ids_of_texts(tokenizer, [inputs])
     if isinstance(inputs, Mapping | Tensor) or attention_mask is not None:
         return token_lists(inputs, attention_mask)
     if not len(inputs):
         raise ValueError("inputs must hold at least one text, chat or prompt, got none.")
     first: Any = inputs[0]
     if isinstance(first, str):
-        return [_ids_of_text(tokenizer, _require(str, text, "a text")) for text in inputs]
+        return _ids_of_texts(tokenizer, [_require(str, text, "a text") for text in inputs])
     if isinstance(first, Mapping):
-        return [_ids_of_chat(tokenizer, inputs)]
+        return _ids_of_chats(tokenizer, [inputs])
     if isinstance(first, Sequence) and first and isinstance(first[0], Mapping):
-        return [_ids_of_chat(tokenizer, chat) for chat in inputs]
+        return _ids_of_chats(tokenizer, inputs)
     if isinstance(first, int):
         return [inputs]
     return token_lists(inputs)
@@ -293,12 +300,24 @@ def _require(kind: type, value: Any, what: str) -> Any:
     return value
 
 
-def _ids_of_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = list(tokenizer(text)["input_ids"])
-    return ids
+def _ids_of_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
+    prompts: list[Prompt] = [list(tokenizer(text)["input_ids"]) for text in texts]
+    _warn_of_unknown_words(tokenizer, texts, prompts)
+    return prompts
 
 
-def _ids_of_chat(tokenizer: Tokenizer, chat: Any) -> list[int]:
+def _ids_of_chats(tokenizer: Tokenizer, chats: Sequence[Any]) -> list[Prompt]:
+    texts = [_text_of_chat(tokenizer, chat) for chat in chats]
+    # The template writes the special tokens itself.
+    prompts: list[Prompt] = [
+        list(tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[call-arg]
+        for text in texts
+    ]
+    _warn_of_unknown_words(tokenizer, texts, prompts)
+    return prompts
+
+
+def _text_of_chat(tokenizer: Tokenizer, chat: Any) -> str:
     for message in chat:
         keys = set(_require(Mapping, message, "a chat"))
         if not {"role", "content"} <= keys:
@@ -310,10 +329,34 @@ def _ids_of_chat(tokenizer: Tokenizer, chat: Any) -> list[int]:
             "A chat must be given with a tokenizer that has a chat template, and this one has "
             "none. Pass texts instead."
         )
-    text = tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
-    # The template writes the special tokens itself.
-    ids: list[int] = list(tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[call-arg]
-    return ids
+    text: str = tokenizer.apply_chat_template(
+        list(chat), add_generation_prompt=True, tokenize=False
+    )
+    return text
+
+
+def _warn_of_unknown_words(
+    tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt]
+) -> None:
+    """Warns if the tokenizer reads its unknown token where a word stands."""
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls")]
+    # Byte-level tokenizers know every word; some name a token of another use as unknown.
+    if unknown_id is None or unknown_id in others:
+        return
+    words: dict[str, None] = {}
+    for text, prompt in zip(texts, prompts, strict=True):
+        if unknown_id in prompt:
+            words |= dict.fromkeys(_WORDS.findall(text))
+    unknown = [word for word in words if unknown_id in tokenizer(word)["input_ids"]]
+    if unknown:
+        shown = ", ".join(unknown[:_NUM_SHOWN])
+        more = "" if len(unknown) <= _NUM_SHOWN else f" and {len(unknown) - _NUM_SHOWN} more"
+        warnings.warn(
+            f"These words are not known to the tokenizer: {shown}{more}. The model reads "
+            f"{tokenizer.decode([unknown_id])!r} for each.",
+            stacklevel=5,
+        )
 
 
 def _require_tokenizer(tokenizer: object) -> None:

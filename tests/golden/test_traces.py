@@ -11,6 +11,7 @@ all that; `python tests/golden/test_traces.py` writes it.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -65,6 +66,7 @@ from samplers.logits.statistics import highest
 from samplers.prophet import Averaged
 
 DATA = Path(__file__).parent / "data"
+PAGE = Path(__file__).parents[2] / "docs" / "golden.md"
 # Float32 sums differ between machines; a stable run keeps its trace at logits off by 1e-4.
 TOLERANCE = 1e-3
 MASK_ID = 508
@@ -502,6 +504,26 @@ OFFICIAL_MODES: dict[str, Mapping] = {
     "factor": lambda run: Case(Factor(run.params["factor"], "official"), official=True),
     "prophet": lambda run: prophet(run, "all"),
 }
+# Files that are not compared at all: how many runs they hold, and why.
+LEFT_OUT = {
+    "adablock": (30, "blocks whose length follows a delimiter are not offered"),
+    "d3llm_multiblock_kv": (
+        24,
+        "whole blocks enter the cache by a clock of forwards; `SettledCache` freezes columns",
+    ),
+    "daedal": (21, "answers that grow while they are decoded are not offered"),
+    "fast_dllm_v2": (
+        56,
+        "sub-blocks, and a block's first token from the forward that stores the block before",
+    ),
+    "hierarchy_remask": (
+        6,
+        "official bug argmax_prob_for_committed in all runs: overwrites committed tokens by the "
+        "probability of other ones; the rule without it is not offered",
+    ),
+    "llada21_dllm": (24, "edits of committed tokens"),
+    "llada21_sglang": (15, "edits of committed tokens"),
+}
 # How many runs of each file are compared, of how many.
 COMPARED = {
     "credit": (18, 18),
@@ -761,10 +783,78 @@ def test_a_left_padded_batch_is_reproduced_row_by_row() -> None:
         assert_same_steps(steps[run.params["batch_row"]], run, case)
 
 
+def reason_of(run: Run, mapping: Mapping) -> str | None:
+    """Says why a run is not compared; `None` if it is."""
+    case = mapping(run)
+    if isinstance(case, NotOffered):
+        return case.reason
+    if not run.record["stable"]:
+        return "a near tie, which rounding decides"
+    if case.official or run.sound_steps() is not None:
+        return None
+    return f"official bug {run.record['official_bug']}, recorded without a repair"
+
+
+def table() -> str:
+    """Lays out every recorded run in Markdown: reproduced, or left out for a reason."""
+    lines = [
+        "| recording | runs | reproduced | of these repaired | left out |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    totals = [0, 0, 0]
+    for method in sorted({*COMPARED, *LEFT_OUT}):
+        if method in LEFT_OUT:
+            num_runs, reason = LEFT_OUT[method]
+            num_compared, num_repaired, left_out = 0, 0, f"{num_runs}: {reason}"
+        else:
+            mapping = METHODS.get(method, fixed)
+            runs = runs_of(method)
+            reasons = Counter(reason_of(run, mapping) for run in runs)
+            num_compared, num_runs = reasons.pop(None, 0), len(runs)
+            num_repaired = sum(
+                reason_of(run, mapping) is None and is_repaired(run, mapping) for run in runs
+            )
+            left_out = "; ".join(f"{num}: {reason}" for reason, num in reasons.items())
+        lines.append(f"| {method} | {num_runs} | {num_compared} | {num_repaired} | {left_out} |")
+        for index, num in enumerate((num_runs, num_compared, num_repaired)):
+            totals[index] += num
+    lines.append("| **all** | " + " | ".join(map(str, totals)) + " | |")
+    return "\n".join(lines) + "\n"
+
+
+def is_repaired(run: Run, mapping: Mapping) -> bool:
+    """Says whether a run is compared with the official code's trace without its bug."""
+    case = mapping(run)
+    assert isinstance(case, Case)
+    return not case.official and not {"banned", "repaired"}.isdisjoint(run.record)
+
+
+def document() -> str:
+    return f"""# Recorded runs of official code
+
+Step by step, what published implementations did on tiny checkpoints in float32, and whether this
+package does the same: positions, tokens and their order equal, confidences within 1e-3. "Repaired"
+runs are compared with the trace of the same code with a defect repaired, since its own trace shows
+the defect; [MASK] written as a token is one. "Left out" counts runs and says why. Sources and
+commits are in the files, `tests/golden/data/traces`. `python tests/golden/test_traces.py` writes
+this page.
+
+{table()}"""
+
+
+def test_the_page_on_recorded_runs_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document()
+
+
 def test_every_file_is_compared_and_no_run_is_left_out_silently() -> None:
+    assert not LEFT_OUT.keys() & METHODS.keys()
     files = {path.stem for path in (DATA / "traces").glob("*.json")}
     assert files == set(COMPARED)
     assert files == {*METHODS, "llada_batch_leftpad"}
     for method, mapping in METHODS.items():
         counts = len(comparable(method, mapping)), len(runs_of(method))
         assert counts == COMPARED[method], method
+
+
+if __name__ == "__main__":
+    PAGE.write_text(document(), encoding="utf-8")

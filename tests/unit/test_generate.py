@@ -1,5 +1,6 @@
 """Texts, chats and ids in; texts out."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from samplers import ConfidenceThreshold, FixedSchedule, Wino
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED
 QUESTION = (
-    "emma has 12 apples . emma buys 4 more apples . then emma eats 3 apples . "
+    "emma has 12 apples . emma buys 4 more apples . then emma sells 3 apples . "
     "how many apples does emma have now ?"
 )
 OTHER = "emma has 5 apples . how many apples does emma have now ?"
@@ -63,6 +64,39 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
     for given, meant in forms:
         found = prompt_ids(TOKENIZER, given)
         assert [list(map(int, ids)) for ids in found] == meant
+
+
+def test_unknown_words_are_named_once_each() -> None:
+    """The model answered questions of which it had read half."""
+    first, second = f"zorblax {QUESTION}", "wugs and zorblax , 3 wugs ?"
+    with pytest.warns(UserWarning, match="not known") as warned:
+        prompt_ids(TOKENIZER, [first, OTHER, second])
+    assert [str(one.message) for one in warned] == [
+        "These words are not known to the tokenizer: zorblax, wugs. "
+        "The model reads '<|unknown|>' for each."
+    ]
+    with pytest.warns(UserWarning, match="not known to the tokenizer: Zorblax."):
+        generate(MODEL, TOKENIZER, chat(f"Zorblax {OTHER}"), SAMPLER, **OPTIONS)
+
+
+def test_more_unknown_words_than_can_be_read_are_counted() -> None:
+    with pytest.warns(UserWarning, match=r"wug0, wug1, .*, wug19 and 5 more\. "):
+        prompt_ids(TOKENIZER, " ".join(f"wug{number}" for number in range(25)))
+
+
+@pytest.mark.parametrize("unknown", [None, "<|eos|>"])
+def test_tokenizers_that_know_every_word_do_not_warn(unknown: str | None) -> None:
+    """GPT-2's unknown token is its end of text, which templates may write."""
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.unk_token = unknown if unknown is None else tokenizer.eos_token
+    assert tokenizer.unk_token_id == (None if unknown is None else tokenizer.eos_token_id)
+    prompt_ids(tokenizer, [f"{QUESTION} {tokenizer.eos_token} zorblax", OTHER])
+    prompt_ids(tokenizer, chat(f"zorblax {QUESTION}"))
+
+
+def test_known_words_and_ids_do_not_warn() -> None:
+    prompt_ids(TOKENIZER, [QUESTION.upper(), "How many apples ?"])
+    prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -1,0 +1,90 @@
+"""Caches that commit a block's first token in the block's first step, as official code does."""
+
+from typing import Any
+
+import pytest
+import torch
+from drafted import tiny_target
+from toys import HashModel
+
+from dllm_decode import DualCache, Guided, PrefixCache, SelfVerify, StepEvent, decode, decode_many
+from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, QuotaThreshold, Sampler
+
+CACHES = [
+    PrefixCache(entry="official"),
+    DualCache(entry="official"),
+    DualCache(3, entry="official"),
+]
+PROMPTS = [[1, 2, 3], [4], [5, 6]]
+OPTIONS: Any = {"gen_length": 8, "block_length": 4, "stop_at_eos": False}
+SAMPLERS: list[Sampler] = [
+    ConfidenceThreshold(0.5),
+    FixedSchedule(2, "entropy", "dream"),
+    CreditDecoding(ConfidenceThreshold(0.6)),
+    QuotaThreshold(0.5, 3),
+]
+
+
+def first_commits(model: HashModel, sampler: Sampler, **options: Any) -> list[list[int]]:
+    """Returns the columns that row 0 commits in each step."""
+    steps: list[list[int]] = []
+
+    def watch(event: StepEvent) -> None:
+        changed = event.before.masked & ~event.after.masked
+        for index, row in enumerate(event.before.rows.tolist()):
+            if row == 0:
+                steps.append(changed[index].nonzero().flatten().tolist())
+
+    decode(model, PROMPTS, sampler, observers=[watch], **OPTIONS, **options)
+    return steps
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_block_begins_with_its_first_token_alone(sampler: Sampler, cache: PrefixCache) -> None:
+    model = HashModel(logit_shift=1, peak=6.0)
+    steps = first_commits(model, sampler, cache=cache)
+    for start in (0, 4):
+        of_block = [step for step in steps if start <= step[0] < start + 4]
+        assert of_block[0] == [start]
+        assert sorted(sum(of_block, [])) == list(range(start, start + 4))
+    alone = [decode(model, [prompt], sampler, cache=cache, **OPTIONS) for prompt in PROMPTS]
+    together = decode(model, PROMPTS, sampler, cache=cache, **OPTIONS)
+    many = list(decode_many(model, PROMPTS, sampler, num_rows=2, cache=cache, **OPTIONS))
+    for row, one in enumerate(alone):
+        assert torch.equal(one.tokens[0], together.tokens[row])
+        assert torch.equal(one.tokens[0], many[row].tokens[0])
+
+
+def test_only_a_model_that_predicts_the_next_column_has_such_an_entry() -> None:
+    model = HashModel(peak=6.0)
+    ours, plain = PrefixCache(entry="official"), PrefixCache()
+    for sampler in SAMPLERS:
+        assert first_commits(model, sampler, cache=ours) == first_commits(
+            model, sampler, cache=plain
+        )
+
+
+def test_a_given_first_token_is_no_entry() -> None:
+    model = HashModel(logit_shift=1, peak=6.0)
+    mask = model.mask_id
+    template = [7, mask, mask, mask, mask, mask, mask, mask]
+    options = {"cache": PrefixCache(entry="official"), "templates": [template] * 3}
+    steps = first_commits(model, FixedSchedule(1), **options)
+    assert steps == [[1, 2, 3], [4], [5, 6, 7]]
+
+
+def test_self_verification_takes_the_same_steps() -> None:
+    model = HashModel(logit_shift=1, peak=6.0)
+    for sampler in SAMPLERS:
+        for cache in CACHES[:2]:
+            plain = first_commits(model, sampler, cache=cache)
+            assert first_commits(model, sampler, cache=cache, verifier=SelfVerify(3)) == plain
+
+
+def test_what_cannot_have_an_entry_is_refused() -> None:
+    with pytest.raises(ValueError, match='entry must be "sampler" or "official", got \'mine\''):
+        DualCache(entry="mine")  # type: ignore[arg-type]  # the point of the test
+    model = HashModel(logit_shift=1)
+    with pytest.raises(ValueError, match='Use entry="sampler"'):
+        decode(model, [[1]], FixedSchedule(), cache=CACHES[0], verifier=Guided(tiny_target()))
