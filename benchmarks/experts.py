@@ -73,7 +73,11 @@ class Proportions:
         )
 
     def model(self, setting: Setting) -> MaskedTransformer:
-        """Builds it with random weights, block-causal; the routers spread tokens evenly."""
+        """Builds it with random weights, block-causal.
+
+        Masks, which are one token, then share more experts than words do: see the share of experts
+        that are active, which a trained model has to be compared by.
+        """
         config = self.config()
         with torch.device("meta"):
             transformer = Transformer(config)
@@ -101,7 +105,7 @@ class Needs:
 
     Attributes:
         weight_bytes: Of weights that the forward reads: experts without a token are left out.
-        flops: Of its matrix products.
+        flops: Of its matrix products; those of attention are left out on a CPU.
         num_active: Experts with a token, summed over layers.
     """
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contenders import Setting
+from benchmarks.setting import Setting
 from dllm_decode.models.base import ForwardInputs
 from samplers import ALL_SAMPLERS, Sampler, View
 from samplers.logits.summary import Summary

