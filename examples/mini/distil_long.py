@@ -2,10 +2,11 @@
 
     python examples/mini/distil_long.py --method dparallel --answers 1000 --minutes 12
 
-The model first answers training questions, one token a step; answers that are right are kept, with
-the order in which their tokens were committed. On these it is trained by certainty forcing. What
-is measured on held-out numbers, before and on the way, is accuracy and forwards an answer under
-the entropy rule. An interrupted run goes on with `--resume`, in either part.
+The model first answers training questions, one token a step; answers that are right are kept (with
+`--keep-wrong` all), with the order in which their tokens were committed. On these it is trained by
+certainty forcing. What is measured on held-out numbers, before and on the way, is accuracy and
+forwards an answer under the entropy rule. An interrupted run goes on with `--resume`, in either
+part.
 """
 
 import argparse
@@ -73,6 +74,9 @@ def main() -> None:
         sys.exit(f"A distilled model has a tokenizer, got none in {options.model}.")
     folder: Path = options.output / f"mini-long-{options.method}"
     drawn = draw_answers(teacher, tokenizer, options, options.output / "mini-long-answers.jsonl")
+    if not drawn:
+        sys.exit(f"Answers to learn from must be right, got none of {options.answers} from "
+                 f"{options.model}; train it longer, or pass --keep-wrong.")  # fmt: skip
     model = teacher.train().requires_grad_(True)
     objective, advance = objective_of(options, model, drawn)
     pairs = [(each.prompt, each.answer) for each in drawn]
@@ -135,6 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--output", type=Path, default=Path("runs"), help="folder for everything")
     add("--method", choices=("dparallel", "d3llm"), default="dparallel")
     add("--answers", type=int, default=1000, help="questions that the teacher answers")
+    add("--keep-wrong", action="store_true", help="learn from wrong answers too, as d3LLM does")
     add("--minutes", type=float, default=12.0, help="of training")
     add("--resume", action="store_true", help="continue from the checkpoint")
     add("--evaluate-every", type=float, default=3.0, help="in minutes")
@@ -187,7 +192,7 @@ def draw_answers(
     return [
         Drawn(*(tuple(record[name]) for name in Drawn._fields))
         for record in records[: options.answers]
-        if record["right"]
+        if record["right"] or options.keep_wrong
     ]
 
 

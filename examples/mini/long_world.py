@@ -33,7 +33,7 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import MAX_CHANGE, Ledgers, write_line, write_sum
+from eval.tasks.ledgers import MAX_BALANCE, MAX_CHANGE, Ledgers, write_line, write_sum
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -97,6 +97,19 @@ def draw_line(rng: random.Random) -> tuple[str, str]:
     return f"{text} . {line[:start]}", line[start + 1 :]
 
 
+def draw_recall(rng: random.Random) -> tuple[str, str]:
+    """Draws who has how many, to be said again in another order; what was said last holds."""
+    names = rng.sample((*NAMES, *HELD_OUT_NAMES), rng.randint(2, 4))
+    said = [*names, *rng.choices(names, k=rng.randint(0, 5 - len(names)))]
+    rng.shuffle(said)
+    numbers = [rng.randint(1, MAX_BALANCE) for _ in said]
+    held = dict(zip(said, numbers, strict=True))
+    rng.shuffle(names)
+    pairs = zip(said, numbers, strict=True)
+    text = " . ".join(f"{name} has {number}" for name, number in pairs)
+    return text, " . ".join(f"{name} has {held[name]}" for name in names)
+
+
 def draw_echo(rng: random.Random) -> tuple[str, str]:
     """Draws people and objects, the held-out ones too, to be repeated."""
     pool = (*NAMES, *OBJECTS, *2 * HELD_OUT_NAMES, *HELD_OUT_OBJECTS)
@@ -138,6 +151,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--rows", type=int, default=34, help="ledgers a step")
     add("--lines", type=int, default=32, help="single lines to complete a step")
+    add("--recalls", type=int, default=32, help="lists of balances to say again a step")
     add("--echoes", type=int, default=0, help="lists to repeat a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
@@ -163,6 +177,9 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
         kinds.append(ledgers(name, task, gen_lengths, num_rows))
     if options.lines:
         kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 28, (14,), options.lines))
+    if options.recalls:
+        recall = Kind("recalls", lambda rng: encode(*draw_recall(rng)), 24, (17,), options.recalls)
+        kinds.append(recall)
     if options.echoes:
         kinds.append(Kind("echoes", lambda rng: encode(*draw_echo(rng)), 12, (11,), options.echoes))
     return kinds
