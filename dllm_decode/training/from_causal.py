@@ -20,7 +20,7 @@ _NAMES = {
 }
 
 
-def start_from_causal(model: MaskedTransformer, folder: Path, num_below: int = 0) -> None:
+def start_from_causal(model: MaskedTransformer, folder: Path) -> None:
     """Copies the weights of a Llama checkpoint; layers that it lacks begin as the identity.
 
     What a causal model has learned of its tokens carries over: embeddings, and what its layers do
@@ -32,8 +32,6 @@ def start_from_causal(model: MaskedTransformer, folder: Path, num_below: int = 0
     Args:
         model: Of the same sizes; with as many layers as the checkpoint or more.
         folder: With `model.safetensors` under the names of transformers' Llama.
-        num_below: How many of the layers that it lacks come first. One can fetch, for a mask, the
-            token before it, which is what the checkpoint predicts from.
 
     Raises:
         ValueError: If there is no such file, or a tensor has no counterpart of its shape.
@@ -52,11 +50,10 @@ def start_from_causal(model: MaskedTransformer, folder: Path, num_below: int = 0
     }
     for i in range(len(model.transformer.layers)):
         for ours, theirs in _NAMES.items():
-            names[f"layers.{i}.{ours}"] = f"model.layers.{i - num_below}.{theirs}"
+            names[f"layers.{i}.{ours}"] = f"model.layers.{i}.{theirs}"
     num_layers = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
     for part, values in model.transformer.parts().items():
-        layer = int(part.split(".")[1]) - num_below if part.startswith("layers.") else 0
-        if not 0 <= layer < num_layers:
+        if part.startswith("layers.") and int(part.split(".")[1]) >= num_layers:
             if part.endswith(("output.weight", "down.weight")):
                 torch.nn.init.zeros_(values)
             continue

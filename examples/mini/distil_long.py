@@ -1,6 +1,6 @@
-"""Distils `mini-long` so that it decides several tokens at a time: dParallel, or d3LLM.
+"""Distils a model of ledgers so that it decides several tokens at a time: dParallel, or d3LLM.
 
-    python examples/mini/distil_long.py --method dparallel --answers 1000 --minutes 12
+    python examples/mini/distil_long.py --model runs/mini-long --method dparallel --answers 1000 --minutes 12
 
 The model first answers training questions, one token a step; answers that are right are kept (with
 `--keep-wrong` all), with the order in which their tokens were committed. On these it is trained by
@@ -135,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="mini-long", help="embedded name, folder, or hub id")
+    add("--model", required=True, help="embedded name, folder, or hub id")
     add("--output", type=Path, default=Path("runs"), help="folder for everything")
     add("--method", choices=("dparallel", "d3llm"), default="dparallel")
     add("--answers", type=int, default=1000, help="questions that the teacher answers")

@@ -5,6 +5,9 @@
 on one core of a CPU. It starts from `mini`, which has the same sizes and knows numbers and how
 they add up. The folder `runs/mini-long` then loads with
 `dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
+
+No weights of it ship yet: in the time that one shared core gave, it learnt to add (0.975 of
+results, n = 200) and not to find the account and the event that a line is about.
 """
 
 import argparse
