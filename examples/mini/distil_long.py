@@ -1,6 +1,6 @@
 """Distils a model of ledgers so that it decides several tokens at a time: dParallel, or d3LLM.
 
-    python examples/mini/distil_long.py --model runs/mini-long --method dparallel --answers 1000 --minutes 12
+    python examples/mini/distil_long.py --model runs/mini-long --method dparallel --minutes 12
 
 The model first answers training questions, one token a step; answers that are right are kept (with
 `--keep-wrong` all), with the order in which their tokens were committed. On these it is trained by
