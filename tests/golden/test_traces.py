@@ -685,7 +685,8 @@ def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
             tokens=[
                 eos_id if position > last else token
                 for position, token in zip(step.positions, step.tokens, strict=True)
-            ]
+            ],
+            edited=[edit for edit in step.edited if edit[0] <= last],
         )
         for step in steps
     ]
