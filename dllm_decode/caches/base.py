@@ -60,7 +60,8 @@ class CacheQuery:
             entry: Whether the window's first token is committed, so that what predicts it is not
                 needed; see `CachePolicy.commits_entry`.
         """
-        return self.needed.start + (self.shift if entry else 0)
+        start: int = self.needed.start
+        return start + (self.shift if entry else 0)
 
     @property
     def pending(self) -> Bool[Tensor, "B L"]:
