@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from drafted import tiny_target
-from toys import HashModel
+from families_under_test import load_tiny
 
 from dllm_decode import DualCache, Guided, PrefixCache, SelfVerify, StepEvent, decode, decode_many
+from dllm_decode.caches.entry import require_entry
+from dllm_decode.models import MaskedTransformer
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, QuotaThreshold, Sampler
 
 CACHES = [
@@ -15,6 +17,7 @@ CACHES = [
     DualCache(entry="official"),
     DualCache(3, entry="official"),
 ]
+DREAM, LLADA = load_tiny("dream", dtype=torch.float64), load_tiny("llada", dtype=torch.float64)
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
 OPTIONS: Any = {"gen_length": 8, "block_length": 4, "stop_at_eos": False}
 SAMPLERS: list[Sampler] = [
@@ -25,7 +28,7 @@ SAMPLERS: list[Sampler] = [
 ]
 
 
-def first_commits(model: HashModel, sampler: Sampler, **options: Any) -> list[list[int]]:
+def first_commits(model: MaskedTransformer, sampler: Sampler, **options: Any) -> list[list[int]]:
     """Returns the columns that row 0 commits in each step."""
     steps: list[list[int]] = []
 
@@ -42,12 +45,12 @@ def first_commits(model: HashModel, sampler: Sampler, **options: Any) -> list[li
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_a_block_begins_with_its_first_token_alone(sampler: Sampler, cache: PrefixCache) -> None:
-    model = HashModel(logit_shift=1, peak=6.0)
+    model = DREAM
     steps = first_commits(model, sampler, cache=cache)
     for start in (0, 4):
         of_block = [step for step in steps if start <= step[0] < start + 4]
         assert of_block[0] == [start]
-        assert sorted(sum(of_block, [])) == list(range(start, start + 4))
+        assert sorted(at for step in of_block for at in step) == list(range(start, start + 4))
     alone = [decode(model, [prompt], sampler, cache=cache, **OPTIONS) for prompt in PROMPTS]
     together = decode(model, PROMPTS, sampler, cache=cache, **OPTIONS)
     many = list(decode_many(model, PROMPTS, sampler, num_rows=2, cache=cache, **OPTIONS))
@@ -57,7 +60,7 @@ def test_a_block_begins_with_its_first_token_alone(sampler: Sampler, cache: Pref
 
 
 def test_only_a_model_that_predicts_the_next_column_has_such_an_entry() -> None:
-    model = HashModel(peak=6.0)
+    model = LLADA
     ours, plain = PrefixCache(entry="official"), PrefixCache()
     for sampler in SAMPLERS:
         assert first_commits(model, sampler, cache=ours) == first_commits(
@@ -66,16 +69,18 @@ def test_only_a_model_that_predicts_the_next_column_has_such_an_entry() -> None:
 
 
 def test_a_given_first_token_is_no_entry() -> None:
-    model = HashModel(logit_shift=1, peak=6.0)
+    model = DREAM
     mask = model.mask_id
     template = [7, mask, mask, mask, mask, mask, mask, mask]
     options = {"cache": PrefixCache(entry="official"), "templates": [template] * 3}
     steps = first_commits(model, FixedSchedule(1), **options)
-    assert steps == [[1, 2, 3], [4], [5, 6, 7]]
+    assert steps[:2] == [[1, 2, 3], [4]]
+    # The schedule's one step was the entry, so what is left goes one by one.
+    assert sorted(steps[2:]) == [[5], [6], [7]]
 
 
 def test_self_verification_takes_the_same_steps() -> None:
-    model = HashModel(logit_shift=1, peak=6.0)
+    model = DREAM
     for sampler in SAMPLERS:
         for cache in CACHES[:2]:
             plain = first_commits(model, sampler, cache=cache)
@@ -84,7 +89,7 @@ def test_self_verification_takes_the_same_steps() -> None:
 
 def test_what_cannot_have_an_entry_is_refused() -> None:
     with pytest.raises(ValueError, match='entry must be "sampler" or "official", got \'mine\''):
-        DualCache(entry="mine")  # type: ignore[arg-type]  # the point of the test
-    model = HashModel(logit_shift=1)
+        require_entry("mine")
+    model = DREAM
     with pytest.raises(ValueError, match='Use entry="sampler"'):
-        decode(model, [[1]], FixedSchedule(), cache=CACHES[0], verifier=Guided(tiny_target()))
+        decode(model, [[1]], FixedSchedule(), cache=CACHES[0], verifier=Guided(tiny_target(512)))
