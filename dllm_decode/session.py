@@ -271,6 +271,8 @@ class Session:
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
+        highest = logits.amax(-1)
+        self.forbid(~highest.isfinite(), target.name, "give logits without NaN or infinity")
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 

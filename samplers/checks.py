@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 
 _MOST = 2**63
+# Sums with a count fit 64 bits.
+_MOST_COUNTED = 2**31 - 1
 
 
 def require_number(name: str, value: object) -> float:
@@ -56,9 +58,11 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
         least: The smallest that is allowed.
         unit: What is counted, for the message, such as "tokens".
     """
+    counted = f"a whole number of {unit}" if unit else "a whole number"
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        counted = f"a whole number of {unit}" if unit else "a whole number"
         raise ValueError(f"{name} must be {counted}, at least {least}, got {value!r}.")
+    if value > _MOST_COUNTED:
+        raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {value!r}.")
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -66,6 +70,13 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         listed = ", ".join(f'"{choice}"' for choice in choices)
         raise ValueError(f"{name} must be one of {listed}, got {value!r}.")
+
+
+def require_plugin(name: str, value: object, kind: type, example: str) -> None:
+    """Raises ValueError unless a value is an instance of what its place wants."""
+    if not isinstance(value, kind):
+        got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+        raise ValueError(f"{name} must be a {kind.__name__} such as {example}, got {got}.")
 
 
 def require_tuple(name: str, value: object) -> None:

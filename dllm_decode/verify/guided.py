@@ -18,6 +18,7 @@ from dllm_decode.verify.ar_verify.target_round import (
     ask_target,
     check_target,
     first_masks,
+    require_target,
     whole_answer,
     write,
 )
@@ -70,6 +71,7 @@ class Guided(Verifier[Past]):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
+        require_target("Guided", self.target)
         require_count("num_proposals", self.num_proposals, 1)
         require_count("top_k", self.top_k, 1)
         require_share("ratio", self.ratio)

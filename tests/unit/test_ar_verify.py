@@ -16,6 +16,7 @@ from dllm_decode import (
     Draft,
     Drafting,
     DraftLength,
+    Guided,
     NGram,
     PathSearch,
     Sampled,
@@ -350,17 +351,28 @@ def test_an_answer_with_gaps_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: DraftLength(0, 3), "shortest must be between 1 and longest=3 tokens, got 0"),
-        (lambda: DraftLength(growth=-1), "growth must be at least 0 tokens, got -1"),
+        (lambda: DraftLength(0, 3), "shortest must be a whole number of tokens, at least 1, got 0"),
+        (lambda: DraftLength(4, 3), "shortest must be between 1 and longest=3 tokens, got 4"),
+        (lambda: DraftLength(2.5, 3), "shortest must be a whole number of tokens, .* got 2.5"),
+        (lambda: DraftLength(longest="a"), "longest must be a whole number of tokens, .* got 'a'"),
+        (lambda: DraftLength(growth=-1), "growth must be a whole number .* at least 0, got -1"),
+        (lambda: DraftLength(momentum=None), "momentum must be a number, got None"),
         (lambda: DraftLength(momentum=0.0), r"momentum must be a weight in \(0, 1\], got 0.0"),
-        (lambda: DraftLength(start="one"), 'start must be "longest" or "zero", got \'one\''),
-        (lambda: PathSearch(0), "width and max_candidates must be at least 1, got 0"),
+        (lambda: DraftLength(start="one"), 'start must be one of "longest", "zero", got \'one\''),
+        (lambda: PathSearch(0), "width must be a whole number, at least 1, got 0"),
         (lambda: PathSearch(mass=0.0), r"mass must be a probability in \(0, 1\], got 0.0"),
         (lambda: PathSearch(weight=2.0), r"weight must be a share in \[0, 1\], got 2.0"),
-        (lambda: PathSearch(eos="no"), 'eos must be "within_mass" or "always", got \'no\''),
-        (lambda: PathSearch(length_power=-1.0), "length_power must be at least 0, got -1.0"),
-        (lambda: PathSearch(num_forwards=0), "num_forwards must be at least 1, got 0"),
-        (lambda: NGram(10, 0), "length must be at least 1 token, got 0"),
+        (lambda: PathSearch(eos="no"), 'eos must be one of "within_mass", "always", got \'no\''),
+        (lambda: PathSearch(length_power=-1.0), "length_power must be .* at least 0, got -1.0"),
+        (lambda: PathSearch(num_forwards=0), "num_forwards must be a .* at least 1, got 0"),
+        (lambda: PathSearch(proxy="a"), "proxy must be a Proxy such as NGram.*, got 'a'"),
+        (lambda: NGram(10, 0), "length must be a whole number of tokens, at least 1, got 0"),
+        (lambda: NGram(10, 10**400), "length must be a whole number of tokens, at most"),
+        (lambda: NGram("a"), "vocab_size must be a whole number of tokens, .* got 'a'"),
+        (lambda: ARVerify("mini-ar"), r"target of ARVerify must be loaded, .* got 'mini-ar'"),
+        (lambda: Guided(None), r"target of Guided must be loaded, .* got None"),
+        (lambda: ARVerify(tiny_target(), 8), "draft_length must be a DraftLength such as"),
+        (lambda: ARVerify(tiny_target(), drafting=Tree), "must be a Drafting .* the class Tree"),
         (lambda: NGram(10, strength=0.0), "strength must be above 0 tokens, got 0.0"),
         (lambda: NGram(2**30), "do not fit 64 bits"),
     ],
@@ -372,3 +384,53 @@ def test_settings_out_of_range_are_refused(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("stop_at_eos", [True, False])
+def test_an_answer_that_is_cut_at_its_end_is_filled_behind_it(stop_at_eos: bool) -> None:
+    """Without `stop_at_eos`, `truncate_at_eos` did nothing under a target."""
+    target = tiny_target(seed=1)
+    target.eos_ids = (15,)
+    answers = expected(target, 12, target.eos_ids)
+    assert any(15 in answer[:-1] for answer in answers)
+    out = decode(
+        HashModel(), PROMPTS, SAMPLER, verifier=ARVerify(target), gen_length=12, block_length=4,
+        stop_at_eos=stop_at_eos, truncate_at_eos=True,
+    )  # fmt: skip
+    assert out.tokens.tolist() == answers
+
+
+@dataclass
+class Broken(HashModel):
+    """Has no numbers from its third forward on."""
+
+    num_forwards: int = 0
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        self.num_forwards += 1
+        logits = super().predict(inputs)
+        return logits * torch.nan if self.num_forwards > 2 else logits
+
+
+@pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(), Sampled(), Tree(5)], ids=repr)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature: float) -> None:
+    """A target's were written as some token, and a tree of a drafter's ended in a stack trace."""
+    target = tiny_target(seed=1)
+    verifier = ARVerify(target, DraftLength(1, 2), drafting)
+    options: Any = {
+        "gen_length": 12, "block_length": 4, "temperature": temperature, "stop_at_eos": False,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN .* step 3"):
+        decode(Broken(), PROMPTS, SAMPLER, verifier=verifier, **options)
+    read = type(target).read
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        reading = read(*args, **kwargs)
+        return reading._replace(logits=reading.logits.masked_fill(reading.logits > 3.0, torch.nan))
+
+    decode(HashModel(), PROMPTS, SAMPLER, verifier=verifier, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(target), "read", broken)
+        with pytest.raises(RuntimeError, match=r"tiny llama must give logits .* step 1"):
+            decode(HashModel(), PROMPTS, SAMPLER, verifier=verifier, **options)

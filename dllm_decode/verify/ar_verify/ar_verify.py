@@ -22,11 +22,13 @@ from dllm_decode.verify.ar_verify.target_round import (
     ask_target,
     check_target,
     first_masks,
+    require_target,
     whole_answer,
     write,
 )
 from dllm_decode.verify.base import Verifier, settle
 from samplers.base import Sampler, first_state, next_step
+from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import take_state
 
@@ -83,11 +85,19 @@ class ARVerify(Verifier[TargetState]):
         target: Writes the answer.
         draft_length: How many positions a draft may reach.
         drafting: What is drafted: `PathSearch()`, `Tree()` or `Sampled()`.
+
+    Raises:
+        ValueError: If an attribute is none of these.
     """
 
     target: CausalTarget
     draft_length: DraftLength = field(default_factory=DraftLength)
     drafting: Drafting = field(default_factory=PathSearch)
+
+    def __post_init__(self) -> None:
+        require_target("ARVerify", self.target)
+        require_plugin("draft_length", self.draft_length, DraftLength, "DraftLength(8, 8)")
+        require_plugin("drafting", self.drafting, Drafting, "PathSearch() or Tree()")
 
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="ARVerify")

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.checks import require_choice, require_count, require_number
+
 
 class Lengths(NamedTuple):
     """The next draft of each row, and the means that it came from.
@@ -54,17 +56,17 @@ class DraftLength:
     start: Literal["longest", "zero"] = "longest"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
+        require_count("shortest", self.shortest, 1, unit="tokens")
+        require_count("longest", self.longest, 1, unit="tokens")
+        if self.shortest > self.longest:
             raise ValueError(
                 f"shortest must be between 1 and longest={self.longest} tokens, got "
                 f"{self.shortest}."
             )
-        if self.growth < 0:
-            raise ValueError(f"growth must be at least 0 tokens, got {self.growth}.")
-        if not 0.0 < self.momentum <= 1.0:
+        require_count("growth", self.growth, 0, unit="tokens")
+        if not 0.0 < require_number("momentum", self.momentum) <= 1.0:
             raise ValueError(f"momentum must be a weight in (0, 1], got {self.momentum}.")
-        if self.start not in ("longest", "zero"):
-            raise ValueError(f'start must be "longest" or "zero", got {self.start!r}.')
+        require_choice("start", self.start, ("longest", "zero"))
 
     def first(self, rows: Int[Tensor, " B"]) -> Lengths:
         """Returns the lengths before the first round."""

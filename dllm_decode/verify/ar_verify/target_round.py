@@ -48,6 +48,15 @@ class TargetRound(NamedTuple):
         return self.reading.keep(num_kept, torch.where(columns < unread, columns, accepted))
 
 
+def require_target(verifier: str, target: object) -> None:
+    """Raises ValueError unless a verifier is given a target that is loaded."""
+    if not isinstance(target, CausalTarget):
+        raise ValueError(
+            f"The target of {verifier} must be loaded, such as load_target('mini-ar', tokenizer), "
+            f"got {target!r}."
+        )
+
+
 def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
     """Raises ValueError if target and mask predictor cannot mean the same tokens."""
     if not target.is_compared and target.vocab_size != model.vocab_size:
@@ -104,12 +113,15 @@ def context_of(canvas: Canvas, num_tokens: int) -> Int[Tensor, "B C"]:
 
 
 def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
-    """Returns the canvas with each row's draft written from its first mask on."""
+    """Returns the canvas with each row's draft written from its first mask on.
+
+    What lies behind a committed EOS is filled if the canvas truncates.
+    """
     positions = torch.arange(canvas.region_length, device=first.device)
     offsets = positions - first[:, None]
     where = (offsets >= 0) & (offsets < draft.counts[:, None])
     index = offsets.clamp(0, draft.tokens.shape[1] - 1)
-    return canvas.write(0, where, draft.tokens.gather(1, index))
+    return canvas.write(0, where, draft.tokens.gather(1, index)).truncate_at_eos()
 
 
 def ask_drafter(

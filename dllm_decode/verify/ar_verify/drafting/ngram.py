@@ -4,11 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import log2
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from samplers.checks import require_count, require_number
 
 
 class Proxy(ABC):
@@ -59,11 +62,11 @@ class NGram(Proxy):
     tables: tuple["Counts", ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1 token, got {self.length}.")
-        if not self.strength > 0.0:
+        require_count("vocab_size", self.vocab_size, 1, unit="tokens")
+        require_count("length", self.length, 1, unit="tokens")
+        if not require_number("strength", self.strength) > 0.0:
             raise ValueError(f"strength must be above 0 tokens, got {self.strength}.")
-        if self.vocab_size**self.length >= 2**63:
+        if self.length * log2(self.vocab_size) >= 63:
             raise ValueError(
                 f"Sequences of {self.length} out of {self.vocab_size} tokens do not fit 64 bits. "
                 "Choose a smaller length."

@@ -12,6 +12,14 @@ from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.ar_verify.target_round import context_of
+from samplers.checks import (
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_number,
+    require_plugin,
+    require_share,
+)
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
@@ -83,21 +91,15 @@ class PathSearch(Drafting):
     num_forwards: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.width, self.max_candidates) < 1:
-            raise ValueError(
-                f"width and max_candidates must be at least 1, got {self.width} and "
-                f"{self.max_candidates}."
-            )
-        if not 0.0 < self.mass <= 1.0:
+        require_count("width", self.width, 1)
+        require_count("max_candidates", self.max_candidates, 1)
+        if not 0.0 < require_number("mass", self.mass) <= 1.0:
             raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
-        if not 0.0 <= self.weight <= 1.0:
-            raise ValueError(f"weight must be a share in [0, 1], got {self.weight}.")
-        if self.eos not in ("within_mass", "always"):
-            raise ValueError(f'eos must be "within_mass" or "always", got {self.eos!r}.')
-        if self.length_power < 0.0:
-            raise ValueError(f"length_power must be at least 0, got {self.length_power}.")
-        if self.num_forwards < 1:
-            raise ValueError(f"num_forwards must be at least 1, got {self.num_forwards}.")
+        require_share("weight", self.weight)
+        require_plugin("proxy", self.proxy, Proxy, "NGram(...).fit(...)")
+        require_choice("eos", self.eos, ("within_mass", "always"))
+        require_non_negative("length_power", self.length_power)
+        require_count("num_forwards", self.num_forwards, 1)
 
     def draft(
         self,

@@ -13,6 +13,7 @@ from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.ar_verify.target_round import context_of
+from samplers.checks import require_count, require_non_negative, require_plugin
 from samplers.logits.statistics import leading, log_normaliser, top_k
 
 
@@ -92,11 +93,10 @@ class Tree(Drafting):
 
     def __post_init__(self) -> None:
         for name in ("budget", "max_candidates", "num_forwards"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            require_count(name, getattr(self, name), 1)
         for name in ("column_cost", "proxy_weight"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+            require_non_negative(name, getattr(self, name))
+        require_plugin("proxy", self.proxy, Proxy, "NGram(...).fit(...)")
 
     @property
     def keeps_alternatives(self) -> bool:
@@ -143,7 +143,8 @@ class Tree(Drafting):
             if best.shape[1] == self.budget:
                 hopeless = hopeless | (level.scores < best[:, -1:])
             above = level._replace(scores=level.scores.masked_fill(hopeless, -torch.inf))
-            if not (above.scores > -torch.inf).any():
+            # Logits without a number make a tree all the same: the engine reports them later.
+            if levels and not (above.scores > -torch.inf).any():
                 break
             levels.append(above)
         return self._pruned(levels)
