@@ -59,9 +59,9 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
         unit: What is counted, for the message, such as "tokens".
     """
     counted = f"a whole number of {unit}" if unit else "a whole number"
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise ValueError(f"{name} must be {counted}, at least {least}, got {value!r}.")
-    if value > _MOST_COUNTED:
+    if int(value) > _MOST_COUNTED:
         raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {value!r}.")
 
 
