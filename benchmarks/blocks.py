@@ -28,6 +28,7 @@ from samplers import (
     JointThreshold,
     Sampler,
 )
+from samplers.view import Order
 
 SAMPLERS: tuple[Sampler, ...] = (
     ConfidenceThreshold(0.9),
@@ -46,10 +47,9 @@ class Setting(NamedTuple):
 
 def settings(block_length: int, width: int) -> list[Setting]:
     """Returns the rows; the first of each sampler is what the others are compared with."""
-    order = {"EntropyThreshold": "entropy"}
     found = []
     for sampler in SAMPLERS:
-        own = order.get(type(sampler).__name__, "confidence")
+        own: Order = "entropy" if sampler == EntropyThreshold(0.4) else "confidence"
         schedules: list[BlockSchedule] = [
             Sequential(block_length),
             MultiBlock(block_length, 0.1, 0.95, order=own),
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--gen-length", type=int, default=64)
     args = parser.parse_args()
     model, tokenizer = load_model("mini")
+    assert tokenizer is not None
     task = WordProblems()
     examples = task.examples("test", args.num_examples)
     prompts = [example.turns() for example in examples]
