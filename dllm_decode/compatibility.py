@@ -266,6 +266,12 @@ KINDS = {
     "the same, with `Wino()`": Demands(looks_ahead=True, leave_one_out=True),
     "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
     "the same, with `Prophet()`": Demands(asks_sampler=False, scope="suffix"),
+    "edits: `JointThreshold()`": Demands(edits=True),
+    "the same, with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
+    "`MultiBlock()` with `SelfVerify()`": Demands(opens_several=True, looks_ahead=True),
+    "`MultiBlock()` with `Prophet()`": Demands(opens_several=True, scope="suffix"),
+    "`MultiBlock()` with `Wino()`": Demands(opens_several=True, leave_one_out=True),
+    "`MultiBlock()` with `FixedSchedule()`": Demands(opens_several=True, needs_whole_block=True),
 }
 
 

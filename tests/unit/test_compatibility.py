@@ -7,9 +7,18 @@ import pytest
 from spied import Spied, tiny
 
 from dllm_decode import Block, CachePolicy, Canvas, NoVerifier, SelfVerify, Verifier, decode
+from dllm_decode.blocks import MultiBlock, Sequential
 from dllm_decode.compatibility import CACHES, KINDS, REFUSALS, Demands, refusal_of, table
 from dllm_decode.session import Session
-from samplers import FixedSchedule, Prophet, Sampler, State, Wino
+from samplers import (
+    ConfidenceThreshold,
+    FixedSchedule,
+    JointThreshold,
+    Prophet,
+    Sampler,
+    State,
+    Wino,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,9 @@ SAMPLERS: dict[str, Sampler] = {
 def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
+    sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
+    if demands.opens_several and demands.looks_ahead:
+        sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
     verifier = SelfVerify(2) if demands.looks_ahead else verifier
     family = "dream" if demands.is_shifted else "sdar" if demands.is_causal else "llada"
@@ -48,7 +60,7 @@ def run(kind: str, cache: CachePolicy) -> tuple[Spied, Any]:
     model = Spied(tiny(family))
     return model, decode(
         model, [[5, 6, 7, 8]], sampler, cache=cache, verifier=verifier, gen_length=8,
-        block_length=4,
+        block_length=4, blocks=MultiBlock() if KINDS[kind].opens_several else Sequential(),
     )  # fmt: skip
 
 
