@@ -77,7 +77,8 @@ def test_the_table_tells_what_decode_does(kind: str, cache: CachePolicy) -> None
     with pytest.raises(ValueError, match="got") as refused:
         run(kind, cache)
     message = str(refused.value)
-    names = {"sampler": sampler, "cache": cache, "verifier": verifier}
+    blocks = MultiBlock() if KINDS[kind].opens_several else Sequential()
+    names = {"sampler": sampler, "cache": cache, "verifier": verifier, "blocks": blocks}
     for part in refusal.pair:
         assert (tiny(family).name if part == "model" else repr(names[part])) in message
     assert message.endswith(refusal.remedy)
