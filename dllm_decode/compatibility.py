@@ -248,6 +248,7 @@ CACHES: tuple[CachePolicy, ...] = (
     NoCache(),
     PrefixCache(),
     PrefixCache(refresh_every=8),
+    PrefixCache(entry="official"),
     DualCache(),
     DualCache(refresh_every=8),
     FreeCache("clean"),
@@ -266,6 +267,9 @@ KINDS = {
     "the same, with `Wino()`": Demands(looks_ahead=True, leave_one_out=True),
     "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
     "the same, with `Prophet()`": Demands(asks_sampler=False, scope="suffix"),
+    "a verifier that writes, model predicts the next column": Demands(
+        asks_sampler=False, is_shifted=True
+    ),
     "edits: `JointThreshold()`": Demands(edits=True),
     "the same, with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
     "`MultiBlock()` with `SelfVerify()`": Demands(opens_several=True, looks_ahead=True),
