@@ -53,6 +53,10 @@ class QuotaThreshold(Sampler[Progress]):
         require_count("steps_per_block", self.steps_per_block, 1)
         require_choice("quota", self.quota, get_args(Quota))
 
+    @property
+    def needs_whole_block(self) -> bool:
+        return True
+
     def init(self, view: View) -> Progress:
         masks = view.eligible.sum(-1)
         return Progress(masks, torch.zeros_like(masks))
