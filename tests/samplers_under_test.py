@@ -61,6 +61,9 @@ INSTANCES: tuple[Sampler, ...] = (
     Wino(0.3),
 )
 
+VERIFIABLE: tuple[Sampler, ...] = tuple(one for one in INSTANCES if not one.edits)
+"""Those that `SelfVerify` takes: it refuses samplers that edit what they have committed."""
+
 # For laws that decode many times with each: one that plans ahead, one that follows confidence.
 FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
 

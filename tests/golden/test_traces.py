@@ -521,8 +521,6 @@ LEFT_OUT = {
         "official bug argmax_prob_for_committed in all runs: overwrites committed tokens by the "
         "probability of other ones; the rule without it is not offered",
     ),
-    "llada21_dllm": (24, "edits of committed tokens"),
-    "llada21_sglang": (15, "edits of committed tokens"),
 }
 # How many runs of each file are compared, of how many.
 COMPARED = {

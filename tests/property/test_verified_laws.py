@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from drafted import DriftingModel
-from samplers_under_test import INSTANCES
+from samplers_under_test import VERIFIABLE
 from spied import FAMILIES, tiny
 
 from dllm_decode import (
@@ -42,7 +42,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 CACHES: tuple[CachePolicy, ...] = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"))
 
 
-SAMPLER = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+SAMPLER = pytest.mark.parametrize("sampler", VERIFIABLE, ids=repr)
 
 
 class History(NamedTuple):
@@ -92,14 +92,14 @@ def test_self_verification_changes_neither_tokens_nor_order(sampler: Sampler) ->
 def test_most_samplers_have_drafts_accepted_and_drafts_rejected() -> None:
     model, saved, short = DriftingModel(peak=12.0), 0, 0
     options: Any = {"gen_length": 8, "block_length": 8, "stop_at_eos": False}
-    for sampler in INSTANCES:
+    for sampler in VERIFIABLE:
         plain = decode(model, PROMPTS, sampler, **options)
         out = decode(model, PROMPTS, sampler, verifier=SelfVerify(4), **options)
         saved += bool((out.nfe < plain.nfe).any())
         # Had no draft been rejected, four states a forward would have been enough.
         short += bool((out.nfe > (plain.nfe / 4).ceil() + 1).any())
-    assert saved > len(INSTANCES) / 2
-    assert short > len(INSTANCES) / 2
+    assert saved > len(VERIFIABLE) / 2
+    assert short > len(VERIFIABLE) / 2
 
 
 @pytest.mark.parametrize("draft_steps", [1, 2, 3, 6])
@@ -266,7 +266,7 @@ class Forgetful(Sampler):
 def test_every_state_that_is_verified_decides_something() -> None:
     """A state that was lost without a trace showed in no law: none had one that mattered."""
     idle, decisive = set(), set()
-    for sampler in INSTANCES:
+    for sampler in VERIFIABLE:
         differs = False
         for drift in (0.05, 0.1, 0.35):
             model = DriftingModel(peak=12.0, drift=drift)
