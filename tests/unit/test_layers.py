@@ -13,7 +13,8 @@ LAYERS = ("samplers", "dllm_decode", "eval")
 ROOFS = {"examples", "benchmarks", "tests"}
 SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
 CONTRACT = {
-    f"samplers.{name}" for name in ("base", "state", "view", "logits", "checks", "expression")
+    f"samplers.{name}"
+    for name in ("base", "state", "view", "wrapper", "logits", "checks", "expression")
 }
 MAY_IMPORT = {
     "triton": ("samplers.logits.kernel",),
