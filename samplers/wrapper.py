@@ -37,6 +37,11 @@ class Wrapper(Sampler[State]):
                 f"{name} must wrap a sampler that never edits, got {self.base!r}, which changes "
                 f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
             )
+        if self.base.edits:
+            raise ValueError(
+                f"{name} must wrap a sampler that never edits, got {self.base!r}, which replaces "
+                f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
+            )
         if self.base.leave_one_out:
             raise ValueError(
                 f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "
@@ -54,6 +59,10 @@ class Wrapper(Sampler[State]):
     @property
     def reads_committed(self) -> bool:
         return self.base.reads_committed
+
+    @property
+    def edits(self) -> bool:
+        return self.base.edits
 
     @property
     def needs_whole_block(self) -> bool:

@@ -134,5 +134,5 @@ class Editing(Sampler[None]):
 
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 def test_an_edit_is_never_ignored_silently(verifier: Verifier) -> None:
-    with pytest.raises(RuntimeError, match=r"Editing\(\) must edit nothing"):
+    with pytest.raises(RuntimeError, match=r"Editing\(\) must say by `edits`"):
         decode(DriftingModel(), [[1], [2]], Editing(), verifier=verifier, gen_length=6)

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from samplers import ALL_SAMPLERS, CreditDecoding, Decision, Prophet, Sampler, View, Wrapper
+from samplers import (
+    ALL_SAMPLERS,
+    CreditDecoding,
+    Decision,
+    JointThreshold,
+    Prophet,
+    Sampler,
+    View,
+    Wrapper,
+)
 from samplers.view import Scope
 
 WRAPPERS = [sampler for sampler in ALL_SAMPLERS if issubclass(sampler, Wrapper)]
@@ -52,7 +61,10 @@ def test_wrappers_are_known() -> None:
 def test_every_member_of_a_sampler_is_forwarded() -> None:
     """Whoever adds a member to `Sampler` must say here and in `Wrapper` what becomes of it."""
     forwarded = overridable() - DECIDES
-    assert forwarded == {"scope", "leave_one_out", "reads_committed", "check", "max_steps"}
+    assert forwarded == {
+        "scope", "leave_one_out", "reads_committed", "edits", "needs_whole_block", "check",
+        "max_steps",
+    }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
 
@@ -65,6 +77,12 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     assert wrapped.max_steps(3) == 30
     with pytest.raises(ValueError, match="asked about mini, 12 and 4"):
         wrapped.check(model="mini", gen_length=12, block_length=4)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_base_that_edits_is_refused(wrapper: Any) -> None:
+    with pytest.raises(ValueError, match=f"{wrapper.__name__} must wrap a sampler that never edit"):
+        wrapper(JointThreshold())
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
