@@ -35,12 +35,28 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _thin_out(items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _thin_out(items: list[pytest.Item]) -> None:
+    """Leaves few cases of exhaustive tests to the default run, before -m selects."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for group in cases.values():
+        (keep,) = group[0].get_closest_marker("exhaustive").args
+        kept = {round(number * (len(group) - 1) / max(1, keep - 1)) for number in range(keep)}
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -143,6 +143,7 @@ def target_on(device: str, vocab_size: int) -> CausalTarget:
     return CausalTarget(model.to(device), name="tiny llama")
 
 
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize(("sampler", "family"), in_turn(INSTANCES))
 def test_every_sampler_decodes_as_on_the_cpu(
     sampler: Any, family: str, pairs: dict[str, Pair]
@@ -155,6 +156,7 @@ def test_every_sampler_decodes_as_on_the_cpu(
     pairs[family].decode(sampler, temperature=0.7 * (family == "dream"), cache=cache)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("cache", "family"), in_turn(CACHES))
 def test_every_cache_decodes_as_on_the_cpu(
     cache: Any, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
@@ -252,6 +254,7 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(("shared", "family"), in_turn(SHARED))
 def test_rows_that_come_and_go_are_decoded_as_on_the_cpu(
     shared: str, family: str, pairs: dict[str, Pair], played: dict[str, Pair]

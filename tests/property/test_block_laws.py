@@ -88,6 +88,7 @@ def test_a_schedule_is_its_repr(blocks: BlockSchedule) -> None:
     assert type(blocks) in ALL_SCHEDULES
 
 
+@pytest.mark.exhaustive(10)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sampler", [*STEPWISE, STATEFUL], ids=repr)
 def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
@@ -101,6 +102,7 @@ def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
     assert torch.equal(several.query_positions, plain.query_positions)
 
 
+@pytest.mark.exhaustive(10)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 def test_the_same_with_every_cache_and_family(family: str, cache: CachePolicy) -> None:
@@ -125,6 +127,7 @@ def test_a_row_keeps_its_own_pace(family: str, blocks: BlockSchedule) -> None:
         assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
 
 
+@pytest.mark.exhaustive(8)
 @SCHEDULE
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 def test_every_cache_finishes_every_answer(blocks: BlockSchedule, cache: CachePolicy) -> None:

@@ -75,6 +75,7 @@ def columns_per_forward(out: Any) -> torch.Tensor:
     return out.query_positions / out.nfe  # type: ignore[no-any-return]
 
 
+@pytest.mark.exhaustive(12)
 @FAMILY
 @pytest.mark.parametrize(("sampler", "temperature"), [(SAMPLERS[0], 1.0), (SAMPLERS[1], 0.0)])
 def test_a_policy_that_computes_everything_is_no_cache(
@@ -103,6 +104,7 @@ def test_prefix_and_dual_are_the_same_where_there_is_no_suffix(
     assert (columns_per_forward(prefix) < columns_per_forward(exact)).all()
 
 
+@pytest.mark.exhaustive(12)
 @SAMPLER
 @pytest.mark.parametrize(("block_length", "stop_at_eos"), [(4, True), (8, False)])
 def test_caching_is_exact_on_a_block_causal_model(
@@ -149,6 +151,7 @@ def test_a_block_finished_by_its_first_forward_is_decoded_exactly(
     assert torch.equal(cached.query_positions, exact.query_positions)
 
 
+@pytest.mark.exhaustive(10)
 @FAMILY
 @POLICY
 def test_a_batch_is_decoded_as_each_row_alone_with_a_cache(family: str, cache: CachePolicy) -> None:
@@ -163,6 +166,7 @@ def test_a_batch_is_decoded_as_each_row_alone_with_a_cache(family: str, cache: C
         assert alone.nfe[0] == together.nfe[row]
 
 
+@pytest.mark.exhaustive(10)
 @FAMILY
 @POLICY
 def test_what_stands_in_the_padding_changes_nothing(
@@ -182,6 +186,7 @@ def test_what_stands_in_the_padding_changes_nothing(
     assert torch.equal(answer(tiny(family), SAMPLERS[0], cache).tokens, plain.tokens)
 
 
+@pytest.mark.exhaustive(10)
 @FAMILY
 @POLICY
 def test_a_slot_holds_the_keys_of_the_token_it_was_computed_from(

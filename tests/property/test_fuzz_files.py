@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import eval_runs
 import pytest
 import torch
-from eval.metrics.summary import summarise
+from eval.reports.summary import summarise
 from families_under_test import MODELS, OPTIONS, load_tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -123,6 +123,7 @@ def only_masked(view: View) -> View:
     return replace(view, computed=Summary(logits, asked), reads_committed=False)
 
 
+@pytest.mark.exhaustive(16)
 @every_sampler
 def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) -> None:
     """The decisions of a whole block follow from the logits at masked positions."""
@@ -163,6 +164,7 @@ def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sa
             assert_same_state(next_state, turn.next_state)
 
 
+@pytest.mark.exhaustive(20)
 @every_sampler
 def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> None:
     for style in STYLES:

@@ -79,6 +79,7 @@ def assert_same(plain: History, verified: History, what: object) -> int:
     return int((plain.out.nfe - verified.out.nfe).sum())
 
 
+@pytest.mark.exhaustive(16)
 @SAMPLER
 def test_self_verification_changes_neither_tokens_nor_order(sampler: Sampler) -> None:
     for temperature, eos_ids in ((0.0, (22,)), (0.7, (3, 7, 11, 15))):
@@ -208,6 +209,7 @@ def _template(generator: torch.Generator, plain: torch.Tensor, mask_id: int) -> 
     return given[: int(torch.randint(len(given) + 1, (), generator=generator))]
 
 
+@pytest.mark.exhaustive(10)
 @SAMPLER
 def test_self_verification_changes_nothing_where_templates_give_blocks(sampler: Sampler) -> None:
     # What was foreseen for the adjacent block was once used for whichever block opened next.

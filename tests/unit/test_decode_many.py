@@ -54,6 +54,7 @@ def test_every_sampler_gives_each_prompt_the_answer_of_one_batch(sampler: Any) -
     assert saved, "all answers are of one length, so that no row joined another"
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "cache",

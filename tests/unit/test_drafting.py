@@ -59,6 +59,7 @@ def answers_of(target: CausalTarget, prompts: list[list[int]], length: int) -> l
     ]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_greedy_answer_is_the_targets_with_any_drafting_and_cache(

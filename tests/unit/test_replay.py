@@ -20,6 +20,7 @@ from dllm_decode import (
 from samplers import ConfidenceThreshold, FixedSchedule
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "cache", [PrefixCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr

@@ -60,6 +60,7 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
         assert verified.forwards > plain.forwards
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=repr)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -231,6 +232,7 @@ def test_a_draft_that_would_finish_the_block_is_not_looked_at() -> None:
     assert out.query_positions.tolist() == [3 * 2]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize(
     ("family", "cache"),

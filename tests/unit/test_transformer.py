@@ -306,9 +306,9 @@ def test_impossible_shapes_are_refused(model, change, message) -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ({"mask_id": V, "eos_ids": (1,)}, f"mask_id is in \\[0, {V}\\), got {V}"),
-        ({"mask_id": 0, "eos_ids": ()}, "eos_ids are one or more ids"),
-        ({"mask_id": 0, "eos_ids": (1, -1)}, "eos_ids are one or more ids"),
+        ({"mask_id": V, "eos_ids": (1,)}, f"mask_id must be in \\[0, {V}\\), got {V}"),
+        ({"mask_id": 0, "eos_ids": ()}, "eos_ids must be one or more ids"),
+        ({"mask_id": 0, "eos_ids": (1, -1)}, "eos_ids must be one or more ids"),
     ],
 )
 def test_ids_outside_the_vocabulary_are_refused(model, ids, message) -> None:
