@@ -141,7 +141,7 @@ class Needs:
 def bytes_read(model: MaskedTransformer) -> tuple[int, int]:
     """Returns the bytes of weights that every forward reads, and those of one expert.
 
-    Of the embedding a forward reads rows only.
+    The embedding counts as nothing: a forward reads only the rows of its tokens.
     """
     stacks = [part for part in model.transformer.modules() if isinstance(part, Experts)]
     of_stacks = sum(parameter.nbytes for stack in stacks for parameter in stack.parameters())

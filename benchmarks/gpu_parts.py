@@ -116,7 +116,7 @@ def _gathers(setting: Setting) -> list[Found]:
 
 
 def collection(setting: Setting) -> Found:
-    """Whether captures survive garbage, and how many bytes stay after the model is deleted."""
+    """Collects garbage between captures, and counts the bytes that a deleted model leaves."""
     device = torch.device(setting.device)
     rows: list[Found] = []
     before = _allocated(device)

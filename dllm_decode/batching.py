@@ -96,7 +96,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
             turn comes, if a prompt is empty or contains the mask id, or a template is too long.
     """
     if num_rows < 1:
-        raise ValueError(f"num_rows is at least 1, got {num_rows}.")
+        raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
     if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     if isinstance(prompts, Sized) and isinstance(templates, Sized):

@@ -80,7 +80,7 @@ class DecodeConfig:
 
     @property
     def is_tempered(self) -> bool:
-        """Whether confidences are those of the distribution that proposals are drawn from."""
+        """True if confidences describe the distribution that proposals are drawn from."""
         return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
 
     @property

@@ -43,7 +43,7 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
 
     @property
     def opens_several(self) -> bool:
-        """Whether a phase holds several blocks, whose masks may be open together."""
+        """True if a phase holds several blocks whose masks may be open together."""
         return False
 
     def phases(self, canvas: Canvas, block_length: int) -> Iterator[Block]:

@@ -100,17 +100,17 @@ class CachePolicy(ABC):
 
     @property
     def is_path_dependent(self) -> bool:
-        """Whether the cache may depend on the forwards that led to a state, not on that alone."""
+        """True if the cached keys may depend on earlier forwards, not on the tokens alone."""
         return True
 
     @property
     def reads_history(self) -> bool:
-        """Whether it reads `CacheQuery.clean_forwards` or `pending`."""
+        """True if the policy reads `CacheQuery.clean_forwards` or `CacheQuery.pending`."""
         return True
 
     @property
     def commits_entry(self) -> bool:
-        """Whether a block's first token is committed in the block's first step, unasked.
+        """True if a block's first step commits its first token whatever the sampler says.
 
         Then later forwards may leave out the column before the block, which predicts that token. It
         matters on a model whose logits predict the next column.

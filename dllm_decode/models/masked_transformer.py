@@ -106,7 +106,7 @@ class MaskedTransformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters, the logits and the memory."""
+        """Floating-point type of the parameters, the logits and the KV cache."""
         return self.transformer.embedding.weight.dtype
 
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:

@@ -160,7 +160,9 @@ class PooledRows(Rows):
         seed: str = "0",
     ) -> None:
         if num_workers < 1:
-            raise ValueError(f"num_workers is at least 1, got {num_workers}; else use FreshRows.")
+            raise ValueError(
+                f"num_workers must be at least 1, got {num_workers}; else use FreshRows."
+            )
         self.num_made = 0
         self._ready = min(ready, capacity)
         self._capacity = capacity

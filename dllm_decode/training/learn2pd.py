@@ -83,9 +83,9 @@ class FilterSettings:
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
-            raise ValueError(f"num_steps is at least 1, got {self.num_steps}.")
+            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
         if not self.learning_rate > 0.0:
-            raise ValueError(f"learning_rate is above 0, got {self.learning_rate}.")
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}.")
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ class MaskSampler:
 
     def __post_init__(self) -> None:
         if self.block_length < 1:
-            raise ValueError(f"block_length is at least 1, got {self.block_length}.")
+            raise ValueError(f"block_length must be at least 1, got {self.block_length}.")
         for name in ("block_share", "ordered_share"):
             if not 0.0 <= vars(self)[name] <= 1.0:
-                raise ValueError(f"{name} is a probability in [0, 1], got {vars(self)[name]}.")
+                raise ValueError(f"{name} must be a probability in [0, 1], got {vars(self)[name]}.")
 
     def draw(
         self, answers: Int[Tensor, "B G"], eos_id: int, generator: torch.Generator

@@ -26,7 +26,7 @@ class Samples(Budget):
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise ValueError(f"num_samples is at least 1, got {self.num_samples}.")
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
 
     def spent(self, progress: Progress) -> float:
         return progress.samples / self.num_samples
@@ -44,7 +44,7 @@ class Minutes(Budget):
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
-            raise ValueError(f"minutes is above 0, got {self.minutes}.")
+            raise ValueError(f"minutes must be above 0, got {self.minutes}.")
 
     def spent(self, progress: Progress) -> float:
         return progress.elapsed_s / (60 * self.minutes)
@@ -62,7 +62,7 @@ class LinearDecay:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.warmup < 1.0:
-            raise ValueError(f"warmup is a share in [0, 1), got {self.warmup}.")
+            raise ValueError(f"warmup must be a share in [0, 1), got {self.warmup}.")
 
     def factor(self, spent: float) -> float:
         """Returns what the peak learning rate is multiplied with."""

@@ -55,10 +55,10 @@ class SegmentSampler:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"length is at least 1, got {self.length}.")
+            raise ValueError(f"length must be at least 1, got {self.length}.")
         for name in ("ordered_share", "anywhere_share"):
             if not 0.0 <= vars(self)[name] <= 1.0:
-                raise ValueError(f"{name} is a probability in [0, 1], got {vars(self)[name]}.")
+                raise ValueError(f"{name} must be a probability in [0, 1], got {vars(self)[name]}.")
 
     def draw(
         self, answers: Int[Tensor, "B G"], eos_id: int, generator: torch.Generator

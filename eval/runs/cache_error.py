@@ -117,7 +117,7 @@ class Compared(Verifier[SamplerState]):
     """Takes the sampler's word on the cached view, and notes what the exact one would have said.
 
     Attributes:
-        exact: Runs the same model without a cache; costs a forward a step beside the bill.
+        exact: Runs the same model without a cache; adds a forward a step, which is not counted.
         tally: What is noted.
     """
 

@@ -185,7 +185,7 @@ def test_no_prompts_give_no_answers() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"num_rows": 0}, "num_rows is at least 1, got 0"),
+        ({"num_rows": 0}, "num_rows must be at least 1, got 0"),
         ({"block_length": 9}, "block_length must be between 1 and gen_length=8"),
     ],
 )

@@ -103,8 +103,8 @@ def test_both_losses_reach_every_weight() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: SegmentSampler(length=0), "length is at least 1, got 0"),
-        (lambda: SegmentSampler(anywhere_share=1.5), "anywhere_share is a probability"),
+        (lambda: SegmentSampler(length=0), "length must be at least 1, got 0"),
+        (lambda: SegmentSampler(anywhere_share=1.5), "anywhere_share must be a probability"),
         (lambda: AllBlocks(tiny_model(), ()), "block_lengths must be lengths"),
         (lambda: AllBlocks(tiny_model(), ordered_share=-1.0), "ordered_share must be"),
     ],

@@ -81,7 +81,7 @@ def rotate_and_store(
             row = tl.load(rows + row)
         head = (number - query_tiles) * tile + lane
         inside = (head < num_kv_heads) & (pair < half)
-        # Nothing is written outside of the memory.
+        # Nothing is written outside the KV cache.
         inside = inside & (row >= 0) & (row < num_rows) & (slot >= 0) & (slot < num_slots)
         x, y = _halves(heads + (num_heads + head) * head_dim, half, inside)
         x, y = _normed(x, y, key_weight, pair, half, key_eps, key_in_float32)

@@ -57,9 +57,9 @@ class KVSlots(NamedTuple):
     """Where fresh keys and values go.
 
     Attributes:
-        rows: Of the memory.
-        slots: Of those rows.
-        row_index: The rows again, to go with slots that are no slice.
+        rows: Rows of the KV cache that are written and read.
+        slots: Where in these rows fresh keys and values go.
+        row_index: The rows as a column, to index together with `slots` where those are a tensor.
     """
 
     rows: slice | Int[Tensor, " B"]
@@ -68,7 +68,7 @@ class KVSlots(NamedTuple):
 
 
 class LayerKV(NamedTuple):
-    """The memory of one layer."""
+    """The KV cache of one layer, and where fresh keys and values go."""
 
     keys: Float[Tensor, "R G K D"]
     values: Float[Tensor, "R G K D"]

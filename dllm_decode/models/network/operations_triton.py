@@ -62,7 +62,7 @@ def rotate_and_store(
     num_kv_heads: int,
     scalings: tuple[Scaling, Scaling] | None,
 ) -> Heads:
-    """See `Operations`; what would go outside of the memory goes nowhere, where `plain` raises."""
+    """See `Operations`; what would go outside the KV cache goes nowhere, where `plain` raises."""
     B, Q, C, D = heads.shape
     if rotation.cos.shape[-1] < D:
         # The kernel turns whole heads.

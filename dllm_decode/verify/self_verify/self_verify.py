@@ -58,8 +58,8 @@ class SelfVerify(Verifier[Verified]):
     on its columns: on an accelerator, with a cache that leaves few, for few rows.
 
     With a cache, each draft needs keys and values of its own. As rows of a batch, drafts have a
-    copy of all that their row has: the memory grows to `draft_steps` times that of plain decoding.
-    As branches of a tree they share what is not computed: for each further draft the memory grows
+    copy of all that their row has: the KV cache grows to `draft_steps` times that of plain
+    decoding. As branches of a tree they share what is not computed: for each further draft the cache grows
     by the columns of a forward, a block with `DualCache`. Rows advance by different numbers of
     steps; those that are ahead wait for the others, so that the next forward is for all.
 
@@ -237,7 +237,7 @@ class SelfVerify(Verifier[Verified]):
             branches = Branches(places, layout) if num_levels > 1 else None
             views = [session.forward(states, block, sampler, branches=branches)]
         else:
-            # The present state last: then the memory is what plain decoding would leave.
+            # The present state last: then the KV cache is what plain decoding would leave.
             views = [session.forward(level.canvas, block, sampler) for level in reversed(levels)]
             views.reverse()
         logits = [view.computed.logits for view in views]
