@@ -59,9 +59,9 @@ class SelfVerify(Verifier[Verified]):
 
     With a cache, each draft needs keys and values of its own. As rows of a batch, drafts have a
     copy of all that their row has: the KV cache grows to `draft_steps` times that of plain
-    decoding. As branches of a tree they share what is not computed: for each further draft the cache grows
-    by the columns of a forward, a block with `DualCache`. Rows advance by different numbers of
-    steps; those that are ahead wait for the others, so that the next forward is for all.
+    decoding. As branches of a tree they share what is not computed: for each further draft the
+    cache grows by the columns of a forward, a block with `DualCache`. Rows advance by different
+    numbers of steps; those that are ahead wait for the others, so that the next forward is for all.
 
     Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
     Diffusion Large Language Models", https://arxiv.org/abs/2510.00294.
