@@ -27,6 +27,7 @@ from dllm_decode.training.certainty import (
     Curriculum,
     TrajectoryForcing,
     TrajectoryLoss,
+    require_weights,
 )
 from dllm_decode.training.distillation import DistilSettings, distil
 from dllm_decode.training.lora import LoRA
@@ -77,11 +78,10 @@ def run(options: argparse.Namespace) -> int:
         options.task, options.held_out, prompts=options.prompts, code=code_for(options, place)
     )
     asked.task.require_scorable()
+    check(options)
     accelerator = accelerator_of(options)
     console = Console(quiet=not accelerator.is_main_process)
     student = load_student(options, asked, accelerator.device)
-    # Before anything is decoded: what is wrong with the training is said at once.
-    budget_of(options, 1)
     folder = Path(options.output)
     if accelerator.is_main_process:
         claim(folder, settings_of(options, asked, judged, student.config))
@@ -112,6 +112,21 @@ def run(options: argparse.Namespace) -> int:
         report(student, judged, points, (before, Measured.load(after_file)), options, console)
     accelerator.wait_for_everyone()
     return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Says what is wrong with the training before anything is decoded.
+
+    Raises:
+        ValueError: If an option is out of range, or two do not go together.
+    """
+    for name in ("learning_rate", "muon", "epochs", "minutes", "lora_alpha"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+    require_weights(options.temperature, options.entropy_weight)
+    if options.muon is not None and options.lora_rank:
+        raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
 
 
 def accelerator_of(options: argparse.Namespace) -> Accelerator:
@@ -293,33 +308,17 @@ def objective_of(
 
 
 def optimisers_of(model: MaskedTransformer, options: argparse.Namespace) -> Sequence[Optimizer]:
-    """Returns AdamW for all that is trained, or Muon for the matrices of the layers.
-
-    Raises:
-        ValueError: If a rate is not above 0, or Muon is asked for beside LoRA.
-    """
-    for name in ("learning_rate", "muon"):
-        rate = getattr(options, name)
-        if rate is not None and not rate > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {rate}.")
+    """Returns AdamW for all that is trained, or Muon for the matrices of the layers."""
     if options.muon is None:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         return [AdamW(weights, lr=options.learning_rate, weight_decay=0.0)]
-    if options.lora_rank:
-        raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
     return make_optimisers(model, matrix_lr=options.muon, other_lr=options.learning_rate)
 
 
 def budget_of(options: argparse.Namespace, num_answers: int) -> Budget:
-    """Returns how long the run lasts.
-
-    Raises:
-        ValueError: If that is not above 0.
-    """
+    """Returns how long the run lasts."""
     if options.minutes is not None:
         return Minutes(options.minutes)
-    if not options.epochs > 0:
-        raise ValueError(f"--epochs must be above 0, got {options.epochs}.")
     return Samples(max(1, math.ceil(options.epochs * num_answers)))
 
 
