@@ -46,17 +46,17 @@ class LoRA:
         model: Gets the additions, in float32 at least.
         family: Of the model: says how its authors name the matrices.
         rank: At least 1.
-        alpha: Above 0.
+        alpha: At least 1.
 
     Raises:
         ValueError: If a number is out of range, or the package peft is not installed.
     """
 
     def __init__(
-        self, model: MaskedTransformer, family: Family, *, rank: int = 128, alpha: float = 128.0
+        self, model: MaskedTransformer, family: Family, *, rank: int = 128, alpha: int = 128
     ) -> None:
-        if rank < 1 or not alpha > 0:
-            raise ValueError(f"rank must be at least 1 and alpha above 0, got {rank} and {alpha}.")
+        if rank < 1 or alpha < 1:
+            raise ValueError(f"rank and alpha must be at least 1, got {rank} and {alpha}.")
         self._transformer = model.transformer
         self._pieces = list(_pieces(model, family))
         self._rank = rank
@@ -105,7 +105,7 @@ class LoRA:
         return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def _inject(transformer: nn.Module, rank: int, alpha: float) -> None:
+def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:

@@ -67,7 +67,9 @@ def add_distil(parser: ArgumentParser) -> None:
     add("--evaluate-every", type=positive, default=200, metavar="STEPS",
         help="held-out prompts are decoded and a checkpoint is written (default: 200)")  # fmt: skip
     add("--seed", type=whole, default=0, help="of masks and of the order of rows (default: 0)")
-    machine = parser.add_argument_group("the machine; several processes: accelerate launch")
+    machine = parser.add_argument_group(
+        "the machine; several processes: torchrun or accelerate launch"
+    )
     machine.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     machine.add_argument("--dtype", choices=DTYPES,
         help="of the weights (default: float32, with LoRA the checkpoint's)")  # fmt: skip
@@ -81,7 +83,7 @@ def _add_training(parser: ArgumentParser) -> None:
     add("--lora-rank", type=whole, default=0, metavar="N",
         help="train additions of so low a rank instead of all weights; 128 in dParallel "
         "(default: 0, all weights)")  # fmt: skip
-    add("--lora-alpha", type=number, metavar="A", help="their scale (default: the rank)")
+    add("--lora-alpha", type=positive, metavar="A", help="their scale (default: the rank)")
     add("--temperature", type=number, default=0.5, help="of the entropy in the loss (default: 0.5)")
     add("--entropy-weight", type=number, default=2.0, metavar="W",
         help="2 for LLaDA, 1 for Dream in the authors' code (default: 2)")  # fmt: skip

@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
     )
     asked.task.require_scorable()
     check(options)
-    accelerator = accelerator_of(options)
+    student = load_student(options, asked, place)
+    accelerator = accelerator_of(options, student.model)
     console = Console(quiet=not accelerator.is_main_process)
-    student = load_student(options, asked, accelerator.device)
     folder = Path(options.output)
     if accelerator.is_main_process:
         claim(folder, settings_of(options, asked, judged, student.config))
@@ -120,7 +120,7 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         ValueError: If an option is out of range, or two do not go together.
     """
-    for name in ("learning_rate", "muon", "epochs", "minutes", "lora_alpha"):
+    for name in ("learning_rate", "muon", "epochs", "minutes"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
@@ -129,22 +129,17 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
 
 
-def accelerator_of(options: argparse.Namespace) -> Accelerator:
-    """Returns where the run goes: this process' device among those of the launch.
-
-    Raises:
-        ValueError: If there is no CUDA device, and one is asked for.
-    """
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a CUDA device, got a machine without; use cpu.")
+def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:
+    """Returns where the run goes: this process' device among those of the launch."""
     # Experts that no token went to have no gradient.
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    has_unused = model.transformer.config.moe is not None
+    handler = DistributedDataParallelKwargs(find_unused_parameters=has_unused)
     return Accelerator(
-        cpu=options.device == "cpu", mixed_precision=options.precision, kwargs_handlers=[unused]
+        cpu=options.device == "cpu", mixed_precision=options.precision, kwargs_handlers=[handler]
     )
 
 
-def load_student(options: argparse.Namespace, asked: Questions, device: torch.device) -> Student:
+def load_student(options: argparse.Namespace, asked: Questions, place: Place) -> Student:
     """Loads the model in the precision in which it is trained.
 
     Raises:
@@ -155,7 +150,7 @@ def load_student(options: argparse.Namespace, asked: Questions, device: torch.de
     source = find_model(options.model, options.revision or None)
     model, tokenizer = load_model(
         options.model,
-        device=device,
+        device=f"cuda:{place.local_rank}" if options.device == "cuda" else "cpu",
         dtype=dtype,
         revision=options.revision or None,
         family=options.family,
@@ -248,7 +243,7 @@ def train(
     """Distils and writes the weights; returns what was measured on the way."""
     lora = None
     if options.lora_rank:
-        alpha = options.lora_alpha or float(options.lora_rank)
+        alpha = options.lora_alpha or options.lora_rank
         lora = LoRA(student.model, student.family, rank=options.lora_rank, alpha=alpha)
     else:
         student.model.requires_grad_(True)

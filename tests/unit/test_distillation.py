@@ -264,7 +264,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     pytest.importorskip("peft")
     model = load_tiny(family, dtype="float32")
     frozen = weights_of(model)
-    lora = LoRA(model, FAMILIES[family], rank=3, alpha=6.0)
+    lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
     assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
     own = max(4, model.causal_block_length)
     batch = make_rows(
@@ -305,7 +305,7 @@ def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
     def student() -> MaskedTransformer:
         torch.manual_seed(0)
         model = tiny_model().requires_grad_(False)
-        LoRA(model, FAMILIES["llada"], rank=2, alpha=2.0)
+        LoRA(model, FAMILIES["llada"], rank=2, alpha=2)
         return model
 
     whole, again = student(), student()
@@ -325,7 +325,7 @@ def _interrupt(report: Report) -> None:
 def test_lora_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r'install it with: pip install "dllm-decode\[lora\]"'):
-        LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2.0)
+        LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2)
 
 
 def test_demonstrations_hold_the_order_of_commits() -> None:
@@ -376,5 +376,5 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     model.transformer.norm.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="The loss must be finite, got nan at step"):
         run(model, tmp_path)
-    with pytest.raises(ValueError, match="rank must be at least 1 and alpha above 0, got 0"):
+    with pytest.raises(ValueError, match="rank and alpha must be at least 1, got 0"):
         LoRA(model, FAMILIES["llada"], rank=0)
