@@ -62,6 +62,8 @@ class LoRA:
         self._rank = rank
         self._alpha = alpha
         _inject(self._transformer, rank, alpha)
+        # A recorded graph would go on without the additions: moving the model forgets it.
+        model.to(model.device)
 
     @property
     def weights(self) -> list[nn.Parameter]:

@@ -295,7 +295,10 @@ def objective_of(
         forcing = CertaintyForcing(student.model, student.config.block_length, loss=loss)
         return forcing, lambda _: None
     ranks = ranks_of(demonstrations, student.model.eos_ids)
-    curriculum = Curriculum()
+    # The authors' curriculum, 16 to 32, in proportion to the block length.
+    quarters = (2, 2, 3, 3, 4, 4)
+    lengths = tuple(max(1, student.config.block_length * part // 4) for part in quarters)
+    curriculum = Curriculum(block_lengths=lengths)
     following = TrajectoryForcing(
         student.model, ranks, curriculum=curriculum, loss=TrajectoryLoss(*weights)
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import BLOCK_CAUSAL, load_tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
@@ -14,6 +15,7 @@ from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
     collect_examples,
+    join,
     load_examples,
     save_examples,
     save_filter,
@@ -245,6 +247,24 @@ def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos:
             holes += bool(committed) and bool(masked[min(committed) :].any())
     assert (holes == 0) == truncate_at_eos
     assert len(found) > len(prompts)
+
+
+def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) -> None:
+    model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
+    prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
+    parts = [
+        collect_examples(model, prompts, gen_length=10, block_length=8, first_prompt=3 * i)
+        for i in range(4)
+    ]
+    splits = split(join(parts), seed=0)
+    settings = FilterSettings(num_steps=20, learning_rate=0.02)
+    network = train_filter(splits.train, splits.val, settings)
+    path = tmp_path / "filter.safetensors"
+    save_filter(network, path, model=model.name, settings=settings, threshold=0.5)
+    sampler = Learn2PD(str(path), threshold=0.3)
+    together = decode(model, prompts, sampler, gen_length=10, block_length=8)
+    alone = [decode(model, [one], sampler, gen_length=10, block_length=8) for one in prompts]
+    assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
 
 
 def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
