@@ -107,14 +107,21 @@ class LoRA:
         return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
+def require_peft() -> None:
+    """Raises ValueError if the package peft is not installed."""
     try:
-        from peft import LoraConfig, inject_adapter_in_model
+        import peft  # noqa: F401
     except ImportError:
         raise ValueError(
             "LoRA needs the package peft; install it with: pip install "
             '"dllm-decode[lora]", or train all weights.'
         ) from None
+
+
+def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
+    require_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
     config = LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=_LINEAR_MAPS
     )

@@ -54,7 +54,7 @@ def add_distil(parser: ArgumentParser) -> None:
     teacher.add_argument("--teacher-sampler", metavar="EXPR",
         help="how it answers (default: one token a step, the most confident)")  # fmt: skip
     teacher.add_argument("--cache", default="NoCache()", metavar="EXPR",
-        help="of the teacher's decode (default: NoCache())")  # fmt: skip
+        help="of its decode; held-out prompts have none (default: NoCache())")  # fmt: skip
     teacher.add_argument("--keep-wrong", action="store_true",
         help="learn from answers that are not right, too, as d3LLM does")  # fmt: skip
     teacher.add_argument("--allow-code", action="store_true",

@@ -15,7 +15,8 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
-from dllm_decode import DecodeConfig
+from dllm_decode import CachePolicy, DecodeConfig, NoCache, NoVerifier
+from dllm_decode.loop import Decoder
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.load import find_model
@@ -30,7 +31,7 @@ from dllm_decode.training.certainty import (
     require_weights,
 )
 from dllm_decode.training.distillation import DistilSettings, distil
-from dllm_decode.training.lora import LoRA
+from dllm_decode.training.lora import LoRA, require_peft
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
 from eval.runs.command import DTYPES, code_for
@@ -44,6 +45,7 @@ from eval.training.curve import draw_curve
 from eval.training.held_out import Measured, compared, measure, score_of, table_of
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, read_json, write_json
+from samplers import FixedSchedule, Sampler
 
 # They change where and how fast a run goes, not what comes out.
 _FREE = ("name", "output", "threads", "device", "code_runner", "allow_code")
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """Lets the model answer, trains it on its answers, and writes and judges what became of it."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
+    sampler = parse_sampler(options.sampler)
     place = Place.of_launch()
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts, code=code_for(options, place)
@@ -80,6 +82,9 @@ def run(options: argparse.Namespace) -> int:
     asked.task.require_scorable()
     check(options)
     student = load_student(options, asked, place)
+    for rule, cache in ((sampler, NoCache()), teacher_of(options, student)):
+        # Refuses what does not fit together.
+        Decoder(student.model, rule, cache, NoVerifier(), student.config)
     accelerator = accelerator_of(options, student.model)
     console = Console(quiet=not accelerator.is_main_process)
     folder = Path(options.output)
@@ -91,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     def judge(file: Path) -> Measured:
         measured = measure(
             student.model, student.tokenizer, judged, sampler, student.config,
-            batch_size=options.batch_size, cache=cache,
+            batch_size=options.batch_size,
             place=Place(accelerator.process_index, accelerator.num_processes),
             gather=gather_object,
         )  # fmt: skip
@@ -127,6 +132,16 @@ def check(options: argparse.Namespace) -> None:
     require_weights(options.temperature, options.entropy_weight)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
+    if options.lora_rank:
+        require_peft()
+
+
+def teacher_of(options: argparse.Namespace, student: Student) -> tuple[Sampler, CachePolicy]:
+    """Returns how the teacher answers: one token a step, unless another sampler is named."""
+    assert student.config.block_length is not None
+    given = options.teacher_sampler
+    sampler = parse_sampler(given) if given else FixedSchedule(student.config.block_length)
+    return sampler, parse_cache(options.cache)
 
 
 def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:
@@ -201,8 +216,7 @@ def answers_of(
     prompts, size = asked.encoded(student.tokenizer), options.batch_size
     starts = range(0, len(prompts), size)
     mine = starts[accelerator.process_index :: accelerator.num_processes]
-    sampler = parse_sampler(options.teacher_sampler) if options.teacher_sampler else None
-    cache = parse_cache(options.cache)
+    sampler, cache = teacher_of(options, student)
     with bar(console, "the teacher answers", len(mine)) as advance:
         for start in mine:
             file = _file_of(folder, start)

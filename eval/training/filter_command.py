@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dllm_decode import DecodeConfig
+from dllm_decode import DecodeConfig, NoCache, NoVerifier
+from dllm_decode.loop import Decoder
 from dllm_decode.training.learn2pd import (
     FilterExamples,
     FilterSettings,
@@ -57,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     )
     loaded = open_model(options.model, options, options.revision)
     config = config_of(options, asked, loaded)
+    # Refuses what does not fit together.
+    Decoder(loaded.model, against, NoCache(), NoVerifier(), config)
     work = Path(f"{options.output}.run")
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,

@@ -191,6 +191,7 @@ def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) 
     assert_same(first, weights_of(alone), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     """Block-causal families had been refused; a mask or a shift that is wrong shows here."""
@@ -228,6 +229,7 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
         )
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_path: Path) -> None:
     model = load_tiny(family, dtype="float32").train().requires_grad_(True)
@@ -259,6 +261,7 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
         save_like(model, tmp_path, tmp_path, family=known)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar", "llada2_moe"])
 def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")

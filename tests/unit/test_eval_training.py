@@ -1,6 +1,7 @@
 """What the training commands share: questions, folders, measurements."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,9 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--model", "nothing"], "an embedded name"),
         (["distil", "--sampler", "Nothing()"], "Nothing"),
         (["distil", "--temperature", "0"], "temperature must be above 0"),
+        (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
+        (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
+        (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_decoded(
@@ -154,3 +158,12 @@ def test_every_option_of_both_commands_says_what_it_is() -> None:
     }
     assert "--truncate-at-eos" in help_of["train-filter"]
     assert "--lora-rank" in help_of["distil"]
+
+
+def test_lora_without_its_package_is_said_before_anything_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert main(["distil", "--lora-rank", "2", "--output", str(tmp_path / "out")]) == 2
+    assert "LoRA needs the package peft" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
