@@ -72,6 +72,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert "method was 'dparallel' and is 'd3llm'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_lora_writes_an_adapter_of_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

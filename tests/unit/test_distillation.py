@@ -149,14 +149,15 @@ def test_certainty_is_learned(tmp_path: Path) -> None:
 
     before = forwards()
     progress = run(
-        model, tmp_path, num_samples=1600, evaluate_every=1000, observe=reports.append,
+        model, tmp_path, num_samples=800, evaluate_every=1000, observe=reports.append,
         evaluate=lambda: {"forwards": forwards()},
     )  # fmt: skip
     assert progress.history[-1]["forwards"] < 0.8 * before
     assert reports[-1].spent == 1.0
-    assert reports[-1].progress.samples == 1600
+    assert reports[-1].progress.samples == 800
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) -> None:
     alone = tiny_model()
     run(alone, tmp_path / "alone", num_forwards=2, num_samples=32)
