@@ -170,6 +170,8 @@ def collect_examples(
                 # As the filter will: `Learn2PD.reads_committed`.
                 view = replace(shown, reads_committed=True)
                 wanted = reference[part.rows][:, block.start : block.end]
+                # What fills up the last block of a block-causal model has no reference.
+                wanted = wanted.where(wanted != model.mask_id, view.most_likely)
                 collected.append(_examples(view, wanted, part, block_length, first_prompt))
                 part = _commit(part, view, wanted).truncate_at_eos()
                 part = part.stop_at_eos() if stop_at_eos else part

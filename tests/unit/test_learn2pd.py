@@ -250,6 +250,7 @@ def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos:
 
 
 def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) -> None:
+    """The oracle waited for ever for a reference behind the answer, in its block that is filled."""
     model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
     prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
     parts = [
