@@ -147,14 +147,14 @@ def load_filter(source: str) -> Filter:
         listed = ", ".join(names) or "none is installed"
         raise FileNotFoundError(
             f"filter must be a file or an embedded name ({listed}), got {source!r}. Train one "
-            "with examples/train_filter.py."
+            "with dllm-decode train-filter."
         )
     try:
         return _read_filter(path)
     except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"filter must be a file that save_filter wrote, got {source!r} ({error}). "
-            "Train one with examples/train_filter.py."
+            "Train one with dllm-decode train-filter."
         ) from error
 
 
