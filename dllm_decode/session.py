@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from dllm_decode.cost import Cost
 from dllm_decode.geometry import ForwardGeometry, read_columns, window_of
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
+from dllm_decode.packing import Arrangement, Branches, pack, unpack, with_leave_one_out
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
 from samplers.logits.statistics import certain_where, probability
@@ -44,6 +44,24 @@ class Lookahead(NamedTuple):
     logits: Float[Tensor, "W V"]
 
 
+class Pending(NamedTuple):
+    """What rows may know of their next block: the host has yet to learn which of them do.
+
+    Attributes:
+        start: First answer position of that block.
+        ids: The rows.
+        tokens: The rows' states.
+        logits: Of that block, in each row's states.
+        places: Which of these is the row's present one.
+    """
+
+    start: int
+    ids: list[int]
+    tokens: Int[Tensor, "B L"]
+    logits: Float[Tensor, "B D W V"]
+    places: Int[Tensor, " B"]
+
+
 class Breach(NamedTuple):
     """A rule of a plug-in's contract, and where it was broken.
 
@@ -56,6 +74,23 @@ class Breach(NamedTuple):
     found: Bool[Tensor, "*shape"]
     culprit: object
     duty: str
+
+
+class Asked(NamedTuple):
+    """Numbers that the host will read.
+
+    Attributes:
+        ids: The rows.
+        numbers: Of each row.
+    """
+
+    ids: list[int]
+    numbers: tuple[Int[Tensor, " B"], ...]
+
+    def answered(self, read: list[int]) -> dict[int, list[int]]:
+        """Returns each row's numbers, given all of them one after the other."""
+        width = len(self.ids)
+        return {row: read[place::width] for place, row in enumerate(self.ids)}
 
 
 class Session:
@@ -73,6 +108,8 @@ class Session:
         blocks: The block schedule.
         reach: Positions of the open block outside which no mask is open; `None`: all of it.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
+        pending: The same, of the round before, for rows that may have finished the block.
+        arrangement: For a verifier to keep how the states of its last forward stood in it.
     """
 
     def __init__(
@@ -132,6 +169,10 @@ class Session:
         self.view: View | None = None
         self.cost = Cost(len(canvas), model.device)
         self.lookahead: dict[int, Lookahead] = {}
+        self.pending: Pending | None = None
+        self.arrangement: Arrangement | None = None
+        self._asked: Asked | None = None
+        self._answers: dict[int, list[int]] = {}
 
     @property
     def forgets_blocks(self) -> bool:
@@ -169,6 +210,7 @@ class Session:
         """
         self._ledger.rearrange(canvas, shifts)
         self.lookahead.clear()
+        self.pending = None
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
         self.requests = self.requests.index_copy(0, rows, numbers)
@@ -194,6 +236,8 @@ class Session:
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
+        if branches is not None:
+            self._ledger.know(canvas, branches.ids)
         window = window_of(canvas, block, sampler)
         asked = read_columns(canvas, block, sampler, self.reach) if lean else None
         logits = self._predict(
@@ -293,17 +337,37 @@ class Session:
             RuntimeError: If a plug-in broke its contract in this round.
         """
         breaches, self._breaches = self._breaches, []
+        asked, self._asked = self._asked, None
         self._num_rounds += 1
         found = [breach.found.any()[None] for breach in breaches]
-        read = torch.cat([*found, *numbers]).tolist()
+        further = () if asked is None else asked.numbers
+        read = torch.cat([*found, *numbers, *further]).tolist()
         for breach, is_broken in zip(breaches, read, strict=False):
             if is_broken:
                 raise RuntimeError(
                     f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
                 )
-        width = len(numbers[0])
-        starts = range(len(found), len(read), width)
-        return [read[start : start + width] for start in starts]
+        parts = iter(read[len(found) :])
+        listed = [list(islice(parts, len(part))) for part in numbers]
+        if asked is not None:
+            self._answers = asked.answered(list(parts))
+        return listed
+
+    def ask(self, canvas: Canvas, *numbers: Int[Tensor, " B"]) -> None:
+        """Has further numbers of each row read at the next `sync`; see `answers`."""
+        self._asked = Asked(self.row_ids(canvas), numbers)
+
+    def answers(self, ids: list[int]) -> list[list[int]]:
+        """Returns the numbers of some rows that were asked for last."""
+        if self._asked is not None:
+            # Nobody has waited for them yet.
+            asked, self._asked = self._asked, None
+            self._answers = asked.answered(torch.cat(asked.numbers).tolist())
+        return [self._answers[row] for row in ids]
+
+    def row_ids(self, canvas: Canvas) -> list[int]:
+        """Returns the canvas' rows; the host waits for them only when rows have come or left."""
+        return self._ledger.ids(canvas)
 
     def count_drafts(
         self,
@@ -410,9 +474,10 @@ class Session:
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
     ) -> Float[Tensor, "B _ V"]:
         """Runs one forward in which all states of a row are one row."""
-        present = canvas.take((branches.places == 0).nonzero().squeeze(-1))
+        present = canvas.take(torch.arange(branches.num_rows, device=canvas.rows.device))
+        self._ledger.know(present, branches.ids[: branches.num_rows])
         rows = torch.searchsorted(present.rows, canvas.rows)
-        depth, width = int(branches.places.max()) + 1, inputs.tokens.shape[1]
+        depth, width = branches.depth, inputs.tokens.shape[1]
         with_kv_cache = inputs.kv_cache is not None
         packed = pack(
             inputs,
