@@ -3,8 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count, islice
-from typing import NamedTuple
+from itertools import count
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,9 +15,11 @@ from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
 from dllm_decode.geometry import ForwardGeometry, read_columns, window_of
+from dllm_decode.lookahead import Lookahead, Pending
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.packing import Arrangement, Branches, pack, unpack, with_leave_one_out
+from dllm_decode.round_reads import RoundReads
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
 from samplers.logits.statistics import certain_where, probability
@@ -27,70 +28,6 @@ from samplers.logits.truncation import Truncation
 from samplers.view import View
 
 _NUMBERS = count()
-
-
-class Lookahead(NamedTuple):
-    """What is known of a row's next block before it is opened.
-
-    Attributes:
-        start: First answer position of that block; a template may leave nothing open there, and
-            then another block is opened next.
-        tokens: The row's state in which the logits were computed.
-        logits: Of that block.
-    """
-
-    start: int
-    tokens: Int[Tensor, " L"]
-    logits: Float[Tensor, "W V"]
-
-
-class Pending(NamedTuple):
-    """What rows may know of their next block: the host has yet to learn which of them do.
-
-    Attributes:
-        start: First answer position of that block.
-        ids: The rows.
-        tokens: The rows' states.
-        logits: Of that block, in each row's states.
-        places: Which of these is the row's present one.
-    """
-
-    start: int
-    ids: list[int]
-    tokens: Int[Tensor, "B L"]
-    logits: Float[Tensor, "B D W V"]
-    places: Int[Tensor, " B"]
-
-
-class Breach(NamedTuple):
-    """A rule of a plug-in's contract, and where it was broken.
-
-    Attributes:
-        found: True where it was.
-        culprit: The plug-in, or the model's name.
-        duty: What the culprit must do.
-    """
-
-    found: Bool[Tensor, "*shape"]
-    culprit: object
-    duty: str
-
-
-class Asked(NamedTuple):
-    """Numbers that the host will read.
-
-    Attributes:
-        ids: The rows.
-        numbers: Of each row.
-    """
-
-    ids: list[int]
-    numbers: tuple[Int[Tensor, " B"], ...]
-
-    def answered(self, read: list[int]) -> dict[int, list[int]]:
-        """Returns each row's numbers, given all of them one after the other."""
-        width = len(self.ids)
-        return {row: read[place::width] for place, row in enumerate(self.ids)}
 
 
 class Session:
@@ -159,9 +96,8 @@ class Session:
         self._banned_ids = sorted({model.mask_id, *model.banned_ids, *banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
-        self._num_rounds = 0
         self.number = next(_NUMBERS)
-        self._breaches: list[Breach] = []
+        self._reads = RoundReads()
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
         self._frame: ForwardGeometry | None = None
@@ -171,8 +107,6 @@ class Session:
         self.lookahead: dict[int, Lookahead] = {}
         self.pending: Pending | None = None
         self.arrangement: Arrangement | None = None
-        self._asked: Asked | None = None
-        self._answers: dict[int, list[int]] = {}
 
     @property
     def forgets_blocks(self) -> bool:
@@ -315,20 +249,21 @@ class Session:
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
-        self._require_finite(logits, target.name)
+        self._reads.require_finite(logits, target.name)
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def _require_finite(self, logits: Float[Tensor, "B N V"], culprit: str) -> None:
-        """Notes NaN and infinity; a token may be impossible, but not all of a column."""
-        # A sum is five times cheaper than a maximum, and only a CPU can be asked without waiting.
-        if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
-            return
-        self.forbid(~logits.amax(-1).isfinite(), culprit, "give logits without NaN or infinity")
-
     def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> None:
         """Notes where a plug-in broke its contract; the next `sync` raises if it is anywhere."""
-        self._breaches.append(Breach(found, culprit, duty))
+        self._reads.forbid(found, culprit, duty)
+
+    def ask(self, canvas: Canvas, *numbers: Int[Tensor, " B"]) -> None:
+        """Has further numbers of each row read at the next `sync`; see `answers`."""
+        self._reads.ask(self.row_ids(canvas), *numbers)
+
+    def answers(self, ids: list[int]) -> list[list[int]]:
+        """Returns the numbers of some rows that were asked for last."""
+        return self._reads.answers(ids)
 
     def sync(self, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
         """Reads numbers of each row after a round: the one time that the host waits for it.
@@ -336,34 +271,7 @@ class Session:
         Raises:
             RuntimeError: If a plug-in broke its contract in this round.
         """
-        breaches, self._breaches = self._breaches, []
-        asked, self._asked = self._asked, None
-        self._num_rounds += 1
-        found = [breach.found.any()[None] for breach in breaches]
-        further = () if asked is None else asked.numbers
-        read = torch.cat([*found, *numbers, *further]).tolist()
-        for breach, is_broken in zip(breaches, read, strict=False):
-            if is_broken:
-                raise RuntimeError(
-                    f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
-                )
-        parts = iter(read[len(found) :])
-        listed = [list(islice(parts, len(part))) for part in numbers]
-        if asked is not None:
-            self._answers = asked.answered(list(parts))
-        return listed
-
-    def ask(self, canvas: Canvas, *numbers: Int[Tensor, " B"]) -> None:
-        """Has further numbers of each row read at the next `sync`; see `answers`."""
-        self._asked = Asked(self.row_ids(canvas), numbers)
-
-    def answers(self, ids: list[int]) -> list[list[int]]:
-        """Returns the numbers of some rows that were asked for last."""
-        if self._asked is not None:
-            # Nobody has waited for them yet.
-            asked, self._asked = self._asked, None
-            self._answers = asked.answered(torch.cat(asked.numbers).tolist())
-        return [self._answers[row] for row in ids]
+        return self._reads.sync(*numbers)
 
     def row_ids(self, canvas: Canvas) -> list[int]:
         """Returns the canvas' rows; the host waits for them only when rows have come or left."""
@@ -419,7 +327,7 @@ class Session:
         if self._cfg_scale:
             blind = self._logits(canvas.without_given(), frame, asked, leave_one_out, branches)
             logits = blind + (1.0 + self._cfg_scale) * (logits - blind)
-        self._require_finite(logits, model.name)
+        self._reads.require_finite(logits, model.name)
         logits = logits.index_fill_(-1, self._banned, -torch.inf)
         self._ledger.record(query, chosen, branches)
         logits = logits if self._truncation is None else self._truncation(logits)

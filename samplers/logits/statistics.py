@@ -196,10 +196,7 @@ def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def ranks(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Int[Tensor, "B W"]:
     """Ranks positions by descending score, 0 first; ties go to the left, the rest come last."""
-    # The lowest finite number, so that a hopeless eligible position still precedes all others.
-    lowest = torch.finfo(scores.dtype).min
-    scores = scores.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~among, -torch.inf)
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    order = _contending(scores, among).sort(dim=-1, descending=True, stable=True).indices
     columns = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, columns)
 
@@ -212,8 +209,20 @@ def highest(
 
 
 def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-    """Selects each row's highest score among the given positions; nothing where there are none."""
-    return highest(scores, among, torch.ones(len(scores), dtype=torch.long, device=scores.device))
+    """Selects each row's highest score among the given positions; nothing where there are none.
+
+    As `highest` with a count of 1, without sorting.
+    """
+    # `max` has the first index of ties.
+    best = _contending(scores, among).max(-1, keepdim=True).indices
+    return among & torch.zeros_like(among).scatter_(-1, best, True)
+
+
+def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Puts all other positions behind the given ones."""
+    # The lowest finite number, so that a hopeless eligible position still precedes all others.
+    lowest = torch.finfo(scores.dtype).min
+    return scores.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~among, -torch.inf)
 
 
 def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:

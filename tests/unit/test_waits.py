@@ -26,7 +26,7 @@ from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule, Learn2PD, Prophet
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-ONCE = {"tolist in session.Session.sync": 1}
+ONCE = {"tolist in round_reads.RoundReads.sync": 1}
 CACHES = (
     NoCache(), PrefixCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1),
     FreeCache(), FreeCache("official"),

@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.lookahead import Lookahead, Pending
 from dllm_decode.packing import Arrangement
-from dllm_decode.session import Lookahead, Pending, Session
+from dllm_decode.session import Session
 from samplers.base import Sampler
 from samplers.view import View
 
