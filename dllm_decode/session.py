@@ -281,12 +281,11 @@ class Session:
         self,
         canvas: Canvas,
         *,
-        drafted: Int[Tensor, " B"] | int = 0,
-        accepted: Int[Tensor, " B"] | int = 0,
+        drafted: Int[Tensor, " B"] | None = None,
+        accepted: Int[Tensor, " B"] | None = None,
     ) -> None:
         """Notes how many tokens were drafted for each row, and how many of them accepted."""
-        self.cost.drafted[canvas.rows] += drafted
-        self.cost.accepted[canvas.rows] += accepted
+        self.cost.add_drafts(canvas.rows, drafted=drafted, accepted=accepted)
 
     def position_keys(
         self, canvas: Canvas, first: Int[Tensor, " B"], num_positions: int

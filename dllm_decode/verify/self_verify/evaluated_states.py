@@ -58,16 +58,38 @@ class EvaluatedStates(NamedTuple):
         logits: The window's logits in a state.
         leave_one_out: As `View.leave_one_out`; without columns unless the sampler asks for it.
         latest: The state from which the row took its last step.
+        reached: The row's present state; -1: none of them.
     """
 
     tokens: Int[Tensor, "B D L"]
     logits: Float[Tensor, "B D W V"]
     leave_one_out: Float[Tensor, "B D _"]
     latest: Int[Tensor, " B"]
+    reached: Int[Tensor, " B"]
+
+    @staticmethod
+    def of(
+        tokens: Int[Tensor, "B D L"],
+        logits: Float[Tensor, "B D W V"],
+        leave_one_out: Float[Tensor, "B D _"],
+    ) -> "EvaluatedStates":
+        """Returns what a forward found, of rows that are in their first state."""
+        first = torch.zeros_like(tokens[:, 0, 0])
+        return EvaluatedStates(tokens, logits, leave_one_out, latest=first, reached=first)
 
     def found(self, canvas: Canvas) -> Bool[Tensor, "B D"]:
         """Says which of the known states are the rows' present ones."""
         return (self.tokens == canvas.tokens[:, None]).all(-1)
+
+    def moved(self, canvas: Canvas) -> "EvaluatedStates":
+        """Looks for the rows' present states among those that are known."""
+        found = self.found(canvas)
+        reached = torch.where(found.any(-1), found.long().argmax(-1), -1)
+        return self._replace(reached=reached)
+
+    def current(self) -> Int[Tensor, " B"]:
+        """Returns the present state, or else the one of the last step."""
+        return torch.where(self.reached < 0, self.latest, self.reached)
 
     def num_drafted(self) -> Int[Tensor, " B"]:
         """Counts what the drafts write, each beyond the state before it."""
@@ -94,16 +116,15 @@ def taken(canvas: Canvas, rows: list[int]) -> Canvas:
 
 def look_ahead(session: Session, canvas: Canvas, block: Block, known: EvaluatedStates) -> None:
     """Keeps what is known of the next block until the host knows which rows have finished."""
-    found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
-    places = found.long().argmax(-1)
-    reached = torch.where(found.any(-1), places, known.latest)
+    finished = canvas.num_open(block) == 0
+    reached = torch.where(finished, known.current(), known.latest)
     session.count_drafts(canvas, accepted=known.num_accepted(reached))
     session.pending = Pending(
         start=block.end,
         ids=session.row_ids(canvas),
         tokens=canvas.tokens,
         logits=known.logits[:, :, block.end - block.start :],
-        places=places,
+        places=reached,
     )
 
 

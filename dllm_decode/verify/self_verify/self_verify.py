@@ -142,12 +142,13 @@ class SelfVerify(Verifier[Verified]):
                 )
                 known = self._look(session, sampler, ahead, drafts)
                 session.count_drafts(canvas, drafted=known.num_drafted())
-        known = _caught_up(session, canvas, known)
+        reached = known.current()
+        session.count_drafts(canvas, accepted=known.num_accepted(reached))
+        known = known._replace(latest=reached)
         after, state = self._step(session, sampler, canvas, block, known, state, ready)
-        found = known.found(after)
-        place = torch.where(found.any(-1), found.long().argmax(-1), -1)
-        committed = canvas.num_open(block) - after.num_open(block)
-        session.ask(after, place, after.num_open(block), committed)
+        known = known.moved(after)
+        masks = after.num_open(block)
+        session.ask(after, known.reached, masks, canvas.num_open(block) - masks)
         if ahead != block:
             look_ahead(session, after, block, known)
         return after, Verified(state, known)
@@ -168,8 +169,10 @@ class SelfVerify(Verifier[Verified]):
             decision, state = next_step(sampler, view, state)
             session.view = view
             check_decision(session, canvas, view, decision, sampler)
-            tokens = settle(canvas, view, decision, sampler).tokens
-            return replace(canvas, tokens=tokens), state
+            settled = settle(canvas, view, decision, sampler)
+            if decision.goes_on is not None:
+                settled = replace(canvas, tokens=settled.tokens)
+            return settled, state
         rows = torch.tensor(ready, device=canvas.rows.device)
         here = canvas.take(rows)
         view = view_of(session, sampler, here, block, known, rows)
@@ -212,11 +215,10 @@ class SelfVerify(Verifier[Verified]):
         known = torch.cat(logits)[:, None]
         if missing:
             known = known[torch.tensor([*there, *missing], device=canvas.rows.device).argsort()]
-        return EvaluatedStates(
+        return EvaluatedStates.of(
             tokens=canvas.tokens[:, None],
             logits=known,
             leave_one_out=known[..., :0, 0],
-            latest=torch.zeros_like(canvas.rows),
         )
 
     def _draft(
@@ -288,11 +290,10 @@ class SelfVerify(Verifier[Verified]):
             for view in views
         ]
         size = (len(canvas), num_levels)
-        return EvaluatedStates(
+        return EvaluatedStates.of(
             tokens=placed(tokens, rows, places, size, fill=-1),
             logits=placed(joined(logits), rows, places, size),
             leave_one_out=placed(joined(leave_one_out), rows, places, size),
-            latest=torch.zeros_like(canvas.rows),
         )
 
     def _branches(self, session: Session, canvas: Canvas, arrangement: Arrangement) -> Branches:
@@ -313,17 +314,8 @@ def _looked(view: View, canvas: Canvas) -> EvaluatedStates:
     leave_one_out = (
         logits[..., :0, 0] if view.leave_one_out is None else view.leave_one_out[:, None]
     )
-    return EvaluatedStates(
+    return EvaluatedStates.of(
         tokens=canvas.tokens[:, None],
         logits=logits,
         leave_one_out=leave_one_out,
-        latest=torch.zeros_like(canvas.rows),
     )
-
-
-def _caught_up(session: Session, canvas: Canvas, known: EvaluatedStates) -> EvaluatedStates:
-    """Notes the states that rows have reached, and counts the drafts that were right."""
-    found = known.found(canvas)
-    reached = torch.where(found.any(-1), found.long().argmax(-1), known.latest)
-    session.count_drafts(canvas, accepted=known.num_accepted(reached))
-    return known._replace(latest=reached)
