@@ -222,7 +222,7 @@ def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Flo
     """Puts all other positions behind the given ones."""
     # The lowest finite number, so that a hopeless eligible position still precedes all others.
     lowest = torch.finfo(scores.dtype).min
-    return scores.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~among, -torch.inf)
+    return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
 
 
 def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
