@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
+from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
 from samplers.logits.statistics import draw, log_probability
 
@@ -109,6 +111,17 @@ def test_causal_targets_judge_without_float64(
         found = decode(pair.there, PROMPTS, FixedSchedule(3), verifier=verifier, **options)
     assert torch.equal(expected.tokens, found.tokens)
     assert found.drafted.sum() > 0
+
+
+@pytest.mark.parametrize("has_fp64", [True, False])
+def test_some_of_intels_devices_have_no_float64(
+    has_fp64: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(has_fp64=has_fp64)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: properties)
+    device = torch.device("xpu", 62 + has_fp64)
+    assert has_float64(device) == has_fp64
+    assert widest(device) == (torch.float64 if has_fp64 else torch.float32)
 
 
 def test_uniform_numbers_without_float64_are_close_to_those_with_it() -> None:
