@@ -1,6 +1,6 @@
 """Forwards whose columns are not just those of one canvas a row."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,7 +31,8 @@ class Branches(NamedTuple):
     depth: int
 
 
-class Arrangement(NamedTuple):
+@dataclass(frozen=True)
+class Arrangement:
     """How several states of some rows stand in a forward.
 
     Forwards whose states stand alike share what follows from that, as canvases of one layout do.
