@@ -71,7 +71,7 @@ class Study:
     tasks: tuple[str, ...] = tuple(TASKS)
     num_seeds: int = 5
     num_prompts: int = 500
-    num_checked: int = 2000
+    num_checked: int = 1000
     num_resampled: int = 2000
     guarantee: Guarantee = field(default_factory=Guarantee)
     ladder: tuple[str, ...] = LADDERS["threshold"]
