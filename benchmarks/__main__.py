@@ -27,11 +27,13 @@ from benchmarks.correctness import check_against_cpu
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.growth import measure_growth, points_of
 from benchmarks.measure import Measurement, in_a_process_of_its_own
+from benchmarks.neighbour import busy_neighbour
 from benchmarks.options import Options, read_options
 from benchmarks.setting import Setting
 from benchmarks.tables import table_of_contenders, table_of_correctness, table_of_growth
 
 REFERENCE = "plain reference loop"
+BUSY = ", with one busy neighbour"
 
 
 class Record:
@@ -84,6 +86,11 @@ def _compare(options: Options, machine: Machine, record: Record) -> dict[str, Me
             figures[name] = in_a_process_of_its_own(run_reference, setting, machine)
         else:
             figures[name] = in_a_process_of_its_own(run_decode, setting, machine, name)
+        record.add("table", {name: asdict(figure) for name, figure in figures.items()})
+    if options.neighbour:
+        name = options.neighbour.removesuffix(", NoVerifier()") + BUSY
+        with busy_neighbour():
+            figures[name] = in_a_process_of_its_own(run_decode, setting, machine, options.neighbour)
         record.add("table", {name: asdict(figure) for name, figure in figures.items()})
     return figures
 
