@@ -6,9 +6,6 @@ and batch size. Every contender has a process of its own. `python -m benchmarks 
 on a GPU.
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
-
-# isort: split
 import datetime
 import json
 import platform
@@ -31,6 +28,7 @@ from benchmarks.neighbour import busy_neighbour
 from benchmarks.options import Options, read_options
 from benchmarks.setting import Setting
 from benchmarks.tables import table_of_contenders, table_of_correctness, table_of_growth
+from dllm_decode.launch import run_main
 
 REFERENCE = "plain reference loop"
 BUSY = ", with one busy neighbour"
@@ -108,6 +106,6 @@ def describe_hardware(setting: Setting) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["gpu"]:
-        gpu.main(sys.argv[2:])
+        run_main(lambda: gpu.main(sys.argv[2:]))
     else:
-        main(sys.argv[1:])
+        run_main(lambda: main(sys.argv[1:]))

@@ -8,9 +8,6 @@ draws thousands of calibrations from those measured prompts, whose true drops ar
 Records are kept: a run that was stopped goes on where it stopped.
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
-
-# isort: split
 import argparse
 import json
 import sys
@@ -27,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dllm_decode import StepEvent, load_model
+from dllm_decode.launch import run_main
 from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
 from eval.calibrate.command import Decoder, calibrate
 from eval.calibrate.ladders import LADDERS
@@ -459,4 +457,4 @@ def _short(sampler: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, stopped="Stopped; records are kept, the same command goes on from here.")

@@ -6,7 +6,7 @@ Without arguments: held-out word problems on the embedded model `mini`. The real
         --sampler "ConfidenceThreshold(0.9)" --device cuda --gen-length 256 --limit 100
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
+from dllm_decode.launch import run_main  # before torch is loaded
 
 # isort: split
 import argparse
@@ -239,4 +239,4 @@ def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -7,7 +7,7 @@ held-out prompts beside the plain confidence threshold, and written with the mod
 length; use it as `Learn2PD("learn2pd.safetensors")`.
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
+from dllm_decode.launch import run_main  # before torch is loaded
 
 # isort: split
 import argparse
@@ -155,4 +155,4 @@ def report_of(scores: torch.Tensor, examples: FilterExamples, thresholds: set[fl
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
