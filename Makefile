@@ -16,6 +16,9 @@ endif
 # Read when torch is loaded: threads that wait actively are ten times slower on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
+# What is imported is compiled then, once; to compile all that is installed takes most of the set-up.
+PIP := --quiet --no-compile --constraint constraints.txt
+
 .PHONY: help demo test test-all test-gpu gpu-day bench docs fix lint types check clean
 .DELETE_ON_ERROR:
 
@@ -62,9 +65,9 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  f"Python 3.11 or later is required, got {v[0]}.{v[1]}. Name another one: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(VENV)/bin/python -m pip install $(PIP) --editable .
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,eval-text,lm-eval,lora,test]"
+	$(VENV)/bin/python -m pip install $(PIP) --editable ".[eval,eval-text,lm-eval,lora,test]"
 	@touch $@

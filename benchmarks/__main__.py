@@ -6,9 +6,6 @@ and batch size. Every contender has a process of its own. `python -m benchmarks 
 on a GPU.
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
-
-# isort: split
 import datetime
 import json
 import platform
@@ -27,11 +24,14 @@ from benchmarks.correctness import check_against_cpu
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.growth import measure_growth, points_of
 from benchmarks.measure import Measurement, in_a_process_of_its_own
+from benchmarks.neighbour import busy_neighbour
 from benchmarks.options import Options, read_options
 from benchmarks.setting import Setting
 from benchmarks.tables import table_of_contenders, table_of_correctness, table_of_growth
+from dllm_decode.launch import run_main
 
 REFERENCE = "plain reference loop"
+BUSY = ", with one busy neighbour"
 
 
 class Record:
@@ -85,6 +85,11 @@ def _compare(options: Options, machine: Machine, record: Record) -> dict[str, Me
         else:
             figures[name] = in_a_process_of_its_own(run_decode, setting, machine, name)
         record.add("table", {name: asdict(figure) for name, figure in figures.items()})
+    if options.neighbour:
+        name = options.neighbour.removesuffix(", NoVerifier()") + BUSY
+        with busy_neighbour():
+            figures[name] = in_a_process_of_its_own(run_decode, setting, machine, options.neighbour)
+        record.add("table", {name: asdict(figure) for name, figure in figures.items()})
     return figures
 
 
@@ -101,6 +106,6 @@ def describe_hardware(setting: Setting) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["gpu"]:
-        gpu.main(sys.argv[2:])
+        run_main(lambda: gpu.main(sys.argv[2:]))
     else:
-        main(sys.argv[1:])
+        run_main(lambda: main(sys.argv[1:]))

@@ -10,6 +10,7 @@ from rich.table import Table
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, MaskPredictor, decode, decode_many, load_model
+from dllm_decode.launch import run_main
 from dllm_decode.models.base import ForwardInputs
 from eval.runs.names import parse_cache
 from eval.runs.prompts import encode_prompt
@@ -115,4 +116,4 @@ def measured(model: MaskPredictor, way: Callable[[], Iterable[DecodeOutput]]) ->
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -42,6 +42,7 @@ class Options:
         parts: Of `PARTS`.
         with_reference: Whether the table has the plain loop.
         contenders: Caches and verifiers of the table.
+        neighbour: Cache and verifier that run once more beside a busy process; empty: none do.
         prompt_lengths: Tokens, of the growth.
         batch_sizes: Rows, of the growth.
         json: Where figures go.
@@ -51,6 +52,7 @@ class Options:
     parts: list[str]
     with_reference: bool
     contenders: list[str]
+    neighbour: str
     prompt_lengths: list[int]
     batch_sizes: list[int]
     json: Path | None
@@ -92,6 +94,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--contenders", nargs="*", default=list(CONTENDERS), help="cache and verifier of each row"
     )
+    parser.add_argument(
+        "--neighbour", default="DualCache(), NoVerifier()", metavar="CONTENDER",
+        help="runs once more while another process keeps one core busy; empty: none does",
+    )  # fmt: skip
     parser.add_argument(
         "--prompt-lengths", nargs="+", type=int, default=list(PROMPT_LENGTHS), help="of the growth"
     )

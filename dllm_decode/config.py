@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from samplers.checks import shown
 from samplers.logits.truncation import Truncation
 
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
@@ -11,6 +12,7 @@ ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 
 DEFAULT_BLOCK_LENGTH = 32
 MAX_GEN_LENGTH = 2**20
+MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,8 @@ class DecodeConfig:
             a multiple of its own block length.
         temperature: Gumbel-max temperature of the proposals; 0 is greedy.
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
-        top_k: Proposals come from this many most likely tokens; 0: all.
+        top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
+            has: all.
         cfg_scale: Strength of classifier-free guidance: each canvas is looked at once as it is and
             once with [MASK] for the prompt and given tokens, in a forward of its own, and logits
             are those of the second plus (1 + cfg_scale) times the difference; 0: none.
@@ -65,12 +68,12 @@ class DecodeConfig:
         require_number("temperature", self.temperature)
         require_number("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
-        require_integer("top_k", self.top_k, least=0)
+            raise ValueError(f"top_p must be in (0, 1], got {shown(self.top_p)}.")
+        require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
         require_number("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
-                f'confidence_from must be "raw" or "tempered", got {self.confidence_from!r}.'
+                f'confidence_from must be "raw" or "tempered", got {shown(self.confidence_from)}.'
             )
         require_ids("banned_ids", self.banned_ids)
         require_ids("deferred_ids", self.deferred_ids)
@@ -153,11 +156,11 @@ def require_integer(
 ) -> None:
     """Raises ValueError unless a value is an integer within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be {what}, got {value!r}.")
+        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
     if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
     if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {value}.")
+        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
 
 
 def require_number(name: str, value: object) -> None:
@@ -166,20 +169,20 @@ def require_number(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     number: Any = value if is_number else None
     if number is None or not abs(number) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {value!r}.")
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
     if number < 0.0:
-        raise ValueError(f"{name} must be at least 0, got {value}.")
+        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
 
 
 def require_bool(name: str, value: object) -> None:
     """Raises ValueError unless a value is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
+        raise ValueError(f"{name} must be True or False, got {shown(value)}.")
 
 
 def require_ids(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple of token ids."""
     if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple of token ids, got {value!r}.")
+        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
     for token in value:
         require_integer(name, token, least=0, what="a tuple of token ids")

@@ -7,6 +7,8 @@ set in the environment stays.
 """
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -18,6 +20,20 @@ def prepare() -> None:
     quota = cpu_quota()
     if quota is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(quota))))
+
+
+def run_main(main: Callable[[], object], *, stopped: str = "Stopped.") -> None:
+    """Runs a program's main function; Ctrl-C ends it with one line instead of a traceback.
+
+    Args:
+        main: Reads the command line itself.
+        stopped: What is said then, such as that the same command goes on.
+    """
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{stopped}\n")
+        sys.exit(130)
 
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:

@@ -8,6 +8,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dllm_decode.models.base import MaskPredictor
+from samplers.checks import shown
 
 Prompt: TypeAlias = Sequence[int] | Int[Tensor, " _"]
 """Token ids of one prompt."""
@@ -38,11 +39,14 @@ def token_lists(
     if attention_mask is not None:
         return token_lists_of_masked(prompts, attention_mask)
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        raise ValueError(f"prompts must be sequences of token ids, one a row, got {prompts!r}.")
+        raise ValueError(
+            f"prompts must be sequences of token ids, one a row, got {shown(prompts)}."
+        )
     for row, prompt in enumerate(prompts):
         if isinstance(prompt, str) or not isinstance(prompt, Sequence | Tensor):
             raise ValueError(
-                f"prompts must be sequences of token ids, one a row, got {prompt!r} in row {row}."
+                f"prompts must be sequences of token ids, one a row, got {shown(prompt)} "
+                f"in row {row}."
             )
     return list(prompts)
 
@@ -122,7 +126,9 @@ def integers(prompt: Iterable[Any], *, row: int) -> list[int]:
         try:
             tokens.append(operator.index(token))
         except TypeError:
-            raise ValueError(f"Token ids must be integers, got {token!r} in row {row}.") from None
+            raise ValueError(
+                f"Token ids must be integers, got {shown(token)} in row {row}."
+            ) from None
     return tokens
 
 

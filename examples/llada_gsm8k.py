@@ -6,7 +6,7 @@ Without arguments: held-out word problems on the embedded model `mini`. The real
         --sampler "ConfidenceThreshold(0.9)" --device cuda --gen-length 256 --limit 100
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
+from dllm_decode.launch import run_main  # before torch is loaded
 
 # isort: split
 import argparse
@@ -89,10 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
         results = []
         for sampler in samplers:
-            result = run(model, tokenizer, task, examples, prompts, sampler, options, console)
-            if not results:
-                show_answers(console, examples, result)
-            results.append(result)
+            num_shown = 0 if results else SHOWN_ANSWERS
+            results.append(
+                run(
+                    model, tokenizer, task, examples, prompts, sampler, options, console,
+                    num_shown=num_shown,
+                )
+            )  # fmt: skip
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
     console.print(table_of(results, options))
@@ -160,8 +163,10 @@ def run(
     sampler: Sampler,
     options: argparse.Namespace,
     console: Console,
+    *,
+    num_shown: int,
 ) -> Result:
-    """Decodes all examples and scores them."""
+    """Decodes all examples and scores them; prints the first answers as soon as they are there."""
     texts: list[str] = []
     scores: list[float] = []
     outputs = []
@@ -184,6 +189,8 @@ def run(
             outputs.append(output)
             texts.append(tokenizer.decode(output.answers()[0], skip_special_tokens=True))
             scores.append(task.score(example, texts[-1])[task.primary] or 0.0)
+            if len(texts) <= num_shown:
+                show_answer(console, example, texts[-1], scores[-1])
             accuracy = f"{sum(scores) / len(scores):.3f}"
             progress.update(shown, completed=len(texts), accuracy=accuracy)
     return Result(sampler, texts, scores, outputs, time.perf_counter() - started)
@@ -203,15 +210,11 @@ def watch(progress: Progress, shown: TaskID, texts: Sequence[str]) -> Observer:
     return observe
 
 
-def show_answers(console: Console, examples: Sequence[Example], result: Result) -> None:
-    """Prints a few questions with their worked answers."""
-    for example, text, score in list(zip(examples, result.texts, result.scores, strict=True))[
-        :SHOWN_ANSWERS
-    ]:
-        console.print(f"\n[bold]Question[/bold]  {example.turns()[-1]['content']}", highlight=False)
-        mark = "[green]right[/green]" if score else "[red]wrong[/red]"
-        console.print(f"[bold]Answer[/bold] ({mark})  {text.strip()}", highlight=False)
-    console.print()
+def show_answer(console: Console, example: Example, text: str, score: float) -> None:
+    """Prints a question with its worked answer."""
+    console.print(f"[bold]Question[/bold]  {example.turns()[-1]['content']}", highlight=False)
+    mark = "[green]right[/green]" if score else "[red]wrong[/red]"
+    console.print(f"[bold]Answer[/bold] ({mark})  {text.strip()}\n", highlight=False)
 
 
 def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
@@ -239,4 +242,4 @@ def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

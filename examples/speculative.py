@@ -9,7 +9,7 @@ Two references and the modes that reproduce them:
 Without arguments it runs on the embedded models `mini` and `mini-ar`.
 """
 
-import dllm_decode.launch  # noqa: F401 - before torch is loaded
+from dllm_decode.launch import run_main  # before torch is loaded
 
 # isort: split
 import argparse
@@ -253,4 +253,4 @@ def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,11 +1,27 @@
 """Checks of a plug-in's arguments: one sentence for each kind of mistake."""
 
+import re
 from collections.abc import Sequence
 from numbers import Integral, Real
 
 _MOST = 2**63
+# Characters of a value that an error message quotes.
+_SHOWN_LENGTH = 80
 # Sums with a count fit 64 bits.
 _MOST_COUNTED = 2**31 - 1
+
+
+def shown(value: object) -> str:
+    """Returns a value's repr for an error message; the middle of a long one is left out."""
+    try:
+        # Tensors and arrays are written in several lines.
+        text = re.sub(r"\n\s*", " ", repr(value))
+    except ValueError:
+        # Python refuses to write out integers of more than 4,300 digits.
+        text = f"<{type(value).__name__} that is too long to print>"
+    if len(text) <= _SHOWN_LENGTH:
+        return text
+    return f"{text[: _SHOWN_LENGTH - 23]}...{text[-20:]}"
 
 
 def require_number(name: str, value: object) -> float:
@@ -15,20 +31,20 @@ def require_number(name: str, value: object) -> float:
         ValueError: If it is none, is NaN, or is True or False.
     """
     if not isinstance(value, Real) or not _is_number(value):
-        raise ValueError(f"{name} must be a number, got {value!r}.")
+        raise ValueError(f"{name} must be a number, got {shown(value)}.")
     return float(value)
 
 
 def require_probability(name: str, value: object) -> None:
     """Raises ValueError unless a value is a number in [0, 1]."""
     if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1], got {value!r}.")
+        raise ValueError(f"{name} must be a probability in [0, 1], got {shown(value)}.")
 
 
 def require_share(name: str, value: object) -> None:
     """Raises ValueError unless a value is a number in [0, 1] that is no probability."""
     if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
-        raise ValueError(f"{name} must be a share in [0, 1], got {value!r}.")
+        raise ValueError(f"{name} must be a share in [0, 1], got {shown(value)}.")
 
 
 def require_non_negative(name: str, value: object, *, unit: str = "a number") -> None:
@@ -40,13 +56,13 @@ def require_non_negative(name: str, value: object, *, unit: str = "a number") ->
         unit: What the number is, for the message, such as "an entropy in nats".
     """
     if not _is_number(value) or not require_number(name, value) >= 0.0:
-        raise ValueError(f"{name} must be {unit} of at least 0, got {value!r}.")
+        raise ValueError(f"{name} must be {unit} of at least 0, got {shown(value)}.")
 
 
 def require_at_most(name: str, value: object, most: float) -> None:
     """Raises ValueError unless a value is a number that does not exceed a limit."""
     if not _is_number(value) or not require_number(name, value) <= most:
-        raise ValueError(f"{name} must be a number of at most {most:g}, got {value!r}.")
+        raise ValueError(f"{name} must be a number of at most {most:g}, got {shown(value)}.")
 
 
 def require_count(name: str, value: object, least: int, *, unit: str = "") -> None:
@@ -60,29 +76,29 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
     """
     counted = f"a whole number of {unit}" if unit else "a whole number"
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ValueError(f"{name} must be {counted}, at least {least}, got {value!r}.")
+        raise ValueError(f"{name} must be {counted}, at least {least}, got {shown(value)}.")
     if int(value) > _MOST_COUNTED:
-        raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {value!r}.")
+        raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {shown(value)}.")
 
 
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raises ValueError unless a value is one of some texts."""
     if value not in choices:
         listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}, got {value!r}.")
+        raise ValueError(f"{name} must be one of {listed}, got {shown(value)}.")
 
 
 def require_plugin(name: str, value: object, kind: type, example: str) -> None:
     """Raises ValueError unless a value is an instance of what its place wants."""
     if not isinstance(value, kind):
-        got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+        got = f"the class {value.__name__}" if isinstance(value, type) else shown(value)
         raise ValueError(f"{name} must be a {kind.__name__} such as {example}, got {got}.")
 
 
 def require_tuple(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple, which unlike a list never changes."""
     if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple such as (1, 2), got {value!r}.")
+        raise ValueError(f"{name} must be a tuple such as (1, 2), got {shown(value)}.")
 
 
 def _is_number(value: object) -> bool:

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from samplers.checks import shown
+
 Constructors = Mapping[str, Callable[..., Any]]
 Plugin = TypeVar("Plugin")
 
@@ -52,7 +54,7 @@ def parse_plugin(
 
     found = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
     if not isinstance(found, base):
-        raise ValueError(f"{text!r} must describe a {base.__name__}, got a {_kind(found)}.")
+        raise ValueError(f"{shown(text)} must describe a {base.__name__}, got a {_kind(found)}.")
     return found
 
 
@@ -72,14 +74,14 @@ def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..
         loaded = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"The module of {given!r} must be importable, got {error}. Install its package, or run "
-            "in the folder that holds it."
+            f"The module of {shown(given)} must be importable, got {error}. Install its package, "
+            "or run in the folder that holds it."
         ) from error
     found = vars(loaded).get(name)
     kinds = " or ".join(base.__name__ for base in bases)
     if not isinstance(found, type) or not issubclass(found, bases):
         got = "nothing of this name" if found is None else f"a {_kind(found)}"
-        raise ValueError(f"{given!r} must be a class derived from {kinds}, got {got}.")
+        raise ValueError(f"{shown(given)} must be a class derived from {kinds}, got {got}.")
     return found
 
 
@@ -105,7 +107,7 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
         return _built(text, constructors)
     except RecursionError:
         raise ValueError(
-            f"An expression must not be nested deeper than Python reads, got {text[:60]!r}."
+            f"An expression must not be nested deeper than Python reads, got {shown(text)}."
         ) from None
 
 
@@ -115,28 +117,32 @@ def _built(text: str, constructors: Constructors) -> Any:
     # Which of these a text that is nested too deeply or holds a NUL raises depends on the version.
     except (SyntaxError, ValueError, MemoryError):
         raise ValueError(
-            f"Expected an expression such as {_example(constructors)}, got {text!r}."
+            f"Expected an expression such as {_example(constructors)}, got {shown(text)}."
         ) from None
     if isinstance(tree, ast.Name | ast.Attribute):
         tree = ast.Call(func=tree, args=[], keywords=[])
     if not isinstance(tree, ast.Call):
-        raise ValueError(f"Expected an expression such as {_example(constructors)}, got {text!r}.")
+        raise ValueError(
+            f"Expected an expression such as {_example(constructors)}, got {shown(text)}."
+        )
     return _call(tree, constructors)
 
 
 def _call(node: ast.Call, constructors: Constructors) -> Any:
     name = ast.unparse(node.func)
     if name not in constructors:
-        raise ValueError(f"{name!r} is not known here; {_suggest(name, constructors)}")
+        raise ValueError(f"{shown(name)} is not known here; {_suggest(name, constructors)}")
     constructor = constructors[name]
     arguments = [_value(argument, constructors) for argument in node.args]
     options = {word.arg or "**": _value(word.value, constructors) for word in node.keywords}
     if len(options) < len(node.keywords):
-        raise ValueError(f"{name} has an option twice in {ast.unparse(node)!r}; give it once.")
+        raise ValueError(f"{name} has an option twice in {shown(ast.unparse(node))}; give it once.")
     parameters = inspect.signature(constructor).parameters
     unknown = [option for option in options if option not in parameters]
     if unknown:
-        raise ValueError(f"{name} has no option {unknown[0]!r}; {_suggest(unknown[0], parameters)}")
+        raise ValueError(
+            f"{name} has no option {shown(unknown[0])}; {_suggest(unknown[0], parameters)}"
+        )
     try:
         inspect.signature(constructor).bind(*arguments, **options)
     except TypeError as error:
@@ -159,7 +165,8 @@ def _value(node: ast.expr, constructors: Constructors) -> Any:
                 return ast.literal_eval(node)
             except (ValueError, TypeError):
                 raise ValueError(
-                    f"Arguments are literals or calls of known names, got {ast.unparse(node)!r}."
+                    "Arguments are literals or calls of known names, got "
+                    f"{shown(ast.unparse(node))}."
                 ) from None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
-from eval.metrics.statistics import Number
+from eval.metrics.statistics import Interval, Number
 
 # Beyond this many prompts a certificate is out of reach.
 MAX_PROMPTS = 1_000_000
@@ -38,6 +38,50 @@ def binomial_p(num_lost: int, num_prompts: int, max_rate: float) -> float:
         for i in range(num_lost + 1)
     ]  # fmt: skip
     return min(1.0, math.fsum(math.exp(term) for term in terms))
+
+
+def max_num_lost(num_prompts: int, max_rate: float, level: float) -> int:
+    """Returns the most losses that `binomial_p` certifies at a level; -1 if not even none does."""
+    certified = -1
+    while certified < num_prompts and binomial_p(certified + 1, num_prompts, max_rate) <= level:
+        certified += 1
+    return certified
+
+
+def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) -> Interval:
+    """Returns the exact interval of a share: it covers the true one at least so often.
+
+    Its ends are the shares under which as few cases, or as many, as were found have a probability
+    of (1 - confidence) / 2.
+
+    Source: Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the
+    case of the binomial", https://doi.org/10.1093/biomet/26.4.404.
+
+    Raises:
+        ValueError: If the counts or the confidence are impossible.
+    """
+    require_share("confidence", confidence)
+    if not 0 <= num_found <= num_cases or num_cases < 1:
+        raise ValueError(f"num_found must be between 0 and num_cases={num_cases}, got {num_found}.")
+    tail = (1 - confidence) / 2
+    # Few cases get less likely as the share rises, and so do few of the others as it falls.
+    high = _share_where(num_found, num_cases, tail)
+    low = 1 - _share_where(num_cases - num_found, num_cases, tail)
+    return Interval(low, high)
+
+
+def _share_where(num_found: int, num_cases: int, tail: float) -> float:
+    """Returns the share under which at most so many cases are found with probability `tail`."""
+    if num_found == num_cases:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if binomial_p(num_found, num_cases, middle) > tail:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.float64]:

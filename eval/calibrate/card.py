@@ -8,10 +8,20 @@ from typing import Any
 
 from dllm_decode import CausalTarget
 from eval.calibrate.procedure import Guarantee, Verdict
-from eval.runs.names import no_target, parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import (
+    SELECTION,
+    no_target,
+    parse_cache,
+    parse_sampler,
+    parse_task,
+    parse_verifier,
+)
 from eval.runs.records import Settings
 
 FORMAT = "dllm-decode calibration card 1"
+
+# Whatever else differs voids the guarantee. Noise is part of what was certified, not its seed.
+_FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,25 @@ class Card:
             "config": own.decoding,
         }
 
+    def misfits(self, settings: Settings) -> list[str]:
+        """Says in which points settings leave what the guarantee is about; empty if in none.
+
+        Args:
+            settings: Of a run with the card's sampler.
+        """
+        used = settings.written()
+        found = [
+            f"{name} is {used[name]}, the card's is {value}"
+            for name, value in self.setting.items()
+            if name not in _FREE and used[name] != value
+        ]
+        task, own = _task_of(settings.task), _task_of(self.setting["task"])
+        if task != own:
+            found.insert(0, f"the task is {task}, the card's is {own}")
+        if settings.examples == self.setting["examples"]:
+            found.append("the prompts are those of the calibration, which chose by them")
+        return found
+
     def write(self, path: str | Path) -> None:
         """Writes the card as JSON, and as text beside it."""
         file = Path(path)
@@ -150,6 +179,13 @@ def read_card(path: str | Path) -> Card:
         raise ValueError(
             f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."
         ) from None
+
+
+def _task_of(address: str) -> str:
+    """Returns an address without what selects among the task's examples."""
+    name, _, query = parse_task(address).address.partition("?")
+    own = [one for one in query.split("&") if one and one.partition("=")[0] not in SELECTION]
+    return "?".join([name, *(["&".join(own)] if own else [])])
 
 
 def name_of(setting: Mapping[str, Any]) -> str:

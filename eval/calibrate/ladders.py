@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+from samplers.checks import shown
 
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 
@@ -49,10 +50,10 @@ def rung_of(text: str, *, cache: str, verifier: str) -> Rung:
     for part in split_parts(text):
         kind, value = _kind_of(part)
         if kind in found:
-            raise ValueError(f"A setting must have one {kind}, got {text!r}.")
+            raise ValueError(f"A setting must have one {kind}, got {shown(text)}.")
         found[kind] = value
     if "sampler" not in found:
-        raise ValueError(f"A setting must have a sampler, got {text!r}.")
+        raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
     return Rung(**{"cache": cache, "verifier": verifier, **found})
 
 

@@ -2,8 +2,10 @@
 
 A trace holds, for each position, the confidence at its commit, and which commits were taken back.
 So it is known whether a token that was committed at some confidence is the final one, and which
-commits another threshold would not have made *in the same states*. A decode with that threshold
-would see other states from there on.
+commits another threshold would not have made *in the same states*. It also counts, by confidence,
+what every state proposed for every open position, committed or not, and how much of that became
+the final token: so it is known what a lower threshold would have committed besides. A decode with
+another threshold would see other states from there on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,18 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from eval.runs.proposals import NUM_BINS as NUM_PROPOSAL_BINS
 from eval.runs.records import Record
 
 NUM_BINS = 10
 
 
 class Bin(NamedTuple):
-    """Commits whose confidence is in an interval.
+    """Commits, or proposals, whose confidence is in an interval.
 
     Attributes:
         low: Its lower end, included.
         high: Its upper end, excluded but for 1.
-        num_commits: How many there are.
+        num_commits: How many there are; proposals, where these are counted.
         confidence: Their mean confidence.
         agreement: Share of their tokens that are right: final, and of an answer that is right if
             only right answers count.
@@ -102,6 +105,64 @@ def reliability(
     distance = sum(one.num_commits * abs(one.confidence - one.agreement) for one in bins)
     error = distance / len(confidence)
     return Reliability(tuple(bins), error, len(confidence))
+
+
+def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
+    """Says how often the proposals of all states, committed or not, are the final tokens.
+
+    As `reliability`, over every open position of every state up to EOS; a position counts once for
+    each state in which it was open. Bins are 0.05 wide.
+
+    Args:
+        records: Of one setting, with traces; records without proposals do not count.
+
+    Raises:
+        ValueError: If no record has proposals, or a record's are damaged.
+    """
+    found = _proposals(records)
+    bins = []
+    for number, (count, agreeing, total) in enumerate(found):
+        if count:
+            low, high = number / NUM_PROPOSAL_BINS, (number + 1) / NUM_PROPOSAL_BINS
+            bins.append(Bin(low, high, int(count), total / count, agreeing / count))
+    num_proposals = int(found[:, 0].sum())
+    distance = np.abs(found[:, 2] - found[:, 1]).sum()
+    return Reliability(tuple(bins), float(distance / num_proposals), num_proposals)
+
+
+def what_if_proposed(records: Iterable[Record]) -> list[WhatIf]:
+    """Returns for thresholds 0, 0.05, ... 0.95 what they would have committed in the same states.
+
+    Raises:
+        ValueError: As `reliability_of_proposals`.
+    """
+    # Summed from the highest bin down: all proposals that reach a bin's lower end.
+    reached = _proposals(records)[::-1].cumsum(0)[::-1]
+    num_proposals = reached[0, 0]
+    return [
+        WhatIf(
+            number / NUM_PROPOSAL_BINS, count / num_proposals, agreeing / count if count else None
+        )
+        for number, (count, agreeing, _) in enumerate(reached.tolist())
+    ]
+
+
+def _proposals(records: Iterable[Record]) -> Shaped[np.ndarray, "N 3"]:
+    """Sums the proposals of all records by bin: how many, how many agree, summed confidence."""
+    found = np.zeros((NUM_PROPOSAL_BINS, 3))
+    for record in records:
+        told = (record["trace"] or {}).get("proposals") if record["error"] is None else None
+        if told is None:
+            continue
+        if len(told) != NUM_PROPOSAL_BINS or any(len(one) != 3 for one in told):
+            raise ValueError(
+                f"Proposals of a record must be {NUM_PROPOSAL_BINS} bins of 3 numbers, got others "
+                f"for {record['example']}; run anew into another folder."
+            )
+        found += np.array(told)
+    if not found[:, 0].any():
+        raise ValueError("Reliability needs records with proposals, got none; run with traces.")
+    return found
 
 
 def what_if(records: Iterable[Record], thresholds: Sequence[float]) -> list[WhatIf]:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
 from eval.metrics.curves import Row, method_of
 from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
-from eval.reports.pooling import pools
+from eval.reports.pooling import Pool, pools
 from eval.reports.summary import summarise
 from eval.reports.table import name_of, seeds_of
 from eval.reports.templates import fill
@@ -78,7 +79,9 @@ def _add_folder(
         alike = [r for r in rows if r["settings"]["task"] == own["task"]
                  and (not is_alone or r["settings"]["model"] == own["model"])]  # fmt: skip
         keys = [pool.settings.with_seed(seed).key("") for seed in pool.seeds]
-        task["rows"].append(_shown(row, alike, number) | {"keys": keys})
+        task["rows"].append(
+            _shown(row, alike, number) | {"keys": keys, "reliability": _reliability(pool)}
+        )
         task["pools"].append(pool)
         for record in pool.records[:1]:
             task["primary"] = record["primary"]
@@ -116,6 +119,21 @@ def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
         "expected": row["num_missing"] + row["num_records"],
         "is_on_front": row["is_on_front"],
     }
+
+
+def _reliability(pool: Pool) -> dict[str, Any] | None:
+    """Returns the reliability diagram of a setting's proposals; None without traces of them."""
+    told = [one for one in pool.finished if (one["trace"] or {}).get("proposals")]
+    if not any(count for one in told for count, *_ in one["trace"]["proposals"]):
+        return None
+    found = reliability_of_proposals(told)
+    by_threshold = {one.threshold: one for one in what_if_proposed(told)}
+    return {
+        "error": found.calibration_error,
+        "num_proposals": found.num_commits,
+        "bins": [[*one, by_threshold[one.low].share, by_threshold[one.low].agreement]
+                 for one in found.bins],
+    }  # fmt: skip
 
 
 _PARTS = ("against_reference", "speed", "timing")

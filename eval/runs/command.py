@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from dllm_decode import load_model, load_target
+from eval.calibrate.card import read_card
 from eval.runs.arguments import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.records import Folder, Settings
@@ -53,6 +54,12 @@ def run_sweep(options: argparse.Namespace) -> Folder:
 def measure(sweep: Sweep, options: argparse.Namespace) -> Folder:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
+    cards = [text[1:] for text in sweep.samplers if text.startswith("@")]
+
+    def tell(plan: Plan, others: list[Settings]) -> None:
+        _tell(plan, others)
+        _tell_of_cards(cards, plan)
+
     selections = sweep.selections(code_for(options, place))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     return execute(
@@ -63,7 +70,7 @@ def measure(sweep: Sweep, options: argparse.Namespace) -> Folder:
         retry_errors=options.retry_errors,
         skip_impossible=options.skip_impossible,
         drop_others=options.drop_others,
-        on_plan=_tell if place.rank == 0 else lambda plan, others: None,
+        on_plan=tell if place.rank == 0 else lambda plan, others: None,
     )
 
 
@@ -113,3 +120,15 @@ def _tell(plan: Plan, others: list[Settings]) -> None:
             f"The folder holds {len(others)} settings besides; they stay in the report "
             "(--drop-others leaves them out).\n"
         )
+
+
+def _tell_of_cards(paths: Sequence[str], plan: Plan) -> None:
+    """Warns where a calibrated sampler is used beyond what its card guarantees."""
+    for path in paths:
+        card = read_card(path)
+        own = [one.settings for one in plan.runs if one.settings.sampler == card.setting["sampler"]]
+        misfits = dict.fromkeys(misfit for settings in own for misfit in card.misfits(settings))
+        if misfits:
+            sys.stderr.write(
+                f"WARNING: The guarantee of {path} does not hold here: {'; '.join(misfits)}.\n"
+            )

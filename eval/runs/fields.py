@@ -28,7 +28,7 @@ _TRACE: Fields = {
 _MOST = 2**63
 
 # What a trace may have besides.
-_TOLD: Fields = {"runners_up": list[list[Any] | None]}
+_TOLD: Fields = {"runners_up": list[list[Any] | None], "proposals": list[list[NUMBER]]}
 
 # Numbers that others are divided by, and numbers that may be 0.
 _POSITIVE = ("nfe", "length", "batch_length", "batch_s")

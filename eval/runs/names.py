@@ -30,6 +30,7 @@ from eval.tasks import (
 )
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
+from samplers.checks import shown
 from samplers.expression import import_class, parse_plugin
 
 TASKS: Mapping[str, Callable[..., Task]] = {
@@ -139,7 +140,7 @@ def _of_card(path: str, part: str) -> str:
         chosen = written["expressions"][part]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"A {part} after @ must be named by a card that calibrate wrote, got {path!r}."
+            f"A {part} after @ must be named by a card that calibrate wrote, got {shown(path)}."
         ) from None
     return str(chosen)
 
@@ -187,13 +188,13 @@ def _options(query: str, address: str) -> dict[str, str]:
     pairs = [one.partition("=") for one in query.split("&") if one]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError(
-            f"Options must be written name=value and joined by &, got {address!r}; "
+            f"Options must be written name=value and joined by &, got {shown(address)}; "
             "an address is such as 'word_problems?split=test&limit=200'."
         )
     # Of an URL's escapes only %26 and the like: a plus sign in a path is a plus sign.
     options = dict(sorted((name, unquote(text)) for name, _, text in pairs))
     if len(options) < len(pairs):
-        raise ValueError(f"An address must give each option once, got {address!r}.")
+        raise ValueError(f"An address must give each option once, got {shown(address)}.")
     return options
 
 
@@ -224,7 +225,7 @@ def _maker(name: str) -> Callable[..., Task]:
         )  # fmt: skip
         known = ", ".join([*TASKS, *others])
         raise ValueError(
-            f"A task must be one of {known}, got {name!r}; "
+            f"A task must be one of {known}, got {shown(name)}; "
             "an address is such as 'word_problems?split=test&limit=200'."
         )
     return TASKS[name]
@@ -235,7 +236,7 @@ def _parallel_bench(name: str) -> Callable[..., Task]:
     if not folder:
         raise ValueError(
             f"ParallelBench is addressed as {PARALLEL_BENCH}<folder>#<task>, such as "
-            f"'{PARALLEL_BENCH}ParallelBench#waiting_line/copy', got {name!r}."
+            f"'{PARALLEL_BENCH}ParallelBench#waiting_line/copy', got {shown(name)}."
         )
 
     def make_parallel_bench(primary: str = "answer") -> Task:
@@ -254,7 +255,7 @@ def _make(name: str, make: Callable[..., Task], options: Mapping[str, str]) -> T
     for key in options:
         if key not in known:
             raise ValueError(
-                f"{name} has the options {', '.join([*SELECTION, *known])}, got {key!r}."
+                f"{name} has the options {', '.join([*SELECTION, *known])}, got {shown(key)}."
             )
     return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
 
@@ -279,7 +280,7 @@ def _value(name: str, text: str, annotation: Any) -> object:
 
 def _one_of(name: str, text: str, values: Mapping[str, object]) -> object:
     if text.lower() not in values:
-        raise ValueError(f"{name} must be true or false, got {text!r}.")
+        raise ValueError(f"{name} must be true or false, got {shown(text)}.")
     return values[text.lower()]
 
 
@@ -287,17 +288,17 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{name} must be a number, got {text!r}.") from None
+        raise ValueError(f"{name} must be a number, got {shown(text)}.") from None
 
 
 def _integer(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {text!r}.") from None
+        raise ValueError(f"{name} must be a whole number, got {shown(text)}.") from None
 
 
 def _whole(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {text!r}.")
+        raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
     return int(text)

@@ -21,6 +21,7 @@ from eval.runs.names import (
 from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks.tokenizer import Tokenizer
+from samplers.checks import shown
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
@@ -203,7 +204,7 @@ def _toml_of(path: str | Path) -> dict[str, Any]:
 def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
     if not is_of(value, kind):
         shape = "a list of texts" if kind == tuple[str, ...] else f"of type {kind.__name__}"
-        raise ValueError(f"{name} in {path} must be {shape}, got {value!r}.")
+        raise ValueError(f"{name} in {path} must be {shape}, got {shown(value)}.")
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -211,9 +212,10 @@ def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ..
     """Reads one value of an option, or a list of them."""
     values = [value] if is_of(value, kind) or not isinstance(value, list) else value
     if not values or not all(is_of(one, kind) for one in values):
-        shown = kind.__name__ if isinstance(kind, type) else str(kind)
+        named = kind.__name__ if isinstance(kind, type) else str(kind)
         raise ValueError(
-            f"{name} in {path} must be a value of type {shown} or a list of them, got {value!r}."
+            f"{name} in {path} must be a value of type {named} or a list of them, "
+            f"got {shown(value)}."
         )
     return tuple(tuple(one) if isinstance(one, list) else one for one in values)
 
@@ -230,5 +232,6 @@ def _require_distinct(name: str, written: Sequence[Any], meant: Sequence[Any]) -
     for index, one in enumerate(meant):
         if one in meant[:index]:
             raise ValueError(
-                f"{name} must be distinct, got {written[index]!r} twice: it would count as two."
+                f"{name} must be distinct, got {shown(written[index])} twice: "
+                "it would count as two."
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
 from eval.runs import prompts
 from eval.runs.progress import Reporter
+from eval.runs.proposals import Binned, Proposals
 from eval.runs.provenance import now, package_commit
 from eval.runs.records import Record, Settings, append
 from eval.runs.runners_up import RunnersUp
@@ -133,11 +134,12 @@ class Worker:
     def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
         chat = self._settings.prompts == "chat"
         encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
-        trace, runners_up, gains = Trace(), RunnersUp(), Gains()
+        trace, runners_up, proposals, gains = Trace(), RunnersUp(), Proposals(), Gains()
         observers: list[Observer] = [self._reporter, gains]
         if self._run.trace:
-            observers += [trace, runners_up]
+            observers += [trace, runners_up, proposals]
         output = self._call(encoded, seed, observers)
+        proposed = proposals.of(output.tokens, output.lengths())
         texts = [
             self._run.tokenizer.decode(answer, skip_special_tokens=True)
             for answer in output.answers()
@@ -155,7 +157,7 @@ class Worker:
                 "batch_target_forwards": output.target_forwards,
                 "batch_s": output.wall_s,
                 "tokens": output.tokens[row].tolist(),
-                "trace": self._traced(trace, runners_up, row, encoded[row])
+                "trace": self._traced(trace, runners_up, proposed[row], row, encoded[row])
                 if self._run.trace
                 else None,
             }
@@ -210,12 +212,15 @@ class Worker:
             "target": example.target,
         }
 
-    def _traced(self, trace: Trace, runners_up: RunnersUp, row: int, prompt: list[int]) -> Record:
+    def _traced(
+        self, trace: Trace, runners_up: RunnersUp, proposed: Binned, row: int, prompt: list[int]
+    ) -> Record:
         """Returns step and confidence of each position; -1 and None where no round committed it."""
         steps = trace.steps[row].tolist()
         return {
             "steps": steps,
             "runners_up": runners_up.of(row, steps),
+            "proposals": proposed,
             "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
             "revisions": [
                 [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]

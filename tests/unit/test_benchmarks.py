@@ -1,4 +1,6 @@
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from benchmarks.floor import Columns, Machine, measure_machine, num_flops, weigh
 from benchmarks.growth import measure_growth, points_of
 from benchmarks.measure import Watch, in_a_process_of_its_own
 from benchmarks.memory import PeakMemory
+from benchmarks.neighbour import busy_neighbour
 from benchmarks.options import read_options
 from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.models import ForwardInputs
@@ -193,13 +196,31 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
     assert "DualCache(), SelfVerify(4)" in printed
     assert "One more step" in printed
     figures = json.loads(written.read_text())
-    assert set(figures["table"]) == {"plain reference loop", *chosen}
+    busy = "DualCache(), with one busy neighbour"
+    assert set(figures["table"]) == {"plain reference loop", *chosen, busy}
+    assert "with one busy neighbour" in printed
     assert (
         figures["table"][chosen[0]]["tokens"] == figures["table"]["plain reference loop"]["tokens"]
     )
     assert [point["batch_size"] for point in figures["growth"]] == [1, 4]
     assert figures["command"].startswith("python -m benchmarks --geometry tiny --quick")
     assert set(figures["machine"]) == {"bytes_per_s", "flops_per_s"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_a_busy_neighbour_computes_on_a_core_that_is_ours_and_then_ends() -> None:
+    with busy_neighbour() as process:
+        assert os.sched_getaffinity(process.pid) == {min(os.sched_getaffinity(0))}
+
+        def ticks() -> int:
+            """User time in hundredths of a second."""
+            return int(Path(f"/proc/{process.pid}/stat").read_text().split()[13])
+
+        before, started = ticks(), time.monotonic()
+        while ticks() <= before + 2 and time.monotonic() < started + 30:
+            time.sleep(0.05)
+        assert ticks() > before + 2
+    assert process.poll() is not None
 
 
 @pytest.mark.slow

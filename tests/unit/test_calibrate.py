@@ -73,6 +73,51 @@ def test_stored_records_are_used_and_said_to_be_seen(
     calibrated(out)
 
 
+def test_settings_that_were_decoded_before_are_said_to_be_seen(tmp_path: Path) -> None:
+    task = ["word_problems?split=val&limit=2", str(tmp_path), "--gen-length", "8"]
+    assert main(["run", *task, "--sampler", "FixedSchedule(4)", "--batch-size", "2"]) == 0
+    main([
+        "calibrate", *task, "--sampler", "FixedSchedule(4)", "--reference", "FixedSchedule(8)",
+        "--batch-size", "2",
+    ])  # fmt: skip
+    (warning,) = read_card(tmp_path / "card.json").warnings
+    assert "1 of the settings had records before" in warning
+
+
+def test_prompts_of_the_training_are_told(tmp_path: Path) -> None:
+    main([
+        "calibrate", "word_problems?split=train&limit=1", str(tmp_path), "--gen-length", "8",
+        "--sampler", "FixedSchedule(4)", "--reference", "FixedSchedule(8)",
+    ])  # fmt: skip
+    assert "may have been trained on" in read_card(tmp_path / "card.json").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "said"),
+    [
+        ("word_problems?split=test&limit=1", ["--gen-length", "8", "--block-length", "8"],
+         "gen_length is 8, the card's is 64; block_length is 8, the card's is 32"),
+        ("word_problems?split=test&limit=1", ["--cache", "DualCache()"],
+         "cache is DualCache(refresh_every=0, before=0, after=0, entry='sampler'), "
+         "the card's is NoCache()"),
+        ("lists/copy?n=4&limit=1", ["--gen-length", "64"],
+         "the task is lists/copy?n=4, the card's is word_problems"),
+        ("word_problems?split=val&limit=12", [], "the prompts are those of the calibration"),
+        ("word_problems?split=test&limit=1", [], ""),
+    ],
+)  # fmt: skip
+def test_a_card_that_is_used_for_something_else_is_told(
+    out: Path, tmp_path: Path, task: str, options: list[str], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Another length, cache or task has no guarantee; nothing said so."""
+    command = ["run", task, str(tmp_path), "--sampler", f"@{out / 'card.json'}", *options]
+    assert main(command) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(warned) == bool(said)
+    assert said in "".join(warned)
+
+
 def test_agreement_needs_no_labels(out: Path) -> None:
     card = calibrated(out, "--agreement", "--max-drop", "0.4")
     assert card.agreement

@@ -6,7 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from eval.calibrate.bounds import betting_p, binomial_p, num_prompts_needed, wealth
+from eval.calibrate.bounds import (
+    betting_p,
+    binomial_p,
+    clopper_pearson,
+    max_num_lost,
+    num_prompts_needed,
+    wealth,
+)
 from eval.calibrate.procedure import Guarantee, Verdict, certify, judge
 
 Pairs = Sequence[tuple[int | float, int | float]]
@@ -40,6 +47,37 @@ def test_the_binomial_is_the_sum_over_all_outcomes() -> None:
     )
     assert binomial_p(2, 6, 0.3) == pytest.approx(by_hand)
     assert binomial_p(6, 6, 0.3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("num_found", "num_cases", "low", "high"),
+    # Closed forms at the ends, (alpha / 2) ** (1 / n); a printed table between them.
+    [(0, 25, 0.0, 1 - 0.025 ** (1 / 25)), (25, 25, 0.025 ** (1 / 25), 1.0),
+     (5, 10, 0.1871, 0.8129), (1, 20, 0.0013, 0.2487)],
+)  # fmt: skip
+def test_the_exact_interval_of_a_share_is_that_of_the_tables(
+    num_found: int, num_cases: int, low: float, high: float
+) -> None:
+    found = clopper_pearson(num_found, num_cases)
+    assert found == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_exact_interval_covers_the_true_share_often_enough() -> None:
+    for share in (0.02, 0.1, 0.5, 0.93):
+        covered = sum(
+            binomial_p(k, 30, share) - (binomial_p(k - 1, 30, share) if k else 0.0)
+            for k in range(31)
+            if clopper_pearson(k, 30).low <= share <= clopper_pearson(k, 30).high
+        )
+        assert 0.95 <= covered < 1.0
+
+
+def test_the_most_losses_are_the_last_that_certify() -> None:
+    assert max_num_lost(500, 0.02, 0.1) == 5
+    assert max_num_lost(1000, 0.02, 0.1) == 13
+    assert max_num_lost(20, 0.02, 0.1) == -1
+    with pytest.raises(ValueError, match="num_found must be between"):
+        clopper_pearson(3, 2)
 
 
 def test_the_wealth_is_a_supermartingale_by_enumeration() -> None:
@@ -124,11 +162,7 @@ def simulated(
 def shares(drops: np.ndarray, guarantee: Guarantee) -> tuple[float, float, float]:
     """Returns how often binomial, betting with optional stopping, and either certify."""
     num_prompts = drops.shape[1]
-    limit = max(
-        (k for k in range(num_prompts + 1)
-         if binomial_p(k, num_prompts, guarantee.max_drop) <= guarantee.level),
-        default=-1,
-    )  # fmt: skip
+    limit = max_num_lost(num_prompts, guarantee.max_drop, guarantee.level)
     counted = (drops == 1).sum(1) <= limit
     # Stopped at the best moment: whenever the wealth is ever high enough.
     betted = (wealth(drops, guarantee.max_drop) >= 1 / guarantee.level).any(1)

@@ -8,7 +8,7 @@ import torch
 
 from dllm_decode import DecodeConfig, decode, decode_many
 from dllm_decode.config import require_bool, require_ids, require_integer, require_number
-from samplers import FixedSchedule
+from samplers import FixedSchedule, parse
 from tests.toys import HashModel
 
 
@@ -23,7 +23,8 @@ from tests.toys import HashModel
         ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
-        ({"top_k": -1}, "top_k must be at least 0, got -1"),
+        ({"top_k": -1}, "top_k must be between 0 and 2147483647, got -1"),
+        ({"top_k": 2**31}, "top_k must be between 0 and 2147483647, got 2147483648"),
         ({"cfg_scale": -0.5}, "cfg_scale must be at least 0, got -0.5"),
         ({"seed": 2**63}, "seed must be between"),
     ],
@@ -87,3 +88,34 @@ def test_keywords_override_the_config() -> None:
 def test_an_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="genlength"):
         decode(HashModel(), [[1]], FixedSchedule(8), genlength=8)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("x" * 10_000, r"^temperature must be a finite number, got 'x{56}\.\.\.x{19}'\.$"),
+        (list(range(10_000)), r"^temperature must be a finite number, got \[0, 1, .{47,}9999\]\.$"),
+        (torch.zeros(9, 9), r"^temperature must be a finite number, got tensor.{50,80}\.$"),
+        (10**5000, "^temperature must be a finite number, got <int that is too long to print>"),
+    ],
+    ids=["text", "list", "tensor", "integer"],
+)
+def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> None:
+    """Ten thousand characters were echoed whole, and Python could not print the last at all."""
+    with pytest.raises(ValueError, match=said):
+        require_number("temperature", value)
+
+
+def test_a_long_expression_is_quoted_short() -> None:
+    with pytest.raises(ValueError, match=r"'x{56}\.\.\.x{19}'") as refused:
+        parse("x" * 50_000)
+    assert len(str(refused.value)) < 400
+
+
+def test_top_k_beyond_the_vocabulary_leaves_every_token_in() -> None:
+    options = {"gen_length": 8, "temperature": 1.0, "confidence_from": "tempered"}
+    model = HashModel()
+    all_tokens = decode(model, [[1, 4]], FixedSchedule(4), **options).tokens  # type: ignore[arg-type]
+    for top_k in (model.vocab_size, 2**31 - 1):
+        found = decode(model, [[1, 4]], FixedSchedule(4), top_k=top_k, **options)  # type: ignore[arg-type]
+        assert torch.equal(found.tokens, all_tokens)

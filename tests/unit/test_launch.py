@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm_decode.launch import cpu_quota, prepare
+from dllm_decode.launch import cpu_quota, prepare, run_main
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = (
@@ -15,6 +15,8 @@ ENTRY_POINTS = (
         pytest.param([*words, "--help"], marks=pytest.mark.slow)
         for words in (
             ["-m", "benchmarks"],
+            ["-m", "benchmarks.calibration"],
+            ["-m", "benchmarks.many"],
             ["examples/llada_gsm8k.py"],
             ["examples/my_sampler.py"],
             ["examples/speculative.py"],
@@ -99,3 +101,16 @@ def test_help_of_the_command_is_printed_without_torch() -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "dllm-decode" in result.stdout
+
+
+def test_an_interrupt_ends_a_program_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The examples printed eighty lines of traceback."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_main(interrupted, stopped="Stopped; records are kept.")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "Stopped; records are kept.\n"
+    run_main(lambda: 0)

@@ -2,9 +2,19 @@
 
 from typing import Any
 
+import eval_runs
 import pytest
+import torch
 
-from eval.calibrate.reliability import reliability, what_if
+from dllm_decode import StepEvent, decode
+from eval.calibrate.reliability import (
+    reliability,
+    reliability_of_proposals,
+    what_if,
+    what_if_proposed,
+)
+from eval.runs.proposals import NUM_BINS, Proposals
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
 
 def record(confidences: list[float | None], revisions: list[Any], score: float = 1.0) -> Any:
@@ -49,3 +59,72 @@ def test_records_without_traces_tell_nothing() -> None:
         reliability([{**REVISED, "trace": None}])
     with pytest.raises(ValueError, match="num_bins must be at least 1"):
         reliability([REVISED], num_bins=0)
+
+
+def proposed(**told: list[float]) -> Any:
+    """A record with some proposals, by bin: `b18=[2, 1, 1.8]`."""
+    bins = [[0, 0, 0.0] for _ in range(NUM_BINS)]
+    for name, numbers in told.items():
+        bins[int(name[1:])] = numbers
+    return record([], []) | {"example": "a", "trace": {"proposals": bins}}
+
+
+def test_proposals_of_all_records_share_the_bins() -> None:
+    found = reliability_of_proposals([
+        proposed(b18=[2, 1, 1.82], b2=[1, 0, 0.12]), proposed(b18=[2, 2, 1.88], b19=[5, 5, 5.0]),
+        record([0.5], []),
+    ])  # fmt: skip
+    assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
+        (0.1, 1, 0.0), (0.9, 4, 0.75), (0.95, 5, 1.0),
+    ]  # fmt: skip
+    assert found.bins[1].confidence == pytest.approx(0.925)
+    # |0.12 - 0| + |3.7 - 3| + |5 - 5|, over ten.
+    assert found.calibration_error == pytest.approx(0.082)
+
+
+def test_a_threshold_commits_the_proposals_of_its_bin_and_of_those_above() -> None:
+    found = {one.threshold: one for one in what_if_proposed([
+        proposed(b18=[4, 3, 3.7], b2=[1, 0, 0.12], b19=[5, 5, 5.0])
+    ])}  # fmt: skip
+    assert found[0.0][1:] == (1.0, 0.8)
+    assert found[0.9][1:] == (0.9, pytest.approx(8 / 9))
+    assert found[0.95][1:] == (0.5, 1.0)
+    assert what_if_proposed([proposed(b2=[1, 0, 0.12])])[-1].agreement is None
+
+
+def test_damaged_proposals_are_named() -> None:
+    with pytest.raises(ValueError, match="must be 20 bins of 3 numbers, got others for a"):
+        reliability_of_proposals([record([], []) | {"example": "a", "trace": {"proposals": [[1]]}}])
+    with pytest.raises(ValueError, match="records with proposals, got none"):
+        reliability_of_proposals([REVISED])
+
+
+@pytest.mark.parametrize("sampler", [FixedSchedule(4), ConfidenceThreshold(0.2), Wino()], ids=repr)
+def test_proposals_are_those_of_every_state_up_to_the_end_of_the_answer(sampler: Any) -> None:
+    """Against a count position by position; revocable samplers see a position again."""
+    seen: list[tuple[int, int, int, float]] = []
+
+    def note(event: StepEvent) -> None:
+        for row, request in enumerate(event.requests.tolist()):
+            for column in event.view.eligible[row].nonzero().flatten().tolist():
+                position = column + event.view.start - int(event.before.lead[row])
+                token = int(event.view.proposal[row, column])
+                seen.append((request, position, token, float(event.view.confidence[row, column])))
+
+    proposals = Proposals()
+    out = decode(
+        eval_runs.model(), [[5, 6, 7], [9]], sampler, gen_length=16, block_length=8,
+        observers=[proposals, note],
+    )  # fmt: skip
+    lengths = out.lengths()
+    assert int(lengths.min()) < 16, "no answer ended early"
+    found = torch.tensor(proposals.of(out.tokens, lengths))
+    wanted = torch.zeros(2, NUM_BINS, 3)
+    for request, position, token, confidence in seen:
+        if position < lengths[request]:
+            own = wanted[request, min(int(confidence * NUM_BINS), NUM_BINS - 1)]
+            agrees = token == int(out.tokens[request, position])
+            own += torch.tensor([1.0, float(agrees), confidence])
+    assert found == pytest.approx(wanted, abs=1e-3)
+    num_proposals, num_agreeing = found[..., 0].sum(), found[..., 1].sum()
+    assert num_proposals > num_agreeing > 0

@@ -62,6 +62,25 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
     assert shown == {(r["example"], r["settings"]): r["text"] for r in finished.records()}
 
 
+def test_a_page_holds_the_reliability_of_each_setting_that_has_traces(
+    finished: Folder, tmp_path: Path
+) -> None:
+    (task,) = content_of(report_page([finished]))["tasks"]
+    for row in task["rows"]:
+        own = [r for r in finished.records() if r["settings"] in row["keys"]]
+        counted = sum(count for r in own for count, *_ in r["trace"]["proposals"])
+        assert row["reliability"]["num_proposals"] == counted > 0
+        assert sum(count for _, _, count, *_ in row["reliability"]["bins"]) == counted
+        # The lowest threshold that is told would have committed everything.
+        assert row["reliability"]["bins"][0][5] == 1.0
+    folder = cut(finished, tmp_path / "untraced", 20)
+    untraced = [{**record, "trace": None} for record in folder.records()]
+    lines = "".join(json.dumps(record) + "\n" for record in untraced)
+    (folder.path / "part-0.jsonl").write_text(lines)
+    (task,) = content_of(report_page([folder]))["tasks"]
+    assert [row["reliability"] for row in task["rows"]] == [None, None]
+
+
 def test_an_unfinished_folder_says_so_everywhere(finished: Folder, tmp_path: Path) -> None:
     folder = cut(finished, tmp_path / "cut", 17)
     text = write_report(folder).read_text()
@@ -206,14 +225,16 @@ def test_a_browser_runs_the_pages_without_an_error(finished: Folder, tmp_path: P
         'document.querySelector("th[data-key=nfe] button").click();'
         'document.title = [byId("count").textContent, task.rows.length,'
         'document.querySelectorAll("#settings tbody tr").length,'
-        'document.querySelectorAll("svg circle").length].join("|");</script></body>'
+        'document.querySelectorAll("#picture circle").length,'
+        'document.querySelectorAll("#reliability circle").length].join("|");</script></body>'
     )
     page = (finished.path / "report.html").read_text().replace("</body>", probe)
     (tmp_path / "probe.html").write_text(page)
-    count, num_rows, num_lines, num_marks = title_of(tmp_path / "probe.html").split("|")
+    count, num_rows, num_lines, *num_marks = title_of(tmp_path / "probe.html").split("|")
     assert re.fullmatch(r"\d+ of 10", count)
     assert num_rows == num_lines == "2"
-    assert int(num_marks) >= 1
+    assert int(num_marks[0]) >= 1
+    assert int(num_marks[1]) >= 2
     replay = next(finished.path.glob("replay-*.html")).read_text()
     probe = (
         "<script>advance(-numSteps); const masked = document.querySelectorAll('.masked').length;"

@@ -269,6 +269,68 @@ function drawMark(svg, { x, y, rows, label }) {
   svg.append(group);
 }
 
+// Reliability ---------------------------------------------------------------------------------
+/** Offers every setting that has traces, and all of them together. */
+function offerReliability() {
+  const told = task.rows.map((row, index) => ({ row, index })).filter(({ row }) => row.reliability);
+  byId("reliability-section").hidden = !told.length;
+  byId("reliable").replaceChildren(make("option", { value: "all" }, "all settings"), ...told.map(
+    ({ row, index }) => make("option", { value: String(index) }, `${index + 1}. ${labelOf(row)}`)));
+}
+function drawReliability() {
+  const chosen = byId("reliable").value;
+  const drawn = task.rows.map((row, index) => ({ row, index })).filter(({ row, index }) =>
+    row.reliability && (chosen === "all" || chosen === String(index)));
+  if (!drawn.length) { byId("reliability").replaceChildren(); return; }
+  const width = Math.max(320, Math.min(1100, byId("reliability").clientWidth || 900));
+  const height = width < 600 ? 320 : 400;
+  const frame = { left: 46, right: width - 12, top: 32, bottom: height - 44 };
+  const place = (x, y) => [frame.left + (frame.right - frame.left) * x,
+    frame.bottom - (frame.bottom - frame.top) * y];
+  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": "Agreement with the final tokens by confidence; the text below has the errors" });
+  drawShares(svg, frame, place);
+  for (const one of drawn) drawReliabilityOf(svg, one, place);
+  const errors = drawn.map(({ row, index }) => make("span", {}, make("span", { class: "dot", style:
+    `background:${colourOf(row)}` }), `${index + 1}. ${row.method}: ${row.reliability.error.toFixed(4)} of ` +
+    `${row.reliability.num_proposals} proposals`));
+  byId("reliability").replaceChildren(svg, make("p", { class: "soft" },
+    "Not a decode: what the stored states proposed for each open position, committed or not, beside the " +
+    "final tokens. Dotted: confidence is the chance of being right. Each mark tells what a threshold " +
+    "would have committed in the same states; a decode with it would see other states from there on."),
+  make("p", { class: "soft keys" }, "Expected calibration error: ", ...errors));
+}
+function drawShares(svg, frame, place) {
+  for (const share of [0, .2, .4, .6, .8, 1]) {
+    const [x, y] = place(share, share);
+    svg.append(make("line", { class: "grid", x1: x, x2: x, y1: frame.top, y2: frame.bottom }),
+      make("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y, y2: y }),
+      make("text", { x, y: frame.bottom + 16, "text-anchor": share === 1 ? "end" : "middle",
+        class: "soft" }, share.toFixed(1)),
+      make("text", { x: frame.left - 6, y: y + 4, "text-anchor": "end", class: "soft" }, share.toFixed(1)));
+  }
+  svg.append(make("path", { class: "exact", fill: "none",
+    d: `M${place(0, 0).join(" ")}L${place(1, 1).join(" ")}` }, make("title", {}, "calibrated")),
+  make("text", { x: (frame.left + frame.right) / 2, y: frame.bottom + 36, "text-anchor": "middle",
+    class: "soft" }, "confidence of a proposal"),
+  make("text", { x: frame.left - 24, y: 14, class: "soft" }, "share that is the final token"));
+}
+function drawReliabilityOf(svg, { row, index }, place) {
+  const bins = row.reliability.bins;
+  const most = Math.max(...bins.map(([, , count]) => count));
+  svg.append(make("path", { fill: "none", stroke: colourOf(row), opacity: .5,
+    d: "M" + bins.map(([, , , x, y]) => place(x, y).join(" ")).join("L") }));
+  for (const [low, high, count, confidence, agreement, share, right] of bins) {
+    const [x, y] = place(confidence, agreement);
+    const percent = (value) => `${(100 * value).toFixed(1)} %`;
+    const title = `${index + 1}. ${labelOf(row)}\n${count} proposals of confidence ${low.toFixed(2)} to ` +
+      `${high.toFixed(2)}: ${percent(agreement)} are the final token\nthreshold ${low.toFixed(2)}: would have ` +
+      `committed ${percent(share)} of the proposals, ${percent(right)} of them final`;
+    svg.append(make("circle", { cx: x, cy: y, r: 2.5 + 5 * Math.sqrt(count / most), fill: colourOf(row),
+      "fill-opacity": .75, stroke: "var(--card)" }, make("title", {}, title)));
+  }
+}
+
 // The examples --------------------------------------------------------------------------------
 function scoreOf(answers) {
   const scores = (answers ?? []).map((one) => one.score).filter((score) => score !== null);
@@ -378,6 +440,8 @@ function choose(index) {
   drawTable();
   drawChanges();
   drawPicture();
+  offerReliability();
+  drawReliability();
   drawExamples();
 }
 byId("task").append(...content.tasks.map((one, index) =>
@@ -387,6 +451,7 @@ byId("task").disabled = content.tasks.length === 1;
 for (const id of ["search", "filter", "under"]) {
   byId(id).addEventListener("input", () => { numShown = PAGE_LENGTH; drawExamples(); });
 }
+byId("reliable").addEventListener("input", drawReliability);
 byId("more").addEventListener("click", () => { numShown += PAGE_LENGTH; drawExamples(); });
 document.addEventListener("keydown", (event) => {
   if (isTyping(event)) { if (event.key === "Escape") event.target.blur(); return; }
@@ -403,7 +468,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 window.addEventListener("hashchange", openNamed);
-window.addEventListener("resize", drawPicture);
+window.addEventListener("resize", () => { drawPicture(); drawReliability(); });
 notify(content.notice);
 choose(0);
 openNamed();
