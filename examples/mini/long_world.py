@@ -29,14 +29,7 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import (
-    MAX_CHANGE,
-    START_BALANCES,
-    Account,
-    Ledgers,
-    tell,
-    write_line,
-)
+from eval.tasks.ledgers import Ledgers, draw_ledger, tell, write_answer
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -75,24 +68,19 @@ class Encoder:
         return [ids[w] for w in f"{prompt} answer :".split()], [ids[w] for w in answer.split()]
 
 
-def draw_line(rng: random.Random) -> tuple[str, str]:
-    """Draws the story of one account, without a question, and the lines of its one or two changes.
+def draw_story(rng: random.Random) -> tuple[str, str]:
+    """Draws a story that ends without a question, and the lines of its two to four steps.
 
     The held-out people and objects come here and in no question: a model does not write a name that
     it never wrote in training.
     """
-    name = rng.choice((*NAMES, *4 * HELD_OUT_NAMES))
-    thing = rng.choice((*OBJECTS, *4 * HELD_OUT_OBJECTS))
-    start = rng.randint(*START_BALANCES)
-    changes = [rng.choice((-1, 1)) * amount for amount in rng.sample(range(1, MAX_CHANGE + 1), 2)]
-    changes = changes[: rng.randint(1, 2)]
-    if min(start + sum(changes[:1]), start + sum(changes)) < 1:
-        return draw_line(rng)
-    lines, balance = [], start
-    for change in changes:
-        lines.append(write_line(name, balance, change, rng))
-        balance += change
-    return tell(Account(name, start, tuple(changes)), rng, thing), " ".join(lines)
+    people = HELD_OUT_NAMES if rng.random() < 0.7 else NAMES
+    thing = rng.choice(HELD_OUT_OBJECTS if rng.random() < 0.7 else OBJECTS)
+    ledger = None
+    while ledger is None:
+        ledger = draw_ledger(rng, rng.randint(2, 4), people)
+    lines, _, _ = write_answer(ledger, rng).partition(" ####")
+    return " . ".join(tell(account, rng, thing) for account in ledger.accounts), lines
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +98,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--compile", action="store_true", help="layers with torch.compile; needs a C++ compiler")
     add("--seed", type=int, default=0)
     add("--rows", type=int, default=64, help="ledgers a step")
-    add("--lines", type=int, default=20, help="stories without a question a step")
+    add("--stories", type=int, default=16, help="stories without a question a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
     add("--hidden", type=int, default=128)
@@ -130,8 +118,9 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
         return Kind(name, draw, LONGEST_PROMPT, gen_lengths, max(1, round(options.rows * share)))
 
     kinds = [ledgers(Ledgers(*steps), lengths, share) for steps, lengths, share in MIXTURE]
-    if options.lines:
-        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 24, (34,), options.lines))
+    if options.stories:
+        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 56, (66,), options.stories)
+        kinds.append(stories)
     return kinds
 
 
