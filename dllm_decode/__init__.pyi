@@ -1,5 +1,5 @@
 from .batching import decode_many
-from .blocks import BlockSchedule, MultiBlock, Sequential
+from .blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
 from .caches import (
     CachePolicy,
     DelayedCache,
@@ -8,6 +8,7 @@ from .caches import (
     NoCache,
     PrefixCache,
     SettledCache,
+    SubBlockCache,
     SuffixWindow,
 )
 from .canvas import Block, Canvas
@@ -43,6 +44,7 @@ __version__: str
 
 __all__ = [
     "ARVerify",
+    "AdaptiveBlocks",
     "Block",
     "BlockSchedule",
     "CachePolicy",
@@ -80,6 +82,8 @@ __all__ = [
     "StepEvent",
     "StopRule",
     "StopStrings",
+    "SubBlockCache",
+    "SubBlocks",
     "SuffixWindow",
     "Trace",
     "Tree",

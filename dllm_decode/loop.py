@@ -171,8 +171,9 @@ class Decoder:
 
     def blocks(self, canvas: Canvas) -> Iterator[Block]:
         """Returns the schedule's phases, or what the verifier has in their place, in order."""
-        if self.schedule.opens_several:
-            return self.schedule.phases(canvas, self.block_length)
+        if self.schedule.opens_parts:
+            shift = self.model.logit_shift
+            return self.schedule.phases(canvas, self.block_length, shift=shift)
         return self.verifier.blocks(canvas, self.block_length)
 
     def opened(self, canvas: Canvas) -> tuple[Canvas, tuple[Int[Tensor, " B"], ...]]:
@@ -239,7 +240,8 @@ def finish_block(
     steps = torch.zeros_like(part.rows)
     carry: Any = None
     part, reach = decoder.opened(part)
-    _narrow(session, [ends.tolist() for ends in reach], range(len(part)))
+    ids = part.rows.tolist()
+    _narrow(session, ids, [ends.tolist() for ends in reach])
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
@@ -253,7 +255,8 @@ def finish_block(
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         kept = [row for row, masks in enumerate(left) if masks]
-        _narrow(session, ends, kept)
+        ids = [ids[row] for row in kept]
+        _narrow(session, ids, [[each[row] for row in kept] for each in ends])
         if not all(left):
             canvas = canvas.put(part)
             rows = torch.tensor(kept, dtype=torch.long, device=part.tokens.device)
@@ -262,11 +265,11 @@ def finish_block(
     return canvas
 
 
-def _narrow(session: Session, reach: list[list[int]], rows: Sequence[int]) -> None:
-    """Tells the session where the open masks of the rows that go on are."""
-    if reach and rows:
-        starts, ends = reach
-        session.narrow(Block(min(starts[row] for row in rows), max(ends[row] for row in rows)))
+def _narrow(session: Session, ids: Sequence[int], reach: Sequence[Sequence[int]]) -> None:
+    """Tells the session where the open masks of each row are."""
+    if reach and ids:
+        blocks = [Block(start, end) for start, end in zip(*reach, strict=True)]
+        session.narrow(dict(zip(ids, blocks, strict=True)))
 
 
 def _check_progress(

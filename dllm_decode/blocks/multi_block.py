@@ -79,10 +79,10 @@ class MultiBlock(BlockSchedule):
         require_choice("order", self.order, get_args(Order))
 
     @property
-    def opens_several(self) -> bool:
+    def opens_parts(self) -> bool:
         return True
 
-    def phases(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
+    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         return canvas.blocks(canvas.region_length)
 
     def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:

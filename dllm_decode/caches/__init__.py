@@ -6,6 +6,7 @@ from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
+from dllm_decode.caches.sub_block import SubBlockCache
 from dllm_decode.caches.window import SuffixWindow
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "NoCache",
     "PrefixCache",
     "SettledCache",
+    "SubBlockCache",
     "SuffixWindow",
 ]

@@ -23,8 +23,9 @@ class CacheQuery:
         end: First column that the needed ones cannot see: the canvas length, or the end of the
             window when the model is block-causal.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        step: Forwards of the batch since the open block was opened, this one not included: 0 at
-            the block's first forward, the same for all rows.
+        step: Forwards since the open block was opened, this one not included: 0 at the block's
+            first forward, the same for all rows of the query. Where rows open and finish blocks at
+            their own pace, it counts from there, and each query is of the rows at one pace.
         previous: Per row the first column that the row's own last forward needed, be it for this
             block or an earlier one; `None` before the row's first forward.
         known_clean: As `clean_forwards`; `None` if the policy says that it does not read it.

@@ -1,6 +1,6 @@
 """The key-value cache of one decode, and what its slots were computed from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Int
@@ -36,9 +36,21 @@ class CacheLedger:
         self._row_ids = canvas.rows.tolist()
 
     def query(
-        self, canvas: Canvas, needed: slice, *, end: int, shift: int, step: int
+        self,
+        canvas: Canvas,
+        needed: slice,
+        *,
+        end: int,
+        shift: int,
+        step: int,
+        rows: Sequence[int] | None = None,
     ) -> CacheQuery:
-        """Describes the next forward to a policy."""
+        """Describes the next forward to a policy.
+
+        Args:
+            canvas: As in `CacheQuery`; so are `needed`, `end`, `shift` and `step`.
+            rows: `canvas.rows`, where the host knows them already.
+        """
         clean = None
         if self._clean is not None:
             # A token that was re-masked has not been computed since, whatever it was.
@@ -50,7 +62,7 @@ class CacheLedger:
             end=end,
             shift=shift,
             step=step,
-            previous=tuple(self._previous[row] for row in self._ids(canvas)),
+            previous=tuple(self._previous[row] for row in rows or self._ids(canvas)),
             known_clean=clean,
         )
 
@@ -86,8 +98,16 @@ class CacheLedger:
         query: CacheQuery,
         columns: Columns,
         branches: Branches | None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        """Notes that a forward computed these columns; what branches compute does not last."""
+        """Notes that a forward computed these columns; what branches compute does not last.
+
+        Args:
+            query: What the policy was asked.
+            columns: What was computed of its rows.
+            branches: Which rows are states of one row, if some are.
+            numbers: `query.canvas.rows`, where the host knows them already.
+        """
         canvas = query.canvas
         rows, tokens = canvas.rows, canvas.tokens
         if branches is not None:
@@ -100,7 +120,7 @@ class CacheLedger:
             index = (rows[:, None], columns)
             is_masked = tokens.gather(1, columns) == canvas.mask_id
             self._clean[index] = (self._clean[index] + 1).masked_fill(is_masked, 0)
-        for row in self._ids(canvas):
+        for row in numbers or self._ids(canvas):
             self._previous[row] = query.needed.start
 
     def rearrange(self, canvas: Canvas, shifts: Mapping[int, int]) -> None:

@@ -118,6 +118,8 @@ class NoVerifier(Verifier[SamplerState]):
         carry: SamplerState | None,
     ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler, lean=True)
+        canvas, view = session.blocks.chosen(canvas, view)
+        session.view = view
         state = first_state(sampler, view) if carry is None else carry.state
         decision, state = next_step(sampler, view, state)
         decision = session.blocks.completed(canvas, view, decision)

@@ -47,7 +47,7 @@ def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
-    if demands.opens_several and demands.looks_ahead:
+    if demands.opens_parts and demands.looks_ahead:
         sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
     verifier = SelfVerify(2) if demands.looks_ahead else verifier
@@ -60,7 +60,7 @@ def run(kind: str, cache: CachePolicy) -> tuple[Spied, Any]:
     model = Spied(tiny(family))
     return model, decode(
         model, [[5, 6, 7, 8]], sampler, cache=cache, verifier=verifier, gen_length=8,
-        block_length=4, blocks=MultiBlock() if KINDS[kind].opens_several else Sequential(),
+        block_length=4, blocks=MultiBlock() if KINDS[kind].opens_parts else Sequential(),
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_the_table_tells_what_decode_does(kind: str, cache: CachePolicy) -> None
     with pytest.raises(ValueError, match="got") as refused:
         run(kind, cache)
     message = str(refused.value)
-    blocks = MultiBlock() if KINDS[kind].opens_several else Sequential()
+    blocks = MultiBlock() if KINDS[kind].opens_parts else Sequential()
     names = {"sampler": sampler, "cache": cache, "verifier": verifier, "blocks": blocks}
     for part in refusal.pair:
         assert (tiny(family).name if part == "model" else repr(names[part])) in message
