@@ -47,12 +47,12 @@ class SubBlockCache(CachePolicy):
 
 def _open(query: CacheQuery) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
     """Returns the first column of each row's open positions, and the one behind the last."""
-    canvas = query.canvas
-    columns = torch.arange(query.needed.start + query.shift, query.needed.stop)
-    columns = columns.to(canvas.tokens.device)
+    canvas, needed = query.canvas, query.needed
     if canvas.opened is None:
-        rows = torch.zeros_like(canvas.rows)
-        return rows + columns[0], rows + columns[-1] + 1
+        # Nothing predicts column 0.
+        first = needed.start + (query.shift if needed.start else 0)
+        return torch.full_like(canvas.rows, first), torch.full_like(canvas.rows, needed.stop)
+    columns = torch.arange(needed.start, needed.stop, device=canvas.tokens.device)
     is_open = canvas.opened[:, columns - canvas.start]
-    first = torch.where(is_open, columns, query.end).amin(-1)
-    return first, torch.where(is_open, columns + 1, 0).amax(-1)
+    starts = torch.where(is_open, columns, query.end).amin(-1)
+    return starts, torch.where(is_open, columns + 1, 0).amax(-1)

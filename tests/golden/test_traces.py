@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from dllm_decode import (
+    AdaptiveBlocks,
     BlockSchedule,
     CachePolicy,
     DelayedCache,
@@ -34,6 +35,8 @@ from dllm_decode import (
     SelfVerify,
     Sequential,
     StepEvent,
+    SubBlockCache,
+    SubBlocks,
     SuffixWindow,
     Verifier,
     decode,
@@ -72,6 +75,12 @@ TOLERANCE = 1e-3
 MASK_ID = 508
 # Where [MASK] has a share of the probability, the official confidence leaves it there.
 MASK_SHARES = {
+    "fast_dllm_v2/b16_sb4_n48_t0.9_subcache/p0": 3e-3,
+    "fast_dllm_v2/b32_sb8_n64_t0.7_nocache/p0": 6e-2,
+    "fast_dllm_v2/b32_sb8_n64_t0.9_nocache/p2": 2e-2,
+    "fast_dllm_v2/b32_sb8_n64_t0.9_subcache/p0": 1e-2,
+    "fast_dllm_v2/b32_sb8_n64_t1_subcache/p0": 2e-2,
+    "fast_dllm_v2/b8_sb4_n32_t0.7_subcache/p0": 3e-3,
     "llada21_dllm/default_g32_b8/p4": 3e-2,
     "dkv_dream_decode/g48_s24_N4_unright/p2": 6e-3,
     "dream_native/entropy_g32_s8/p2": 3e-3,
@@ -117,6 +126,9 @@ class Run:
         self.record = record
         self.params: dict[str, Any] = record["params"]
         self.gen_length: int = record["gen_length"]
+        if "livelock" in (record["official_bug"] or "") and method == "fast_dllm_v2":
+            # The official run never ends; the answer is as long as without the defect.
+            self.gen_length = len(record["banned"]["tokens"])
         self.block_length: int = record["block_length"]
 
     @property
@@ -131,7 +143,7 @@ class Run:
         # drafts mean it.
         whole = step["block"] is None or step.get("exit", False)
         end = self.gen_length if whole else (step["block"] + 1) * self.block_length
-        if self.family == "llada2_moe":
+        if self.family in ("llada2_moe", "fast_dllm_v2"):
             # Blocks count from the prompt, and the last one is filled up behind the answer.
             end = self.gen_length + self.block_length
         if self.params.get("eager", False):
@@ -171,6 +183,7 @@ class Case:
     `options`: fields of the config.
     `confidences`: whether the recorded ones are of the distribution that ours are of.
     `eos_id`: the answer ends with this token; `None`: with none.
+    `truncates`: whether what lies behind the EOS is filled at once.
     """
 
     sampler: Sampler
@@ -183,6 +196,7 @@ class Case:
     confidences: bool = True
     blocks: BlockSchedule = field(default_factory=Sequential)
     eos_id: int | None = None
+    truncates: bool = True
 
 
 class NotOffered(NamedTuple):
@@ -431,6 +445,31 @@ def d3llm(run: Run) -> Case | NotOffered:
     )
 
 
+def ada_block(run: Run) -> Case:
+    params = run.params
+    threshold = params["delimiter_threshold"]
+    return Case(
+        ConfidenceThreshold(params["threshold"]),
+        CACHES[params["cache"]],
+        blocks=AdaptiveBlocks(
+            () if threshold is None else tuple(params["delimiter_ids"]),
+            0.0 if threshold is None else threshold,
+            run.block_length,
+        ),
+    )
+
+
+def fast_dllm_v2(run: Run) -> Case | NotOffered:
+    params = run.params
+    return Case(
+        ConfidenceThreshold(float(params["threshold"])),
+        SubBlockCache() if params["use_block_cache"] else FreeCache(),
+        blocks=SubBlocks(run.block_length, params["small_block_size"]),
+        eos_id=params["stop_token"],
+        truncates=False,
+    )
+
+
 def joint_threshold(run: Run) -> Case | NotOffered:
     params = run.params
     if params.get("eos_early_stop", False):
@@ -448,6 +487,8 @@ def joint_threshold(run: Run) -> Case | NotOffered:
 
 
 METHODS: dict[str, Mapping] = {
+    "adablock": ada_block,
+    "fast_dllm_v2": fast_dllm_v2,
     "llada21_dllm": joint_threshold,
     "llada21_sglang": joint_threshold,
     "fastdllm_dream_dual": fast_dream,
@@ -506,16 +547,11 @@ OFFICIAL_MODES: dict[str, Mapping] = {
 }
 # Files that are not compared at all: how many runs they hold, and why.
 LEFT_OUT = {
-    "adablock": (30, "blocks whose length follows a delimiter are not offered"),
     "d3llm_multiblock_kv": (
         24,
         "whole blocks enter the cache by a clock of forwards; `SettledCache` freezes columns",
     ),
     "daedal": (21, "answers that grow while they are decoded are not offered"),
-    "fast_dllm_v2": (
-        56,
-        "sub-blocks, and a block's first token from the forward that stores the block before",
-    ),
     "hierarchy_remask": (
         6,
         "official bug argmax_prob_for_committed in all runs: overwrites committed tokens by the "
@@ -524,6 +560,8 @@ LEFT_OUT = {
 }
 # How many runs of each file are compared, of how many.
 COMPARED = {
+    "adablock": (30, 30),
+    "fast_dllm_v2": (54, 56),
     "credit": (18, 18),
     "d3llm_multiblock": (14, 15),
     "dinfer_threshold": (12, 12),
@@ -581,7 +619,9 @@ class Recorder:
         window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
         probability = event.view.probability(event.after.region[:, window].clamp(max=511))
         for index, row in enumerate(event.before.rows.tolist()):
-            positions = (masked[index] & ~remains[index]).nonzero().squeeze(-1)
+            # What lies behind the window was filled behind an EOS.
+            committed = (masked[index] & ~remains[index])[: window.stop]
+            positions = committed.nonzero().squeeze(-1)
             # A block-causal model's answer may start inside a block.
             lead = event.before.lead[index]
             old, new = event.before.region[index], event.after.region[index]
@@ -641,7 +681,7 @@ def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, 
         gen_length=run.gen_length,
         block_length=run.block_length,
         stop_at_eos=case.eos_id is not None,
-        truncate_at_eos=case.eos_id is not None,
+        truncate_at_eos=case.truncates and case.eos_id is not None,
         templates=list(case.templates) * len(prompts),
         observers=[recorder],
         **case.options,
@@ -666,7 +706,8 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
         got = joined(got, [len(step.positions) for step in expected])
     if case.eos_id is not None:
         # Their code overwrites what is committed behind an EOS, which ends the answer.
-        got, expected = ended(got, run, case.eos_id), ended(expected, run, case.eos_id)
+        finish = ended if case.truncates else cut
+        got, expected = (finish(steps, run, case.eos_id) for steps in (got, expected))
     assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
     assert [[*step.edited] for step in got] == [[*step.edited] for step in expected], run.id
     tolerance = MASK_SHARES.get(run.id, TOLERANCE)
@@ -687,6 +728,16 @@ def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
             edited=[edit for edit in step.edited if edit[0] <= last],
         )
         for step in steps
+    ]
+
+
+def cut(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
+    """Leaves out what is committed, or filled, behind the answer's first EOS."""
+    end = run.record["tokens"].index(eos_id) + 1
+    sizes = [sum(position < end for position in step.positions) for step in steps]
+    return [
+        Step(step.positions[:size], step.tokens[:size], step.remasked, step.confidences[:size])
+        for step, size in zip(steps, sizes, strict=True)
     ]
 
 
@@ -712,9 +763,10 @@ def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
     for method, mapping in mappings.items():
         for run in comparable(method, mapping):
             case = mapping(run)
-            groups.setdefault(f"{method}/{run.record['setting']}/{case}", []).append(run)
+            key = f"{method}/{run.record['setting']}/{run.gen_length}/{case}"
+            groups.setdefault(key, []).append(run)
     return [
-        pytest.param(runs, mappings[runs[0].method], id=key.rsplit("/", 1)[0])
+        pytest.param(runs, mappings[runs[0].method], id=key.rsplit("/", 2)[0])
         for key, runs in groups.items()
     ]
 
