@@ -31,6 +31,7 @@ from dllm_decode import (
     MultiBlock,
     NoCache,
     NoVerifier,
+    PipelineCache,
     PrefixCache,
     SelfVerify,
     Sequential,
@@ -428,13 +429,18 @@ def streaming(run: Run) -> Case | NotOffered:
 
 
 def d3llm(run: Run) -> Case | NotOffered:
-    if run.id == "d3llm_multiblock/g48_b8_h0.5_add0.5_act0.5_es/p4":
+    params = run.params
+    is_late = run.id == "d3llm_multiblock/g48_b8_h0.5_add0.5_act0.5_es/p4"
+    if is_late or (params["early_stop"] and "cache_delay_iter" in params):
         return NotOffered(
             "overwrites committed tokens behind an EOS while masks are left before it"
         )
-    params = run.params
+    refresh_every = params.get("refresh_interval", 0)
     return Case(
         EntropyThreshold(params["entropy_threshold"]),
+        PipelineCache(run.block_length, params["cache_delay_iter"], refresh_every)
+        if "cache_delay_iter" in params
+        else NoCache(),
         blocks=MultiBlock(
             run.block_length,
             params["block_add_threshold"],
@@ -501,6 +507,7 @@ METHODS: dict[str, Mapping] = {
     "llada2_hub": llada2,
     "llada_eos_options": eos_options,
     "d3llm_multiblock": d3llm,
+    "d3llm_multiblock_kv": d3llm,
     "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
     "dkv_llada_decode": lambda run: Case(
@@ -547,10 +554,6 @@ OFFICIAL_MODES: dict[str, Mapping] = {
 }
 # Files that are not compared at all: how many runs they hold, and why.
 LEFT_OUT = {
-    "d3llm_multiblock_kv": (
-        24,
-        "whole blocks enter the cache by a clock of forwards; `SettledCache` freezes columns",
-    ),
     "daedal": (21, "answers that grow while they are decoded are not offered"),
     "hierarchy_remask": (
         6,
@@ -564,6 +567,7 @@ COMPARED = {
     "fast_dllm_v2": (54, 56),
     "credit": (18, 18),
     "d3llm_multiblock": (14, 15),
+    "d3llm_multiblock_kv": (18, 24),
     "dinfer_threshold": (12, 12),
     "dkv_dream_decode": (3, 12),
     "dkv_llada_decode": (15, 15),
