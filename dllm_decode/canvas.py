@@ -293,15 +293,19 @@ class Canvas:
         filled = self._fill(self.masked & where[:, None])
         return replace(filled, running=self.running & ~where)
 
-    def truncate_at_eos(self) -> "Canvas":
-        """Fills what lies behind the first EOS of each running row, if the canvas truncates.
+    def truncate_at_eos(self, *, keeps_committed: bool = False) -> "Canvas":
+        """Writes an EOS over what lies behind the first EOS of each running row, if it truncates.
 
-        Masks before it stay and are still decoded.
+        Given tokens stay; masks before it stay too, and are still decoded.
+
+        Args:
+            keeps_committed: Whether committed tokens stay too, as for a sampler that edits them.
         """
         if not self.truncates:
             return self
-        behind = self._eos.cumsum(-1) > 0
-        return self._fill(self.masked & behind & self.running[:, None])
+        eos = self._eos
+        behind = (eos.cumsum(-1) > eos.long()) & self.running[:, None]
+        return self._fill(behind & (self.masked if keeps_committed else self._inside & ~self.fixed))
 
     @property
     def has_eos(self) -> Bool[Tensor, " B"]:

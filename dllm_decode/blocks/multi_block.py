@@ -48,9 +48,8 @@ class MultiBlock(BlockSchedule):
     Source: d3LLM 2026, https://arxiv.org/abs/2601.07568, entropy-based multi-block decoding; theirs
     goes with `EntropyThreshold`, block length 32, open_at 0.1, force_at 0.95 and order "entropy".
     Differs: Any sampler decides. Rows of a batch keep their own pace, theirs is a batch of one. A
-    block that is full from the start is passed at once. What lies behind an EOS is filled before
-    the next step looks at it, if `truncate_at_eos` asks for it; what is committed there already
-    stays, where theirs is overwritten. Progress is read off the canvas.
+    block that is full from the start is passed at once. What lies behind an EOS becomes EOS before
+    the next step looks at it, if `truncate_at_eos` asks for it. Progress is read off the canvas.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.

@@ -428,13 +428,8 @@ def streaming(run: Run) -> Case | NotOffered:
     return Case(DecayingThreshold(threshold, decay, window), SuffixWindow(PrefixCache(), window))
 
 
-def d3llm(run: Run) -> Case | NotOffered:
+def d3llm(run: Run) -> Case:
     params = run.params
-    is_late = run.id == "d3llm_multiblock/g48_b8_h0.5_add0.5_act0.5_es/p4"
-    if is_late or (params["early_stop"] and "cache_delay_iter" in params):
-        return NotOffered(
-            "overwrites committed tokens behind an EOS while masks are left before it"
-        )
     refresh_every = params.get("refresh_interval", 0)
     return Case(
         EntropyThreshold(params["entropy_threshold"]),
@@ -566,8 +561,8 @@ COMPARED = {
     "adablock": (30, 30),
     "fast_dllm_v2": (54, 56),
     "credit": (18, 18),
-    "d3llm_multiblock": (14, 15),
-    "d3llm_multiblock_kv": (18, 24),
+    "d3llm_multiblock": (15, 15),
+    "d3llm_multiblock_kv": (24, 24),
     "dinfer_threshold": (12, 12),
     "dkv_dream_decode": (3, 12),
     "dkv_llada_decode": (15, 15),

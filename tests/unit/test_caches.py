@@ -162,7 +162,7 @@ def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
     cache = PipelineCache(4, delay=2, refresh_every=0)
     found = {}
     for number in range(9):
-        query = forward(3, tokens=tokens)
+        query = forward(3, needed=slice(8, 20), tokens=tokens)
         before = since.where(since <= number, 0)
         columns = cache.recompute(replace(query, history=history(before, before, number)))
         listed = torch.arange(20).expand(2, -1)[:, columns] if isinstance(columns, slice) else columns
