@@ -217,6 +217,7 @@ class Decoder:
             banned_ids=self.config.banned_ids,
             deferred_ids=self.config.deferred_ids,
             blocks=self.schedule,
+            block_length=self.block_length,
         )
 
 

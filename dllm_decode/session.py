@@ -72,6 +72,7 @@ class Session:
         number: Tells the decodes of a process apart, for observers.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
         blocks: The block schedule.
+        block_length: Tokens per block.
         reach: Positions of the open block outside which no mask is open; `None`: all of it.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
     """
@@ -90,6 +91,7 @@ class Session:
         banned_ids: tuple[int, ...] = (),
         deferred_ids: tuple[int, ...] = (),
         blocks: BlockSchedule = Sequential(),
+        block_length: int = 1,
     ) -> None:
         """Allocates the key-value cache.
 
@@ -107,8 +109,10 @@ class Session:
             banned_ids: Tokens that are never proposed, beside the model's own.
             deferred_ids: Tokens whose proposals come last.
             blocks: Says which positions are open.
+            block_length: Tokens per block, for the schedule.
         """
         self.blocks = blocks
+        self.block_length = block_length
         self.reach: Block | None = None
         self._paces: dict[int, Pace] = {}
         self._model = model

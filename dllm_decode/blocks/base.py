@@ -104,6 +104,8 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
         """
         return Opened(canvas, view)
 
-    def completed(self, canvas: Canvas, view: View, decision: Decision) -> Decision:
+    def completed(
+        self, canvas: Canvas, view: View, decision: Decision, block_length: int
+    ) -> Decision:
         """Returns a decision with what the schedule itself commits: nothing unless overridden."""
         return decision

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -13,7 +13,6 @@ from dllm_decode.blocks.base import BlockSchedule, Reach
 from dllm_decode.canvas import Block, Canvas
 from samplers.base import Decision
 from samplers.checks import require_choice, require_count, require_share
-from samplers.logits.statistics import highest_one
 from samplers.view import Order, View
 
 
@@ -45,11 +44,19 @@ class MultiBlock(BlockSchedule):
     No block opens behind a committed EOS when the answer ends there. With `open_at` and `force_at`
     at 1 a row's next block opens when the one before is finished, as in `Sequential`.
 
+    On a block-causal model, and with `SuffixWindow(NoCache(), 0, tail=0)` on any, nothing is
+    computed for blocks that no row has opened, so `gen_length` may be as long as an answer can be.
+
     Source: d3LLM 2026, https://arxiv.org/abs/2601.07568, entropy-based multi-block decoding; theirs
     goes with `EntropyThreshold`, block length 32, open_at 0.1, force_at 0.95 and order "entropy".
+    `forces="every"`: Wang et al. 2025, "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete
+    Diffusion Forcing", https://arxiv.org/abs/2508.09192 (D2F), for block-causal models; theirs goes
+    with `ConfidenceThreshold(0.9)`, open_at 0.1 to 0.9 and force_at 0.95.
     Differs: Any sampler decides. Rows of a batch keep their own pace, theirs is a batch of one. A
     block that is full from the start is passed at once. What lies behind an EOS becomes EOS before
     the next step looks at it, if `truncate_at_eos` asks for it. Progress is read off the canvas.
+    D2F asks its sampler for no more than confident tokens; here the sampler commits at least one of
+    a row, wherever it stands.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -57,6 +64,7 @@ class MultiBlock(BlockSchedule):
         force_at: Progress, in [0, 1], of the block before at which a block is fully active.
         max_open: Open blocks with masks left, at most; `None`: as many as there are.
         order: Which position of a fully active block is committed first.
+        forces: Whether the first fully active block with masks gets a commit, or each of them.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -67,6 +75,7 @@ class MultiBlock(BlockSchedule):
     force_at: float = 0.95
     max_open: int | None = None
     order: Order = "confidence"
+    forces: Literal["first", "every"] = "first"
 
     def __post_init__(self) -> None:
         if self.block_length is not None:
@@ -76,6 +85,7 @@ class MultiBlock(BlockSchedule):
         if self.max_open is not None:
             require_count("max_open", self.max_open, 1, unit="blocks")
         require_choice("order", self.order, get_args(Order))
+        require_choice("forces", self.forces, ("first", "every"))
 
     @property
     def opens_parts(self) -> bool:
@@ -95,9 +105,10 @@ class MultiBlock(BlockSchedule):
         index = torch.arange(len(blocks.sizes), device=num_open.device)
         is_active = pad((done >= self.force_at * blocks.sizes)[:, :-1], (1, 0), value=True)
         is_due = is_active & has_masks & (index < num_open[:, None])
-        is_first = is_due & (is_due.cumsum(-1) == 1)
+        if self.forces == "first":
+            is_due &= is_due.cumsum(-1) == 1
         positions = torch.arange(canvas.region_length, device=num_open.device) // block_length
-        return canvas.with_opened(positions < num_open[:, None], is_first[:, positions])
+        return canvas.with_opened(positions < num_open[:, None], is_due[:, positions])
 
     def _num_open(
         self, canvas: Canvas, done: Int[Tensor, "B N"], blocks: _Blocks, *, stops_at_eos: bool
@@ -125,16 +136,26 @@ class MultiBlock(BlockSchedule):
         ends = torch.where(is_busy, blocks.firsts + blocks.sizes, 0).amax(-1)
         return Reach(starts, ends)
 
-    def completed(self, canvas: Canvas, view: View, decision: Decision) -> Decision:
+    def completed(
+        self, canvas: Canvas, view: View, decision: Decision, block_length: int
+    ) -> Decision:
         assert canvas.due is not None
-        due = canvas.due & view.eligible
-        due &= ~(decision.commit & due).any(-1, keepdim=True)
-        commit = decision.commit | highest_one(view.scores(self.order), due)
-        return replace(decision, commit=commit)
+        due = _by_block(canvas.due & view.eligible, block_length)
+        lacking = due & ~(_by_block(decision.commit, block_length) & due).any(-1, keepdim=True)
+        scores = _by_block(view.scores(self.order), block_length)
+        best = scores.masked_fill(~lacking, -torch.inf).max(-1, keepdim=True).indices
+        forced = lacking & torch.zeros_like(lacking).scatter_(-1, best, True)
+        return replace(decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length])
 
 
 def _blocks(canvas: Canvas, masks: Bool[Tensor, "B R"], block_length: int) -> _Blocks:
     length = canvas.region_length
     firsts = torch.arange(0, length, block_length, device=masks.device)
-    counts = pad(masks, (0, -length % block_length)).unflatten(-1, (-1, block_length)).sum(-1)
+    counts = _by_block(masks, block_length).sum(-1)
     return _Blocks(counts, (length - firsts).clamp(max=block_length), firsts)
+
+
+def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:
+    """Returns what is known of each position, block by block; zeros fill up the last block."""
+    short = -values.shape[1] % block_length
+    return (pad(values, (0, short)) if short else values).unflatten(-1, (-1, block_length))

@@ -122,7 +122,7 @@ class NoVerifier(Verifier[SamplerState]):
         session.view = view
         state = first_state(sampler, view) if carry is None else carry.state
         decision, state = next_step(sampler, view, state)
-        decision = session.blocks.completed(canvas, view, decision)
+        decision = session.blocks.completed(canvas, view, decision, session.block_length)
         check_decision(session, canvas, view, decision, sampler)
         return settle(canvas, view, decision, sampler), SamplerState(state)
 
