@@ -83,10 +83,10 @@ class Canvas:
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
         is_aligned: Whether each row's positions end where its answer does. On a block-causal model
             `ends` may be later: its last block is filled up.
-        opened: Positions that a block schedule has opened so far; `None`: those of the open block.
+        opened: Positions whose masks a block schedule has opened; `None`: those of the open block.
         goes_on: Rows that take a further step in the open block, masks left or not; `None`: none.
-        due: Positions, of one block a row, at least one of which the next step commits; `None`:
-            none.
+        due: Blocks of open positions about which the block schedule decides in the next step, as
+            `MultiBlock` and `AdaptiveBlocks` say; `None`: none.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -312,7 +312,7 @@ class Canvas:
         """Rows with an EOS in their answer, masks before it or not."""
         return self._eos.any(-1)
 
-    @property
+    @cached_property
     def _eos(self) -> Bool[Tensor, "B R"]:
         """Answer positions of the row that hold an EOS."""
         return self.is_eos(self.region) & self._inside

@@ -1,7 +1,7 @@
 """Block schedules: which positions of each row are open."""
 
 from dllm_decode.blocks.adaptive import AdaptiveBlocks
-from dllm_decode.blocks.base import BlockSchedule, Opened, Reach
+from dllm_decode.blocks.base import BlockSchedule, Opened, Opening, Phase
 from dllm_decode.blocks.multi_block import MultiBlock
 from dllm_decode.blocks.registry import ALL_SCHEDULES, parse
 from dllm_decode.blocks.sequential import Sequential
@@ -13,7 +13,8 @@ __all__ = [
     "BlockSchedule",
     "MultiBlock",
     "Opened",
-    "Reach",
+    "Opening",
+    "Phase",
     "Sequential",
     "SubBlocks",
     "parse",

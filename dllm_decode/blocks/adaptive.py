@@ -1,7 +1,7 @@
 """Blocks that end where the text ends a line (AdaBlock-dLLM)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule, Opened, Reach
+from dllm_decode.blocks.base import BlockSchedule, Opened, Opening, Phase
 from dllm_decode.canvas import Block, Canvas
 from samplers.checks import (
     require_count,
@@ -75,58 +75,51 @@ class AdaptiveBlocks(BlockSchedule):
     def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         return canvas.blocks(canvas.region_length)
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        if canvas.opened is None:
-            before, is_new = torch.zeros_like(canvas.masked), canvas.masked.any(-1)
-        else:
-            before, is_new = canvas.opened, ~canvas.open_masks.any(-1)
-        starts = canvas.masked.long().argmax(-1)
-        usual = _span(canvas, starts, block_length) & is_new[:, None]
-        # All that the new block may hold, until the logits say where it ends.
-        widest = usual | self._seen(canvas, starts) & is_new[:, None]
-        return canvas.with_opened(torch.where(is_new[:, None], widest, before), usual)
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        first, num_open = canvas.masked.long().argmax(-1), canvas.open_masks.sum(-1)
+        if canvas.opened is None or canvas.due is None:
+            return first, num_open
+        return first, num_open, (canvas.opened * (_positions(canvas) + 1)).amax(-1)
 
-    def reach(self, canvas: Canvas, block_length: int) -> Reach | None:
-        assert canvas.opened is not None
-        is_busy = canvas.opened & (canvas.open_masks.any(-1) & canvas.running)[:, None]
-        positions, length = _positions(canvas), canvas.region_length
-        starts = torch.where(is_busy, positions, length).amin(-1)
-        return Reach(starts, torch.where(is_busy, positions + 1, 0).amax(-1))
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        first, num_open, *ends = measured
+        if last is not None and num_open:
+            block = Block(last.opened.start, ends[0] if ends else last.opened.end)
+            return Opening(block, block)
+        usual = Block(first, min(first + phase.block_length, phase.region_length))
+        # All that the new block may hold, until the logits say where it ends.
+        widest = min(first + self._num_seen(phase.region_length), phase.region_length)
+        block = Block(first, max(usual.end, widest))
+        return Opening(block, block, (usual,))
 
     def restarts(self, before: Block, after: Block) -> bool:
         # The end alone changes once the logits have said where the block ends.
         return before.start != after.start
 
     def chosen(self, canvas: Canvas, view: View) -> Opened:
-        assert canvas.opened is not None
-        assert canvas.due is not None
-        is_new = canvas.due.any(-1, keepdim=True)
-        seen = self._seen(canvas, canvas.opened.long().argmax(-1))
+        if canvas.opened is None or canvas.due is None:
+            return Opened(canvas, view)
+        is_new, positions = canvas.due.any(-1, keepdim=True), _positions(canvas)
+        starts = canvas.opened.long().argmax(-1, keepdim=True)
+        seen = canvas.opened & (positions < starts + self._num_seen(canvas.region_length))
         score = view.probability(view.most_likely)
         score = score.masked_fill(~(seen & self._is_delimiter(view.most_likely)), -1.0)
         best, last = score.max(-1, keepdim=True)
-        ended = canvas.opened & (_positions(canvas) <= last)
+        ended = canvas.opened & (positions <= last)
         block = torch.where(best >= self.threshold, ended, canvas.due)
         opened = torch.where(is_new, block, canvas.opened)
         view = replace(view, masked=view.masked & opened, eligible=view.eligible & opened)
         return Opened(canvas.with_opened(opened, canvas.due), view)
+
+    def _num_seen(self, length: int) -> int:
+        """Positions among which a block's delimiter is looked for."""
+        return max(1, math.floor(self.window * length))
 
     def _is_delimiter(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
         # One comparison a token: a tensor of them would have to be sent to the device every step.
         found = torch.zeros_like(tokens, dtype=torch.bool)
         return reduce(or_, (tokens == token for token in self.delimiters), found)
 
-    def _seen(self, canvas: Canvas, starts: Int[Tensor, " B"]) -> Bool[Tensor, "B R"]:
-        """Marks the positions among which a block's delimiter is looked for."""
-        return _span(canvas, starts, max(1, math.floor(self.window * canvas.gen_length)))
-
 
 def _positions(canvas: Canvas) -> Int[Tensor, " R"]:
     return torch.arange(canvas.region_length, device=canvas.tokens.device)
-
-
-def _span(canvas: Canvas, starts: Int[Tensor, " B"], length: int) -> Bool[Tensor, "B R"]:
-    """Marks so many positions of each row from its start on, as far as its answer goes."""
-    positions = _positions(canvas)
-    ends = torch.minimum(starts + length, canvas.ends)
-    return (positions >= starts[:, None]) & (positions < ends[:, None])

@@ -1,10 +1,12 @@
 """The contract between the engine and a block schedule: which positions are open now."""
 
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
@@ -12,17 +14,38 @@ from samplers.base import Decision
 from samplers.view import View
 
 
-class Reach(NamedTuple):
-    """Where each row's open masks are, as caches and samplers are told.
+_NOWHERE = Block(0, 0)
+
+
+class Opening(NamedTuple):
+    """What is open in one row.
 
     Attributes:
-        starts: First position of the row's first block with open masks; the end of the region in a
-            row without any.
-        ends: Position behind its last such block; 0 in a row without any.
+        opened: Positions whose masks may be committed.
+        reach: Positions outside which the row has no open mask, as caches are told; `None`: all of
+            the phase.
+        due: Blocks about which the schedule decides itself in the next step, see `Canvas.due`.
     """
 
-    starts: Int[Tensor, " B"]
-    ends: Int[Tensor, " B"]
+    opened: Block
+    reach: Block | None = None
+    due: tuple[Block, ...] = ()
+
+
+class Phase(NamedTuple):
+    """What rows work on together.
+
+    Attributes:
+        block: Its positions.
+        region_length: Positions of the whole answer region.
+        block_length: Tokens per block.
+        stops_at_eos: Whether an answer ends with its first EOS.
+    """
+
+    block: Block
+    region_length: int
+    block_length: int
+    stops_at_eos: bool
 
 
 class Opened(NamedTuple):
@@ -45,7 +68,8 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     it for each row at the row's own pace.
 
     Concrete schedules are frozen dataclasses without state whose repr is their configuration. What
-    a schedule remembers of a row stands in the canvas: `Canvas.opened` and `Canvas.due`.
+    is open in a row is decided by the host, from a few numbers of the row and its last `Opening`;
+    the tensors `Canvas.opened` and `Canvas.due` are made anew only when that changes.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -73,21 +97,24 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
         """
         return canvas.blocks(block_length)
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        """Returns the canvas with what is open in the next step, before each step of a phase.
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        """Returns what `opening` must know of each row: nothing unless overridden.
 
-        Every running row with masks in the phase has an open one. Unless overridden, all are open.
+        The host reads it together with all else that it reads once a step.
+        """
+        return ()
+
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        """Says what is open in one row, before each step; asked if `opens_parts`.
+
+        The row has masks in the phase, and one of them is open.
 
         Args:
-            canvas: The rows, with what was open in the last step; at first `opened` is `None`.
-            block_length: Tokens per block.
-            stops_at_eos: Whether an answer ends with its first EOS.
+            measured: What `measured` returned, of this row.
+            last: What was open in the last step; `None` before the row's first in the phase.
+            phase: What is decoded.
         """
-        return canvas
-
-    def reach(self, canvas: Canvas, block_length: int) -> Reach | None:
-        """Returns where open masks are; `None`: anywhere in the phase."""
-        return None
+        return Opening(phase.block)
 
     def restarts(self, before: Block, after: Block) -> bool:
         """Says whether a row's reach changes because a block was opened or finished.
@@ -109,3 +136,20 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     ) -> Decision:
         """Returns a decision with what the schedule itself commits: nothing unless overridden."""
         return decision
+
+
+def with_openings(canvas: Canvas, openings: Sequence[Opening]) -> Canvas:
+    """Returns a canvas in which so much is open, row by row."""
+    opened = _marked(canvas, [opening.opened for opening in openings])
+    due: Bool[Tensor, "B R"] | None = None
+    for blocks in zip_longest(*(opening.due for opening in openings), fillvalue=_NOWHERE):
+        marked = _marked(canvas, blocks)
+        due = marked if due is None else due | marked
+    return canvas.with_opened(opened, due)
+
+
+def _marked(canvas: Canvas, blocks: Sequence[Block]) -> Bool[Tensor, "B R"]:
+    device = canvas.tokens.device
+    bounds = torch.tensor([(block.start, block.end) for block in blocks], device=device)
+    positions = torch.arange(canvas.region_length, device=device)
+    return (positions >= bounds[:, :1]) & (positions < bounds[:, 1:])

@@ -1,33 +1,19 @@
 """Several blocks open at once (d3LLM)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.blocks.base import BlockSchedule, Reach
+from dllm_decode.blocks.base import BlockSchedule, Opening, Phase
 from dllm_decode.canvas import Block, Canvas
 from samplers.base import Decision
 from samplers.checks import require_choice, require_count, require_share
 from samplers.view import Order, View
-
-
-class _Blocks(NamedTuple):
-    """A canvas, block by block; the last block may be short.
-
-    Attributes:
-        masks: Masks of each block.
-        sizes: Positions of each block.
-        firsts: First position of each block.
-    """
-
-    masks: Int[Tensor, "B N"]
-    sizes: Int[Tensor, " N"]
-    firsts: Int[Tensor, " N"]
 
 
 @dataclass(frozen=True)
@@ -94,65 +80,49 @@ class MultiBlock(BlockSchedule):
     def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         return canvas.blocks(canvas.region_length)
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        blocks = _blocks(canvas, canvas.masked, block_length)
-        done = blocks.sizes - blocks.masks
-        has_masks = blocks.masks > 0
-        num_open = self._num_open(canvas, done, blocks, stops_at_eos=stops_at_eos)
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        masks = _by_block(canvas.masked, block_length).sum(-1)
+        return canvas.has_eos.long(), *masks.unbind(-1)
+
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        has_eos, *masks = measured
+        length, size = phase.region_length, phase.block_length
+        blocks = [Block(at, min(at + size, length)) for at in range(0, length, size)]
+        sizes = [block.end - block.start for block in blocks]
+        done = [size - left for size, left in zip(sizes, masks, strict=True)]
+        num_open = 1 if last is None else -(-last.opened.end // size)
+        newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
+        opens = done[newest] >= self.open_at * sizes[newest]
+        opens &= not (phase.stops_at_eos and has_eos)
+        opens &= self.max_open is None or busy < self.max_open
         # Whatever the rule says, a row has something to do: full blocks are passed at once.
-        first_left = torch.where(has_masks.any(-1), has_masks.long().argmax(-1), 0)
-        num_open = torch.maximum(num_open, first_left + 1)
-        index = torch.arange(len(blocks.sizes), device=num_open.device)
-        is_active = pad((done >= self.force_at * blocks.sizes)[:, :-1], (1, 0), value=True)
-        is_due = is_active & has_masks & (index < num_open[:, None])
-        if self.forces == "first":
-            is_due &= is_due.cumsum(-1) == 1
-        positions = torch.arange(canvas.region_length, device=num_open.device) // block_length
-        return canvas.with_opened(positions < num_open[:, None], is_due[:, positions])
-
-    def _num_open(
-        self, canvas: Canvas, done: Int[Tensor, "B N"], blocks: _Blocks, *, stops_at_eos: bool
-    ) -> Int[Tensor, " B"]:
-        """Returns how many blocks are open, by the rule alone."""
-        if canvas.opened is None:
-            num_open = torch.ones_like(canvas.rows)
-        else:
-            num_open = canvas.opened[:, blocks.firsts].sum(-1)
-        last = num_open[:, None] - 1
-        sizes = blocks.sizes[last.squeeze(-1)]
-        opens = done.gather(1, last).squeeze(-1) >= self.open_at * sizes
-        if stops_at_eos:
-            opens &= ~canvas.has_eos
-        if self.max_open is not None:
-            index = torch.arange(len(blocks.sizes), device=num_open.device)
-            busy = (blocks.masks > 0) & (index < num_open[:, None])
-            opens &= busy.sum(-1) < self.max_open
-        return (num_open + opens).clamp(max=len(blocks.sizes))
-
-    def reach(self, canvas: Canvas, block_length: int) -> Reach | None:
-        blocks = _blocks(canvas, canvas.open_masks & canvas.running[:, None], block_length)
-        is_busy, length = blocks.masks > 0, canvas.region_length
-        starts = torch.where(is_busy, blocks.firsts, length).amin(-1)
-        ends = torch.where(is_busy, blocks.firsts + blocks.sizes, 0).amax(-1)
-        return Reach(starts, ends)
+        first_left = next((number for number, left in enumerate(masks) if left), 0)
+        num_open = max(min(num_open + opens, len(blocks)), first_left + 1)
+        open_blocks = [number for number in range(num_open) if masks[number]] or [first_left]
+        due = [
+            blocks[number]
+            for number in open_blocks
+            if number == 0 or done[number - 1] >= self.force_at * sizes[number - 1]
+        ]
+        due = due[:1] if self.forces == "first" else due
+        return Opening(
+            Block(0, blocks[num_open - 1].end),
+            Block(blocks[open_blocks[0]].start, blocks[open_blocks[-1]].end),
+            # Where one block alone has open masks, the sampler commits one of them anyway.
+            tuple(due) if len(open_blocks) > 1 else (),
+        )
 
     def completed(
         self, canvas: Canvas, view: View, decision: Decision, block_length: int
     ) -> Decision:
-        assert canvas.due is not None
+        if canvas.due is None:
+            return decision
         due = _by_block(canvas.due & view.eligible, block_length)
         lacking = due & ~(_by_block(decision.commit, block_length) & due).any(-1, keepdim=True)
         scores = _by_block(view.scores(self.order), block_length)
         best = scores.masked_fill(~lacking, -torch.inf).max(-1, keepdim=True).indices
         forced = lacking & torch.zeros_like(lacking).scatter_(-1, best, True)
         return replace(decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length])
-
-
-def _blocks(canvas: Canvas, masks: Bool[Tensor, "B R"], block_length: int) -> _Blocks:
-    length = canvas.region_length
-    firsts = torch.arange(0, length, block_length, device=masks.device)
-    counts = _by_block(masks, block_length).sum(-1)
-    return _Blocks(counts, (length - firsts).clamp(max=block_length), firsts)
 
 
 def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:

@@ -1,11 +1,12 @@
 """Small blocks inside a block (Fast-dLLM v2)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.blocks.base import BlockSchedule, Opening, Phase
 from dllm_decode.canvas import Block, Canvas
 from samplers.checks import require_count
 
@@ -51,10 +52,11 @@ class SubBlocks(BlockSchedule):
                 yield Block(block.start, block.start + 1)
             yield block
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        length, sub_length = canvas.region_length, self.sub_block_length
-        positions = torch.arange(length, device=canvas.tokens.device)
-        per_block = -(-block_length // sub_length)
-        sub_blocks = positions // block_length * per_block + positions % block_length // sub_length
-        first = canvas.masked.long().argmax(-1, keepdim=True)
-        return canvas.with_opened(sub_blocks == sub_blocks[first], None)
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        return (canvas.masked.long().argmax(-1),)
+
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        (first,) = measured
+        block = first - first % phase.block_length
+        start = first - (first - block) % self.sub_block_length
+        return Opening(Block(start, min(start + self.sub_block_length, block + phase.block_length)))

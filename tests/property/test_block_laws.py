@@ -39,6 +39,7 @@ PIPELINES = [
     MultiBlock(4),
     MultiBlock(4, 0.5, 0.5, order="entropy"),
     MultiBlock(3, 0.0, 0.0),
+    MultiBlock(4, 0.0, 0.5, forces="every"),
     MultiBlock(4, 0.0, 1.0, max_open=2),
     MultiBlock(4, 1.0, 1.0),
 ]
@@ -64,6 +65,7 @@ CACHES: list[CachePolicy] = [
     SubBlockCache(),
     SuffixWindow(PrefixCache(), 2),
     SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
+    SuffixWindow(NoCache(), 0, tail=0),
 ]
 STEPWISE = [
     sampler
@@ -187,15 +189,15 @@ def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiB
     assert length is not None
     answer("llada", ConfidenceThreshold(0.6), blocks, observers=[watch])
     seen: dict[int, int] = {}
-    num_early = 0
+    num_early = num_forced = 0
     for event in watch.events:
         before, after = event.before, event.after
         assert before.opened is not None
-        assert before.due is not None
+        all_due = torch.zeros_like(before.masked) if before.due is None else before.due
         committed = before.masked & ~after.masked
         assert not (committed & ~before.opened).any()
         for row, opened, due, gained, masked in zip(
-            before.rows.tolist(), before.opened, before.due, committed, before.masked, strict=True
+            before.rows.tolist(), before.opened, all_due, committed, before.masked, strict=True
         ):
             num_open = -(-int(opened.sum()) // length)
             assert opened[: int(opened.sum())].all()
@@ -205,7 +207,8 @@ def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiB
             busy = {int(at) // length for at in (masked & opened).nonzero()}
             assert 1 <= len(busy) <= (blocks.max_open or 99)
             num_early += len(busy) > 1
-    assert (num_early > 0) == (blocks.open_at < 1.0)
+            num_forced += len(busy) > 1 and bool(due.any())
+    assert (num_early > 0) == (num_forced > 0) == (blocks.open_at < 1.0)
 
 
 def test_a_block_ends_at_the_likeliest_delimiter_among_those_that_follow() -> None:
@@ -342,7 +345,10 @@ def test_blocks_that_end_anywhere_need_a_model_that_sees_everything() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"open_at": 1.5}, {"force_at": -0.1}, {"max_open": 0}, {"block_length": 0}, {"order": "x"}],
+    [
+        {"open_at": 1.5}, {"force_at": -0.1}, {"max_open": 0}, {"block_length": 0}, {"order": "x"},
+        {"forces": "some"},
+    ],
 )
 def test_settings_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
