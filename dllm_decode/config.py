@@ -38,8 +38,9 @@ class DecodeConfig:
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
         truncate_at_eos: Write EOS over all that lies behind an EOS as soon as it is committed, even
-            while masks before it are left; given tokens stay. Saves forwards, and stakes the answer's length on the first EOS
-            that the sampler commits (Learn2PD's end-of-text prediction).
+            while masks before it are left; given tokens stay. Saves forwards, and stakes the
+            answer's length on the first EOS that the sampler commits (Learn2PD's end-of-text
+            prediction, d3LLM's early stop).
 
     Raises:
         ValueError: If a field is outside its range.

@@ -1,7 +1,7 @@
 """The only object that calls the model, so that its cost cannot be counted wrongly."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple

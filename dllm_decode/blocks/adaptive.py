@@ -33,8 +33,8 @@ class AdaptiveBlocks(BlockSchedule):
 
     Source: Lu et al. 2025, "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive
     Block Size", https://arxiv.org/abs/2509.26432, block length by the confidence of delimiters.
-    Theirs goes with `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and a
-    threshold of 0.3 (LLaDA) or 0.5 (Dream).
+    Theirs goes with `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and
+    a threshold of 0.3 (LLaDA) or 0.5 (Dream).
     Differs: Rows of a batch keep their own pace, theirs is a batch of one. A given token that is a
     delimiter ends a block for certain. A block starts at the first mask behind the last one.
 

@@ -13,7 +13,6 @@ from dllm_decode.canvas import Block, Canvas
 from samplers.base import Decision
 from samplers.view import View
 
-
 _NOWHERE = Block(0, 0)
 
 

@@ -122,7 +122,9 @@ class MultiBlock(BlockSchedule):
         scores = _by_block(view.scores(self.order), block_length)
         best = scores.masked_fill(~lacking, -torch.inf).max(-1, keepdim=True).indices
         forced = lacking & torch.zeros_like(lacking).scatter_(-1, best, True)
-        return replace(decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length])
+        return replace(
+            decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length]
+        )
 
 
 def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:

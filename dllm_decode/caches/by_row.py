@@ -68,8 +68,7 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
         return first
     device = asked[0].query.canvas.tokens.device
     listed = [
-        _listed(answer.columns, one.query)
-        for one, answer in zip(asked, answers, strict=True)
+        _listed(answer.columns, one.query) for one, answer in zip(asked, answers, strict=True)
     ]
     width = max(columns.shape[1] for columns in listed)
     num_rows = sum(len(columns) for columns in listed)

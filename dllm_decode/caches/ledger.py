@@ -49,7 +49,11 @@ class CacheLedger:
         """Describes the next forward to a policy.
 
         Args:
-            canvas: As in `CacheQuery`; so are `needed`, `end`, `shift` and `step`.
+            canvas: As in `CacheQuery`.
+            needed: As in `CacheQuery`.
+            end: As in `CacheQuery`.
+            shift: As in `CacheQuery`.
+            step: As in `CacheQuery`.
             rows: `canvas.rows`, where the host knows them already.
         """
         history = None

@@ -346,7 +346,11 @@ def test_blocks_that_end_anywhere_need_a_model_that_sees_everything() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"open_at": 1.5}, {"force_at": -0.1}, {"max_open": 0}, {"block_length": 0}, {"order": "x"},
+        {"open_at": 1.5},
+        {"force_at": -0.1},
+        {"max_open": 0},
+        {"block_length": 0},
+        {"order": "x"},
         {"forces": "some"},
     ],
 )

@@ -165,7 +165,9 @@ def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
         query = forward(3, needed=slice(8, 20), tokens=tokens)
         before = since.where(since <= number, 0)
         columns = cache.recompute(replace(query, history=history(before, before, number)))
-        listed = torch.arange(20).expand(2, -1)[:, columns] if isinstance(columns, slice) else columns
+        listed = (
+            torch.arange(20).expand(2, -1)[:, columns] if isinstance(columns, slice) else columns
+        )
         found[number + 1] = [int(row.min()) for row in listed]
     # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
     assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
