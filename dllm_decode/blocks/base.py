@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
@@ -139,16 +139,11 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
 
 def with_openings(canvas: Canvas, openings: Sequence[Opening]) -> Canvas:
     """Returns a canvas in which so much is open, row by row."""
-    opened = _marked(canvas, [opening.opened for opening in openings])
-    due: Bool[Tensor, "B R"] | None = None
-    for blocks in zip_longest(*(opening.due for opening in openings), fillvalue=_NOWHERE):
-        marked = _marked(canvas, blocks)
-        due = marked if due is None else due | marked
-    return canvas.with_opened(opened, due)
-
-
-def _marked(canvas: Canvas, blocks: Sequence[Block]) -> Bool[Tensor, "B R"]:
     device = canvas.tokens.device
-    bounds = torch.tensor([(block.start, block.end) for block in blocks], device=device)
+    due = zip_longest(*(opening.due for opening in openings), fillvalue=_NOWHERE)
+    layers = [[opening.opened for opening in openings], *due]
+    # All bounds at once: the host waits for what it sends to an accelerator.
+    bounds = torch.tensor([[(b.start, b.end) for b in layer] for layer in layers], device=device)
     positions = torch.arange(canvas.region_length, device=device)
-    return (positions >= bounds[:, :1]) & (positions < bounds[:, 1:])
+    marked = (positions >= bounds[..., :1]) & (positions < bounds[..., 1:])
+    return canvas.with_opened(marked[0], marked[1:].any(0) if len(layers) > 1 else None)
