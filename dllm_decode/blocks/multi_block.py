@@ -130,4 +130,6 @@ class MultiBlock(BlockSchedule):
 def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:
     """Returns what is known of each position, block by block; zeros fill up the last block."""
     short = -values.shape[1] % block_length
-    return (pad(values, (0, short)) if short else values).unflatten(-1, (-1, block_length))
+    filled = pad(values, (0, short)) if short else values
+    blocks: Tensor = filled.unflatten(-1, (-1, block_length))
+    return blocks

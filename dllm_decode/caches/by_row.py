@@ -56,16 +56,23 @@ class Answer(NamedTuple):
     hidden: slice | Int[Tensor, "B 2"] | None
 
 
+class _Own(NamedTuple):
+    """What a policy says of the rows of one pace."""
+
+    columns: Columns
+    hidden: slice | None
+
+
 def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
     """Asks for the rows of each pace, and puts the answers together.
 
     A row's columns are those that it would have alone. A row with fewer of them than another
     repeats its last one.
     """
-    answers = [Answer(policy.recompute(one.query), policy.hidden(one.query)) for one in asked]
+    answers = [_Own(policy.recompute(one.query), policy.hidden(one.query)) for one in asked]
     first = answers[0]
     if all(_is_same(first, answer) for answer in answers):
-        return first
+        return Answer(*first)
     device = asked[0].query.canvas.tokens.device
     listed = [
         _listed(answer.columns, one.query) for one, answer in zip(asked, answers, strict=True)
@@ -84,7 +91,7 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
     return Answer(merged, limits if is_hidden else None)
 
 
-def _is_same(one: Answer, other: Answer) -> bool:
+def _is_same(one: _Own, other: _Own) -> bool:
     """Says whether two answers are the same slices."""
     if not (isinstance(one.columns, slice) and isinstance(other.columns, slice)):
         return one is other
