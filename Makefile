@@ -66,5 +66,5 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,eval-text,lm-eval,test]"
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[eval,eval-text,lm-eval,lora,test]"
 	@touch $@

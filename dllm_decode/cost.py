@@ -64,6 +64,19 @@ class Cost:
         self.target_forwards += 1
         self.target_nfe[rows] += 1
 
+    def add_drafts(
+        self,
+        rows: Int[Tensor, " B"],
+        *,
+        drafted: Int[Tensor, " B"] | None,
+        accepted: Int[Tensor, " B"] | None,
+    ) -> None:
+        """Counts tokens that were drafted, and those that were kept; `None`: none were."""
+        if drafted is not None:
+            self.drafted.index_add_(0, rows, drafted)
+        if accepted is not None:
+            self.accepted.index_add_(0, rows, accepted)
+
     def reset(self, rows: Int[Tensor, " N"]) -> None:
         """Gives rows to others: their counts start at 0."""
         counts = (self.nfe, self.query_positions, self.target_nfe, self.drafted, self.accepted)

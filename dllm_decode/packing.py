@@ -19,10 +19,36 @@ class Branches(NamedTuple):
             row, come first and are looked at as if alone; the others leave no trace.
         layout: Whether states are rows of the forward, each with a cache of its own ("rows"), or
             further columns of their row, which share its cache ("columns").
+        ids: `Canvas.rows` of the states, as the host knows them: asking would mean waiting.
+        num_rows: States of number 0.
+        depth: The highest number, plus 1.
     """
 
     places: Int[Tensor, " N"]
     layout: Literal["rows", "columns"]
+    ids: list[int]
+    num_rows: int
+    depth: int
+
+
+class Arrangement(NamedTuple):
+    """How several states of some rows stand in a forward.
+
+    Forwards whose states stand alike share what follows from that, as canvases of one layout do.
+
+    Attributes:
+        source: `Canvas.layout` of the rows.
+        rows: Which of the rows each state belongs to.
+        places: Its number there.
+        index: Both.
+        layout: `Canvas.layout` of the states.
+    """
+
+    source: int
+    rows: list[int]
+    places: list[int]
+    index: Int[Tensor, "2 N"]
+    layout: int
 
 
 def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:

@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,9 +16,11 @@ from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
 from dllm_decode.geometry import ForwardGeometry, read_columns, window_of
+from dllm_decode.lookahead import Lookahead, Pending
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.packing import Branches, pack, unpack, with_leave_one_out
+from dllm_decode.packing import Arrangement, Branches, pack, unpack, with_leave_one_out
+from dllm_decode.round_reads import RoundReads
 from samplers.base import Sampler
 from samplers.logits.noise import position_keys, row_keys
 from samplers.logits.statistics import certain_where, probability
@@ -28,35 +29,6 @@ from samplers.logits.truncation import Truncation
 from samplers.view import View
 
 _NUMBERS = count()
-
-
-class Lookahead(NamedTuple):
-    """What is known of a row's next block before it is opened.
-
-    Attributes:
-        start: First answer position of that block; a template may leave nothing open there, and
-            then another block is opened next.
-        tokens: The row's state in which the logits were computed.
-        logits: Of that block.
-    """
-
-    start: int
-    tokens: Int[Tensor, " L"]
-    logits: Float[Tensor, "W V"]
-
-
-class Breach(NamedTuple):
-    """A rule of a plug-in's contract, and where it was broken.
-
-    Attributes:
-        found: True where it was.
-        culprit: The plug-in, or the model's name.
-        duty: What the culprit must do.
-    """
-
-    found: Bool[Tensor, "*shape"]
-    culprit: object
-    duty: str
 
 
 class Session:
@@ -75,6 +47,8 @@ class Session:
         block_length: Tokens per block.
         reach: Positions of the open block outside which no mask is open; `None`: all of it.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
+        pending: The same, of the round before, for rows that may have finished the block.
+        arrangement: For a verifier to keep how the states of its last forward stood in it.
     """
 
     def __init__(
@@ -128,9 +102,8 @@ class Session:
         self._banned_ids = sorted({model.mask_id, *model.banned_ids, *banned_ids})
         self._banned = torch.tensor(self._banned_ids, device=model.device)
         self._step = 0
-        self._num_rounds = 0
         self.number = next(_NUMBERS)
-        self._breaches: list[Breach] = []
+        self._reads = RoundReads()
         self._seed = seed
         self._keys = row_keys(seed, canvas.rows)
         self._frame: ForwardGeometry | None = None
@@ -138,6 +111,8 @@ class Session:
         self.view: View | None = None
         self.cost = Cost(len(canvas), model.device)
         self.lookahead: dict[int, Lookahead] = {}
+        self.pending: Pending | None = None
+        self.arrangement: Arrangement | None = None
 
     @property
     def forgets_blocks(self) -> bool:
@@ -184,6 +159,7 @@ class Session:
         """
         self._ledger.rearrange(canvas, shifts)
         self.lookahead.clear()
+        self.pending = None
         rows = torch.tensor(list(requests), device=canvas.rows.device, dtype=torch.long)
         numbers = torch.tensor(list(requests.values()), device=rows.device, dtype=torch.long)
         self.requests = self.requests.index_copy(0, rows, numbers)
@@ -209,6 +185,8 @@ class Session:
             branches: Where `canvas` holds several states of one row: which is which. In the layout
                 "rows" their numbers are below `num_branches`.
         """
+        if branches is not None:
+            self._ledger.know(canvas, branches.ids)
         window = window_of(canvas, block, sampler)
         asked = read_columns(canvas, block, sampler, self.reach) if lean else None
         logits = self._predict(
@@ -287,20 +265,21 @@ class Session:
         )
         self.cost.add_target_forward(canvas.rows)
         logits = reading.logits[..., : target.num_shared_ids]
-        self._require_finite(logits, target.name)
+        self._reads.require_finite(logits, target.name)
         banned = self._banned[: bisect_left(self._banned_ids, logits.shape[-1])]
         return reading._replace(logits=logits.index_fill_(-1, banned, -torch.inf))
 
-    def _require_finite(self, logits: Float[Tensor, "B N V"], culprit: str) -> None:
-        """Notes NaN and infinity; a token may be impossible, but not all of a column."""
-        # A sum is five times cheaper than a maximum, and only a CPU can be asked without waiting.
-        if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
-            return
-        self.forbid(~logits.amax(-1).isfinite(), culprit, "give logits without NaN or infinity")
-
     def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> None:
         """Notes where a plug-in broke its contract; the next `sync` raises if it is anywhere."""
-        self._breaches.append(Breach(found, culprit, duty))
+        self._reads.forbid(found, culprit, duty)
+
+    def ask(self, canvas: Canvas, *numbers: Int[Tensor, " B"]) -> None:
+        """Has further numbers of each row read at the next `sync`; see `answers`."""
+        self._reads.ask(self.row_ids(canvas), *numbers)
+
+    def answers(self, ids: list[int]) -> list[list[int]]:
+        """Returns the numbers of some rows that were asked for last."""
+        return self._reads.answers(ids)
 
     def sync(self, *numbers: Shaped[Tensor, " B"]) -> list[list[int]]:
         """Reads numbers of each row after a round: the one time that the host waits for it.
@@ -308,29 +287,21 @@ class Session:
         Raises:
             RuntimeError: If a plug-in broke its contract in this round.
         """
-        breaches, self._breaches = self._breaches, []
-        self._num_rounds += 1
-        found = [breach.found.any()[None] for breach in breaches]
-        read = torch.cat([*found, *numbers]).tolist()
-        for breach, is_broken in zip(breaches, read, strict=False):
-            if is_broken:
-                raise RuntimeError(
-                    f"{breach.culprit} must {breach.duty}, and did not in step {self._num_rounds}."
-                )
-        width = len(numbers[0])
-        starts = range(len(found), len(read), width)
-        return [read[start : start + width] for start in starts]
+        return self._reads.sync(*numbers)
+
+    def row_ids(self, canvas: Canvas) -> list[int]:
+        """Returns the canvas' rows; the host waits for them only when rows have come or left."""
+        return self._ledger.ids(canvas)
 
     def count_drafts(
         self,
         canvas: Canvas,
         *,
-        drafted: Int[Tensor, " B"] | int = 0,
-        accepted: Int[Tensor, " B"] | int = 0,
+        drafted: Int[Tensor, " B"] | None = None,
+        accepted: Int[Tensor, " B"] | None = None,
     ) -> None:
         """Notes how many tokens were drafted for each row, and how many of them accepted."""
-        self.cost.drafted[canvas.rows] += drafted
-        self.cost.accepted[canvas.rows] += accepted
+        self.cost.add_drafts(canvas.rows, drafted=drafted, accepted=accepted)
 
     def position_keys(
         self, canvas: Canvas, first: Int[Tensor, " B"], num_positions: int
@@ -369,7 +340,7 @@ class Session:
         if self._cfg_scale:
             blind = self._logits(canvas.without_given(), frame, asked, leave_one_out, branches)
             logits = blind + (1.0 + self._cfg_scale) * (logits - blind)
-        self._require_finite(logits, model.name)
+        self._reads.require_finite(logits, model.name)
         logits = logits.index_fill_(-1, self._banned, -torch.inf)
         for one in asked_of:
             self._ledger.record(one.query, one.part(chosen), branches, one.rows)
@@ -450,9 +421,10 @@ class Session:
         self, canvas: Canvas, inputs: ForwardInputs, branches: Branches, *, num_keys: int
     ) -> Float[Tensor, "B _ V"]:
         """Runs one forward in which all states of a row are one row."""
-        present = canvas.take((branches.places == 0).nonzero().squeeze(-1))
+        present = canvas.take(torch.arange(branches.num_rows, device=canvas.rows.device))
+        self._ledger.know(present, branches.ids[: branches.num_rows])
         rows = torch.searchsorted(present.rows, canvas.rows)
-        depth, width = int(branches.places.max()) + 1, inputs.tokens.shape[1]
+        depth, width = branches.depth, inputs.tokens.shape[1]
         with_kv_cache = inputs.kv_cache is not None
         packed = pack(
             inputs,

@@ -1,4 +1,4 @@
-"""The command `dllm-decode`: answer a question, chat, evaluate, measure speed.
+"""The command `dllm-decode`: answer a question, chat, evaluate, train, measure speed.
 
 It parses and dispatches; what a command does is imported once the command line is read, so that
 help and typing mistakes are answered at once.
@@ -12,8 +12,10 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from eval.runs.arguments import add_decoding, add_machine, add_model
+from eval.training.arguments import add_distil, add_train_filter
 
 _EXAMPLES = """\
 examples:
@@ -21,12 +23,18 @@ examples:
   dllm-decode generate --live --sampler "LocalLeap()" "..."
   dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda --cache "DualCache()"
   dllm-decode eval run "word_problems?split=test&limit=100" results/a --sampler "LocalLeap()"
+  dllm-decode train-filter --task "word_problems?split=train&limit=500"
+  dllm-decode distil --model mini --output runs/distil --learning-rate 0.0003
   dllm-decode bench
 
 The embedded model `mini` knows a few kinds of word problems only; docs/embedded_models.md lists
 them. Samplers, caches and verifiers are expressions, as their repr shows them; your own are named
 with their module: "my_package.my_module:MarginThreshold(0.8)".
 """
+
+
+_KEPT = "Stopped; what is done is kept, the same command goes on from here.\n"
+_STOPPED = {"train-filter": _KEPT, "distil": _KEPT}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("Stopped.\n")
+        sys.stderr.write(_STOPPED.get(options.name, "Stopped.\n"))
         return 130
 
 
@@ -87,14 +95,25 @@ def make_parser() -> argparse.ArgumentParser:
         add_decoding(command, repeat=False)
         add_machine(command)
     commands.add_parser("eval", help="measure accuracy and speed: dllm-decode eval --help")
+    add_train_filter(commands.add_parser(
+        "train-filter", help="train a Learn2PD filter and judge it on held-out prompts"
+    ))  # fmt: skip
+    add_distil(commands.add_parser(
+        "distil", help="train a model to be sure of several tokens at a time: dParallel, d3LLM"
+    ))  # fmt: skip
     commands.add_parser("bench", help="speed and memory on this machine: dllm-decode bench --help")
     return parser
 
 
 def _action(name: str) -> Callable[[argparse.Namespace], int]:
-    from eval import conversation
-
-    return {"generate": conversation.generate_once, "chat": conversation.chat}[name]
+    module, function = {
+        "generate": ("eval.conversation", "generate_once"),
+        "chat": ("eval.conversation", "chat"),
+        "train-filter": ("eval.training.filter_command", "run"),
+        "distil": ("eval.training.distil_command", "run"),
+    }[name]
+    action: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+    return action
 
 
 def _bench(words: list[str]) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_choice, require_count
+from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest
 from samplers.view import Order, View
 
@@ -95,12 +96,13 @@ class FixedSchedule(Sampler[Progress]):
         self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]
     ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
         """Returns the first quota above zero from here on, and the step it belongs to."""
+        num_masks = in_float64(masks)
         grid = torch.linspace(
-            1.0, _DREAM_EPS, self.steps_per_block + 1, dtype=torch.float64, device=masks.device
+            1.0, _DREAM_EPS, self.steps_per_block + 1, dtype=torch.float64, device=num_masks.device
         )
         share = 1.0 - grid[1:] / grid[:-1]
         share[-1] = 1.0
-        quotas = (masks[:, None] * share).floor().long()
+        quotas = (num_masks[:, None] * share).floor().long().to(masks.device)
         ahead = torch.arange(self.steps_per_block, device=masks.device) >= steps[:, None]
         step = ((quotas > 0) & ahead).long().argmax(-1)
         return quotas.gather(-1, step[:, None]).squeeze(-1), step

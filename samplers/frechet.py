@@ -6,6 +6,7 @@ import torch
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_at_most
+from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
@@ -43,8 +44,8 @@ class Frechet(Sampler[None]):
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
-        confidence = in_order(view.confidence, rank).double()
-        doubt = torch.arange(rank.shape[-1], device=rank.device)
+        confidence = in_float64(in_order(view.confidence, rank))
+        doubt = torch.arange(rank.shape[-1], device=confidence.device)
         joint = (confidence.cumsum(-1) - doubt).clamp(min=0.0)
         count = leading(joint - (1.0 - confidence) > self.margin).clamp(min=1)
-        return Decision(commit=view.eligible & (rank < count[:, None])), state
+        return Decision(commit=view.eligible & (rank < count.to(rank.device)[:, None])), state

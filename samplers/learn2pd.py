@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_choice, require_probability
+from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
@@ -88,11 +89,12 @@ class Learn2PD(Sampler[None]):
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         trained = self.loaded
-        confidences = view.probability(view.most_likely).double()
+        confidences = in_float64(view.probability(view.most_likely))
         missing = trained.block_length - confidences.shape[1]
         network = trained.network.to(confidences.device)
         scores = network(functional.pad(confidences, (0, missing), value=1.0)).sigmoid()
-        accepted = view.eligible & (scores[:, : confidences.shape[1]] > self.threshold)
+        passes = scores[:, : confidences.shape[1]] > self.threshold
+        accepted = view.eligible & passes.to(view.eligible.device)
         return Decision(commit=accepted | highest_one(view.confidence, view.eligible)), state
 
 
@@ -147,14 +149,14 @@ def load_filter(source: str) -> Filter:
         listed = ", ".join(names) or "none is installed"
         raise FileNotFoundError(
             f"filter must be a file or an embedded name ({listed}), got {source!r}. Train one "
-            "with examples/train_filter.py."
+            "with dllm-decode train-filter."
         )
     try:
         return _read_filter(path)
     except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"filter must be a file that save_filter wrote, got {source!r} ({error}). "
-            "Train one with examples/train_filter.py."
+            "Train one with dllm-decode train-filter."
         ) from error
 
 

@@ -16,6 +16,7 @@ from samplers.checks import (
     require_share,
     require_tuple,
 )
+from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper
 
@@ -152,18 +153,19 @@ class Prophet(Wrapper[Foretold]):
         counted = answer.in_view
         if self.gap == "masked":
             counted = counted & view.masked.gather(1, columns)
-        logits = view.top_k(2, columns).logits.double()
-        gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~counted, 0.0)
-        mean = gaps.sum(-1) / counted.sum(-1)
-        reached = mean >= self._threshold(view, steps)
-        return answer.exists & (reached | ~counted.any(-1))
+        logits = in_float64(view.top_k(2, columns).logits)
+        is_counted = counted.to(logits.device)
+        gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~is_counted, 0.0)
+        mean = gaps.sum(-1) / is_counted.sum(-1)
+        reached = mean >= self._threshold(view, steps).to(mean.device)
+        return answer.exists & (reached.to(steps.device) | ~counted.any(-1))
 
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         progress = view.progress
         if self.num_steps:
             start = view.within("block").positions[:, 0]
             before = start * self.num_steps // view.gen_length
-            progress = (before + steps + 1).double() / self.num_steps
+            progress = (before + steps + 1).to(widest(steps.device)) / self.num_steps
         # Numbers one by one: a tensor of them would have to be sent to the device every step.
         threshold = torch.full_like(progress, self.thresholds[0])
         for edge, later in zip(self.edges, self.thresholds[1:], strict=True):

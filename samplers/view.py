@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samplers.logits import noise, statistics
 from samplers.logits.bias import LogitBias
+from samplers.logits.float64 import widest
 from samplers.logits.statistics import TopK
 from samplers.logits.summary import Summary
 
@@ -180,9 +181,9 @@ class View:
         """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
 
         It counts tokens, not steps, and the whole answer, not the block; given tokens and what
-        lies behind an EOS count as committed.
+        lies behind an EOS count as committed. In float64, or float32 on a device that lacks it.
         """
-        return self._num_committed.double() / self.gen_length
+        return self._num_committed.to(widest(self.tokens.device)) / self.gen_length
 
     @property
     def num_left(self) -> Int[Tensor, " B"]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_count, require_probability, require_share
+from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
 
@@ -86,8 +87,8 @@ class Wino(Sampler[Committed]):
     def step(self, view: View, state: Committed) -> tuple[Decision, Committed]:
         assert view.leave_one_out is not None
         given, last_accepts = state
-        limit = (self.accept_share * view.eligible.sum(-1).double()).long()
-        limit = limit.clamp(self.min_accepts, self.max_accepts)
+        limit = (self.accept_share * in_float64(view.eligible.sum(-1))).long()
+        limit = limit.clamp(self.min_accepts, self.max_accepts).to(last_accepts.device)
         wide = view.eligible & (view.confidence > self.low_threshold)
         commit = highest(view.confidence, wide, limit)
         commit |= highest_one(view.confidence, view.eligible)

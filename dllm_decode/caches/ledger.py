@@ -1,5 +1,6 @@
 """The key-value cache of one decode, and what its slots were computed from."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,6 +11,9 @@ from dllm_decode.caches.base import CacheQuery, Columns, History
 from dllm_decode.canvas import Canvas
 from dllm_decode.models.base import KVCache
 from dllm_decode.packing import Branches
+
+# The rows of a round, some of them, and the states that a verifier made of them.
+_KNOWN_LAYOUTS = 4
 
 
 class CacheLedger:
@@ -33,8 +37,7 @@ class CacheLedger:
             self._history = History(zeros, zeros.clone(), torch.zeros_like(canvas.rows))
         self._length = canvas.length
         self._previous: list[int | None] = [None] * len(canvas)
-        self._layout = canvas.layout
-        self._row_ids = canvas.rows.tolist()
+        self._row_ids = OrderedDict({canvas.layout: canvas.rows.tolist()})
 
     def query(
         self,
@@ -70,7 +73,7 @@ class CacheLedger:
             end=end,
             shift=shift,
             step=step,
-            previous=tuple(self._previous[row] for row in rows or self._ids(canvas)),
+            previous=tuple(self._previous[row] for row in rows or self.ids(canvas)),
             history=history,
         )
 
@@ -90,11 +93,11 @@ class CacheLedger:
         """
         num_rows = len(self._previous)
         if branches is not None:
-            places = branches.places
-            copies = canvas.rows + places * num_rows
-            self._copy(canvas.rows[places > 0], copies[places > 0])
+            copies = canvas.rows + branches.places * num_rows
+            further = slice(branches.num_rows, None)
+            self._copy(canvas.rows[further], copies[further])
             return copies
-        ids = self._ids(canvas)
+        ids = self.ids(canvas)
         every = self._kv_cache is None or self._kv_cache.keys.shape[1] == num_rows
         if every and ids == list(range(num_rows)):
             return None
@@ -119,7 +122,7 @@ class CacheLedger:
         canvas = query.canvas
         rows, tokens = canvas.rows, canvas.tokens
         if branches is not None:
-            own = branches.places == 0
+            own = slice(0, branches.num_rows)
             rows, tokens = rows[own], tokens[own]
             columns = columns if isinstance(columns, slice) else columns[own]
         if self._history is not None:
@@ -127,7 +130,7 @@ class CacheLedger:
                 columns = _listed(columns, query.end, rows)
             is_masked = tokens.gather(1, columns) == canvas.mask_id
             _note(self._history, rows, columns, is_masked)
-        for row in numbers or self._ids(canvas):
+        for row in numbers or self.ids(canvas):
             self._previous[row] = query.needed.start
 
     def rearrange(self, canvas: Canvas, shifts: Mapping[int, int]) -> None:
@@ -163,11 +166,18 @@ class CacheLedger:
         for buffer in () if self._kv_cache is None else self._kv_cache.buffers:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
 
-    def _ids(self, canvas: Canvas) -> list[int]:
-        # One transfer to the host when rows come or leave, not one a forward.
-        if canvas.layout != self._layout:
-            self._layout, self._row_ids = canvas.layout, canvas.rows.tolist()
-        return self._row_ids
+    def ids(self, canvas: Canvas) -> list[int]:
+        """Returns the canvas' rows; the host waits for them when rows have come or left."""
+        if canvas.layout not in self._row_ids:
+            self.know(canvas, canvas.rows.tolist())
+        self._row_ids.move_to_end(canvas.layout)
+        return self._row_ids[canvas.layout]
+
+    def know(self, canvas: Canvas, ids: list[int]) -> None:
+        """Notes a canvas' rows, which the host need not wait for then."""
+        self._row_ids[canvas.layout] = ids
+        if len(self._row_ids) > _KNOWN_LAYOUTS:
+            self._row_ids.popitem(last=False)
 
 
 def _note(

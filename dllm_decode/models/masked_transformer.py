@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
 
 Choice: TypeAlias = bool | Literal["auto"]
 """True: use it or raise. False: do without. "auto": use it where it works."""
 
-# On an H100 a forward of this many products takes longer than launching it.
+# On an H100 a forward of this many operations takes longer than launching it.
 _MAX_GRAPH_FLOPS = 6.4e12
 _MAX_GRAPH_COLUMNS = 4096
 
@@ -169,8 +170,19 @@ def _new_runner(transformer: Transformer) -> ForwardRunner | None:
         if not (error.name or "").startswith("dllm_decode.models.graphs"):
             raise
         return None
-    num_products = 2 * sum(part.numel() for part in transformer.parameters())
-    return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, int(_MAX_GRAPH_FLOPS / num_products)))
+    most = int(_MAX_GRAPH_FLOPS / (2 * num_active_parameters(transformer)))
+    return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, most))
+
+
+def num_active_parameters(transformer: Transformer) -> int:
+    """Counts the parameters that a column meets: of a layer's experts, those it is sent to."""
+    total = sum(part.numel() for part in transformer.parameters())
+    for module in transformer.modules():
+        if isinstance(module, Experts):
+            idle = module.config.num_experts - module.config.num_active
+            stacked = sum(part.numel() for part in module.parameters())
+            total -= stacked * idle // module.config.num_experts
+    return total
 
 
 def attention_on(device: torch.device) -> AbstractContextManager[None]:

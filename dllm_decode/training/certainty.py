@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from dllm_decode.geometry import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
@@ -76,45 +77,47 @@ class BlockMasks(NamedTuple):
 class ComplementaryCanvases:
     """Predicts an answer from two canvases that mask complementary parts of a block.
 
-    Works for families whose columns attend in both directions everywhere; the logits of those that
-    predict the next column are shifted.
+    Works for every family. Where the logits at a column predict the next one they are shifted; in
+    a block-causal model a column sees its own block and those before it, as in a decode.
 
     Args:
-        model: Any such model, on its device.
-
-    Raises:
-        ValueError: If the model is block-causal.
+        model: The model, on its device.
     """
 
     def __init__(self, model: MaskedTransformer) -> None:
-        if model.causal_block_length:
-            raise ValueError(
-                "A distilled model attends in both directions everywhere, got a block-causal one "
-                f"({model.name!r}, blocks of {model.causal_block_length} tokens)."
-            )
         self._model = model
 
     def logits(
         self, batch: Batch, masks: BlockMasks
     ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
         """Returns the predictions of every answer position, from either canvas."""
+        model = self._model
         answers = batch.tokens[:, batch.start :]
         prompts = batch.tokens[:, : batch.start]
         canvases = [
-            torch.cat((prompts, answers.masked_fill(part | masks.behind, self._model.mask_id)), 1)
+            torch.cat((prompts, answers.masked_fill(part | masks.behind, model.mask_id)), 1)
             for part in (masks.first, masks.second)
         ]
-        tokens = torch.cat(canvases)
+        # A decode fills up the last block of a block-causal model with masks.
+        num_more = max(0, model.causal_block_length - 1)
+        tokens = F.pad(torch.cat(canvases), (0, num_more), value=model.mask_id)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
-        pads = batch.pads.repeat(2)[:, None]
-        wanted = columns[batch.start :] - self._model.logit_shift
-        hidden = self._model.transformer(
+        every = columns.expand(len(tokens), -1)
+        pads = batch.pads.repeat(2)
+        wanted = columns[batch.start : batch.tokens.shape[1]] - model.logit_shift
+        hidden = model.transformer(
             tokens,
-            (columns - pads).clamp(min=0),
-            attend=(columns >= pads)[:, None],
-            wanted=wanted.expand(len(tokens), -1),
+            (columns - pads[:, None]).clamp(min=0),
+            attend=attention_mask(
+                every,
+                every,
+                firsts=pads,
+                ends=torch.full_like(pads, tokens.shape[1]),
+                block_length=model.causal_block_length,
+            ),
+            wanted=wanted.clamp(min=0).expand(len(tokens), -1),
         )
-        one, other = self._model.transformer.head(hidden).float().chunk(2)
+        one, other = model.transformer.head(hidden).float().chunk(2)
         return one, other
 
 
@@ -198,8 +201,11 @@ class CertaintyForcing(Objective):
 
     Args:
         model: The model that is distilled.
-        block_length: In tokens.
+        block_length: In tokens; of a block-causal model a multiple of its own.
         loss: How the parts are weighted.
+
+    Raises:
+        ValueError: If the block length does not fit the model.
     """
 
     model: MaskedTransformer
@@ -207,8 +213,7 @@ class CertaintyForcing(Objective):
     def __init__(
         self, model: MaskedTransformer, block_length: int = 32, *, loss: CertaintyLoss
     ) -> None:
-        if block_length < 1:
-            raise ValueError(f"block_length must be at least 1, got {block_length}.")
+        require_fitting(model, block_length)
         self.model = model
         self.eos_id = model.eos_ids[0]
         self._block_length = block_length
@@ -218,19 +223,31 @@ class CertaintyForcing(Objective):
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks a block of every answer and returns the loss."""
         answers = batch.tokens[:, batch.start :]
-        masks = self.draw(answers, generator)
+        masks = self.draw(answers, generator, leads_of(self.model, batch))
         one, other = self._canvases.logits(batch, masks)
         return self._loss(
             certainty(one, answers, masks.first, self._loss.temperature),
             certainty(other, answers, masks.second, self._loss.temperature),
         )
 
-    def draw(self, answers: Int[Tensor, "B G"], generator: torch.Generator) -> BlockMasks:
-        """Draws a block of each answer and splits it at random."""
+    def draw(
+        self,
+        answers: Int[Tensor, "B G"],
+        generator: torch.Generator,
+        leads: Int[Tensor, " B"] | None = None,
+    ) -> BlockMasks:
+        """Draws a block of each answer and splits it at random.
+
+        Args:
+            answers: The answers.
+            generator: Of blocks and halves.
+            leads: As in `choose_block`; `None`: 0 everywhere.
+        """
         num_rows, gen_length = answers.shape
         uniform = torch.rand(num_rows, generator=generator, device=answers.device)
         coins = torch.rand(num_rows, gen_length, generator=generator, device=answers.device)
-        start, end, _ = choose_block(answers, self.eos_id, self._block_length, uniform)
+        ends = is_end(answers, self.model.eos_ids)
+        start, end, _ = choose_block(ends, self._block_length, uniform, leads)
         positions = torch.arange(gen_length, device=answers.device)
         block = (positions >= start[:, None]) & (positions < end[:, None])
         first = block & (coins < 0.5)
@@ -252,14 +269,55 @@ class Blocks(NamedTuple):
 
 
 def choose_block(
-    answers: Int[Tensor, "B G"], eos_id: int, block_length: int, uniform: Float[Tensor, " B"]
+    ends: Bool[Tensor, "B G"],
+    block_length: int,
+    uniform: Float[Tensor, " B"],
+    leads: Int[Tensor, " B"] | None = None,
 ) -> Blocks:
-    """Chooses a block of each answer; the last of an answer may be shorter."""
-    gen_length = answers.shape[1]
-    lengths = ((answers != eos_id).long().cumprod(-1).sum(-1) + 1).clamp(max=gen_length)
-    num_blocks = (lengths + block_length - 1) // block_length
-    start = (uniform * num_blocks).long() * block_length
-    return Blocks(start, torch.minimum(start + block_length, lengths), lengths - 1)
+    """Chooses a block of each answer; its first and its last may be shorter.
+
+    Args:
+        ends: Positions that hold an EOS.
+        block_length: In tokens.
+        uniform: In [0, 1), a number a row that says which block.
+        leads: Tokens of each prompt that belong to the block in which the answer begins; `None`:
+            0 everywhere.
+    """
+    gen_length = ends.shape[1]
+    leads = torch.zeros_like(uniform, dtype=torch.long) if leads is None else leads
+    lengths = ((~ends).long().cumprod(-1).sum(-1) + 1).clamp(max=gen_length)
+    num_blocks = (lengths + leads + block_length - 1) // block_length
+    start = (uniform * num_blocks).long() * block_length - leads
+    return Blocks(start.clamp(min=0), torch.minimum(start + block_length, lengths), lengths - 1)
+
+
+def is_end(tokens: Int[Tensor, "B G"], eos_ids: tuple[int, ...]) -> Bool[Tensor, "B G"]:
+    """Says which tokens end an answer."""
+    return torch.isin(tokens, torch.tensor(eos_ids, device=tokens.device))
+
+
+def leads_of(model: MaskedTransformer, batch: Batch) -> Int[Tensor, " B"]:
+    """Counts the tokens of each prompt that belong to the block in which its answer begins.
+
+    0 unless the model is block-causal: there blocks count from the first token of the prompt.
+    """
+    return (batch.start - batch.pads) % max(1, model.causal_block_length)
+
+
+def require_fitting(model: MaskedTransformer, block_length: int) -> None:
+    """Checks the length of the blocks that are learned.
+
+    Raises:
+        ValueError: If the model cannot be decoded in such blocks.
+    """
+    if block_length < 1:
+        raise ValueError(f"block_length must be at least 1, got {block_length}.")
+    own = model.causal_block_length
+    if own and block_length % own:
+        raise ValueError(
+            f"block_length must be a multiple of {own}, since {model.name} attends in blocks of "
+            f"{own} tokens, got {block_length}."
+        )
 
 
 @dataclass(frozen=True)
@@ -361,8 +419,11 @@ class TrajectoryForcing(Objective):
         """Draws a block and a state of the teacher for each row."""
         answers = batch.tokens[:, batch.start :]
         uniform = torch.rand(2, len(answers), generator=generator, device=answers.device)
-        block_length = self._curriculum.block_length(self._spent)
-        blocks = choose_block(answers, self.eos_id, block_length, uniform[0])
+        own = max(1, self.model.causal_block_length)
+        # A block-causal model knows multiples of its own blocks only.
+        block_length = max(own, self._curriculum.block_length(self._spent) // own * own)
+        ends, leads = is_end(answers, self.model.eos_ids), leads_of(self.model, batch)
+        blocks = choose_block(ends, block_length, uniform[0], leads)
         share = self._curriculum.share(self._spent, uniform[1])
         return masks_of_states(self._ranks_of(batch), blocks, share, block_length)
 
@@ -371,7 +432,8 @@ class TrajectoryForcing(Objective):
         rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
         for i, (row, pads) in enumerate(rows):
             answer = row[batch.start :]
-            length = answer.index(self.eos_id) if self.eos_id in answer else len(answer)
+            ends = (i for i, token in enumerate(answer) if token in self.model.eos_ids)
+            length = next(ends, len(answer))
             key = tuple(row[pads : batch.start + length])
             if key not in self._ranks:
                 raise ValueError(

@@ -33,7 +33,7 @@ class Progress:
 def save_checkpoint(
     folder: Path, model: nn.Module, optimisers: Sequence[Optimizer], progress: Progress
 ) -> Path:
-    """Writes `folder/step-...` and removes older ones.
+    """Writes `folder/step-...` and removes older ones; frozen weights are left out.
 
     The checkpoint appears under its name only when it is complete, so a run that is killed while
     writing leaves the one before. No file is larger than 15 MB (unless a single tensor is).
@@ -42,7 +42,7 @@ def save_checkpoint(
     partial = folder / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors = {f"model.{name}": tensor for name, tensor in _trained(model).items()}
     for i, optimiser in enumerate(optimisers):
         tensors |= {f"optimiser.{i}.{name}": tensor for name, tensor in _moments(optimiser)}
     for i, shard in enumerate(_shards(tensors)):
@@ -71,13 +71,13 @@ def load_checkpoint(
     for path in sorted(found[-1].glob("*.safetensors")):
         tensors |= load_file(path)
     weights = _below("model", tensors)
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    expected = {name: tensor.shape for name, tensor in _trained(model).items()}
     if {name: tensor.shape for name, tensor in weights.items()} != expected:
         raise ValueError(
             f"A checkpoint holds the tensors of the model that is trained, got others in "
             f"{str(found[-1])!r}. Pass the sizes it was made with, or another output folder."
         )
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=False)
     for i, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _below(f"optimiser.{i}", tensors).items():
@@ -86,6 +86,12 @@ def load_checkpoint(
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": state, "param_groups": groups})
     return Progress(**json.loads((found[-1] / "progress.json").read_text(encoding="utf-8")))
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    named = model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, weight in named if not weight.requires_grad}
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
 
 
 def _checkpoints(folder: Path) -> list[Path]:

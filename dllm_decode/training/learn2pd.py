@@ -1,5 +1,6 @@
 """Trains the filter of `samplers.Learn2PD`: which proposals of a block are final."""
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,6 +18,7 @@ from dllm_decode.canvas import Canvas
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
+from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from samplers import FixedSchedule, View
 from samplers.learn2pd import new_network
 
@@ -110,6 +112,7 @@ def collect_examples(
     gen_length: int,
     block_length: int,
     stop_at_eos: bool = True,
+    truncate_at_eos: bool = False,
     first_prompt: int = 0,
 ) -> FilterExamples:
     """Watches an oracle decode: it commits every proposal that agrees with a reference answer.
@@ -130,6 +133,7 @@ def collect_examples(
         gen_length: Answer length in tokens.
         block_length: Tokens a block, and inputs of the filter.
         stop_at_eos: As in `decode`.
+        truncate_at_eos: As in `decode`: the paper's end-of-text prediction.
         first_prompt: Index of the first prompt.
     """
     out = decode(
@@ -139,6 +143,7 @@ def collect_examples(
         gen_length=gen_length,
         block_length=block_length,
         stop_at_eos=stop_at_eos,
+        truncate_at_eos=truncate_at_eos,
     )
     canvas = Canvas.blank(
         prompts,
@@ -146,6 +151,7 @@ def collect_examples(
         mask_id=model.mask_id,
         eos_ids=model.eos_ids,
         align=model.causal_block_length or 1,
+        truncates=truncate_at_eos,
         device=model.device,
     )
     reference = canvas.region.scatter(
@@ -164,8 +170,10 @@ def collect_examples(
                 # As the filter will: `Learn2PD.reads_committed`.
                 view = replace(shown, reads_committed=True)
                 wanted = reference[part.rows][:, block.start : block.end]
+                # What fills up the last block of a block-causal model has no reference.
+                wanted = wanted.where(wanted != model.mask_id, view.most_likely)
                 collected.append(_examples(view, wanted, part, block_length, first_prompt))
-                part = _commit(part, view, wanted)
+                part = _commit(part, view, wanted).truncate_at_eos()
                 part = part.stop_at_eos() if stop_at_eos else part
                 canvas = canvas.put(part)
                 part = part.take(part.num_open(block).nonzero().squeeze(-1))
@@ -181,6 +189,19 @@ def join(parts: Sequence[FilterExamples]) -> FilterExamples:
         torch.cat([part.masked for part in parts]),
         torch.cat([part.prompts for part in parts]),
     )
+
+
+def save_examples(examples: FilterExamples, path: Path) -> None:
+    """Writes examples; the file appears under its name only when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    save_file(vars(examples), partial)
+    partial.replace(path)
+
+
+def load_examples(path: Path) -> FilterExamples:
+    """Reads what `save_examples` wrote."""
+    return FilterExamples(**load_file(path))
 
 
 def split(examples: FilterExamples, seed: int) -> Splits:
@@ -206,6 +227,7 @@ def train_filter(
     val: FilterExamples,
     settings: FilterSettings,
     *,
+    folder: Path | None = None,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> nn.Sequential:
     """Fits a filter by binary cross entropy and returns the one of the lowest validation loss.
@@ -214,7 +236,12 @@ def train_filter(
         train: Examples that are fitted.
         val: Examples that choose among the updates.
         settings: How.
+        folder: For checkpoints, every hundredth of the run: a run that was killed goes on from the
+            last, and ends as one that was not. `None`: there are none.
         report: Called with the step and the validation loss, every hundredth of the run.
+
+    Raises:
+        ValueError: If the folder holds the checkpoint of a filter of other sizes.
     """
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
@@ -222,24 +249,30 @@ def train_filter(
             train.confidences.shape[1], settings.hidden_sizes, settings.activation
         )
     network.to(train.confidences.device)
+    best = copy.deepcopy(network)
     optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
+    kept = nn.ModuleDict({"network": network, "best": best})
+    progress = Progress()
+    if folder is not None:
+        progress = load_checkpoint(folder, kept, [optimiser]) or progress
     every = max(1, settings.num_steps // 100)
-    best_loss, best = float("inf"), network.state_dict()
-    for step in range(1, settings.num_steps + 1):
+    while progress.step < settings.num_steps:
         optimiser.zero_grad()
         loss = _loss(network, train, settings.counted)
         loss.backward()
         optimiser.step()
-        if step % every and step != settings.num_steps:
+        progress.step += 1
+        if progress.step % every and progress.step != settings.num_steps:
             continue
         with torch.no_grad():
             val_loss = _loss(network, val, settings.counted).item()
-        if val_loss < best_loss:
-            best_loss = val_loss
-            best = {name: value.clone() for name, value in network.state_dict().items()}
-        report(step, val_loss)
-    network.load_state_dict(best)
-    return network
+        if val_loss < min((past["loss"] for past in progress.history), default=float("inf")):
+            best.load_state_dict(network.state_dict())
+        progress.history.append({"step": float(progress.step), "loss": val_loss})
+        if folder is not None:
+            save_checkpoint(folder, kept, [optimiser], progress)
+        report(progress.step, val_loss)
+    return best
 
 
 @torch.no_grad()

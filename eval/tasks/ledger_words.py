@@ -31,7 +31,7 @@ MAX_NUMBER = 200
 GAIN_VERBS = words("gains gets finds buys wins earns")
 LOSS_VERBS = words("loses drops sells eats spends breaks")
 GIVE_VERBS = words("gives hands passes")
-"""What happens in questions: an account grows, shrinks, or passes some on to another."""
+"""What happens in questions: an account grows, shrinks, or gives some away."""
 
 WRITTEN_GAINS = GAIN_VERBS[:2]
 WRITTEN_LOSSES = LOSS_VERBS[:2]
@@ -41,7 +41,8 @@ CONNECTIVES = ("so now", "which means")
 
 OTHER_WORDS = words(
     "has had owns starts with there are have how many does do now at the end together in total all "
-    "more to from and then after that later first also finally they so takes which means"
+    "more to from and then after that later first also finally they so takes which means "
+    "added away is"
 )
 
 PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"

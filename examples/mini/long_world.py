@@ -1,4 +1,4 @@
-"""The world of the embedded models `mini-long` and `mini-long-ar`: ledgers, and practice for them.
+"""The world of the embedded models `mini-long` and `mini-long-ar`: ledgers.
 
 Used by `train_long.py` and `train_long_ar.py`.
 """
@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from rich.console import Console
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.training import (
-    Batch,
     FreshRows,
     Kind,
     Minutes,
@@ -33,7 +29,14 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import MAX_BALANCE, MAX_CHANGE, Ledgers, write_line, write_sum
+from eval.tasks.ledgers import (
+    MAX_CHANGE,
+    START_BALANCES,
+    Account,
+    Ledgers,
+    tell,
+    write_line,
+)
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -47,12 +50,13 @@ Answer = Callable[[list[list[int]], int], list[list[int]]]
 SPLITS = ("val", "test_entity")
 
 MIXTURE = (
-    ((1, 2), (36, 36, 64), 0.45),
-    ((3, 4), (68, 68, 96), 0.35),
-    ((5, 7), (116, 128), 0.13),
-    ((8, 9), (148, 160, 256), 0.07),
+    ((2, 4), (68, 68, 96), 0.40),
+    ((5, 7), (116, 128), 0.30),
+    ((8, 11), (180, 180, 256), 0.30),
 )
 """Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
+
+LONGEST_PROMPT = 128
 
 
 @dataclass(frozen=True)
@@ -72,68 +76,23 @@ class Encoder:
 
 
 def draw_line(rng: random.Random) -> tuple[str, str]:
-    """Draws one line to complete, after who has how many; what was said last holds.
+    """Draws the story of one account, without a question, and the lines of its one or two changes.
 
-    The held-out people come too: they are held out of questions.
+    The held-out people and objects come here and in no question: a model does not write a name that
+    it never wrote in training.
     """
-    names = rng.sample((*NAMES, *HELD_OUT_NAMES), rng.randint(2, 3))
-    said = [*names, *rng.choices(names, k=rng.randint(0, 2))]
-    rng.shuffle(said)
-    held: dict[str, int] = {}
-    for name in said:
-        held[name] = rng.randint(1, 50)
-    # In the order they were said, each time with a number of its own; the last is in `held`.
-    last = {name: i for i, name in enumerate(said)}
-    numbers = [held[n] if last[n] == i else rng.randint(1, 50) for i, n in enumerate(said)]
-    text = " . ".join(f"{name} has {number}" for name, number in zip(said, numbers, strict=True))
-    one, other = rng.sample(names, 2)
-    if rng.random() < 0.25:
-        line = write_sum(one, held[one], other, held[other])
-    else:
-        amount = rng.randint(1, MAX_CHANGE)
-        line = write_line(one, held[one], amount if amount >= held[one] else
-                          rng.choice((amount, -amount)), rng)  # fmt: skip
-    start = line.index(" : ") + 2
-    return f"{text} . {line[:start]}", line[start + 1 :]
-
-
-def draw_recall(rng: random.Random) -> tuple[str, str]:
-    """Draws who has how many, to be said again in another order; what was said last holds."""
-    names = rng.sample((*NAMES, *HELD_OUT_NAMES), rng.randint(2, 4))
-    said = [*names, *rng.choices(names, k=rng.randint(0, 5 - len(names)))]
-    rng.shuffle(said)
-    numbers = [rng.randint(1, MAX_BALANCE) for _ in said]
-    held = dict(zip(said, numbers, strict=True))
-    rng.shuffle(names)
-    pairs = zip(said, numbers, strict=True)
-    text = " . ".join(f"{name} has {number}" for name, number in pairs)
-    return text, " . ".join(f"{name} has {held[name]}" for name in names)
-
-
-def draw_echo(rng: random.Random) -> tuple[str, str]:
-    """Draws people and objects, the held-out ones too, to be repeated."""
-    pool = (*NAMES, *OBJECTS, *2 * HELD_OUT_NAMES, *HELD_OUT_OBJECTS)
-    text = " ".join(rng.choice(pool) for _ in range(rng.randint(3, 9)))
-    return text, text
-
-
-class FusedAttention(Objective):
-    """An objective with fused attention, which is faster than plain attention of causal models.
-
-    On one CPU core a step of 32 rows of 216 tokens took 0.46 s instead of 0.65 s.
-
-    Args:
-        objective: The loss.
-    """
-
-    def __init__(self, objective: Objective) -> None:
-        self.model, self.eos_id = objective.model, objective.eos_id
-        self._objective = objective
-
-    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Returns the loss of the objective."""
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
-            return self._objective.loss(batch, generator)
+    name = rng.choice((*NAMES, *4 * HELD_OUT_NAMES))
+    thing = rng.choice((*OBJECTS, *4 * HELD_OUT_OBJECTS))
+    start = rng.randint(*START_BALANCES)
+    changes = [rng.choice((-1, 1)) * amount for amount in rng.sample(range(1, MAX_CHANGE + 1), 2)]
+    changes = changes[: rng.randint(1, 2)]
+    if min(start + sum(changes[:1]), start + sum(changes)) < 1:
+        return draw_line(rng)
+    lines, balance = [], start
+    for change in changes:
+        lines.append(write_line(name, balance, change, rng))
+        balance += change
+    return tell(Account(name, start, tuple(changes)), rng, thing), " ".join(lines)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,11 +107,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluate-on", type=int, default=48, help="questions of each split")
     add("--float32", action="store_true", help="no bfloat16 arithmetic")
     add("--threads", type=int, default=1, help="of torch on the CPU")
+    add("--compile", action="store_true", help="layers with torch.compile; needs a C++ compiler")
     add("--seed", type=int, default=0)
-    add("--rows", type=int, default=34, help="ledgers a step")
-    add("--lines", type=int, default=32, help="single lines to complete a step")
-    add("--recalls", type=int, default=32, help="lists of balances to say again a step")
-    add("--echoes", type=int, default=0, help="lists to repeat a step")
+    add("--rows", type=int, default=64, help="ledgers a step")
+    add("--lines", type=int, default=20, help="stories without a question a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
     add("--hidden", type=int, default=128)
@@ -163,25 +121,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     """Returns what a step is made of."""
 
-    def ledgers(name: str, task: Ledgers, gen_lengths: tuple[int, ...], num_rows: int) -> Kind:
+    def ledgers(task: Ledgers, gen_lengths: tuple[int, ...], share: float) -> Kind:
         def draw(rng: random.Random) -> Pair:
             example = task.sample(rng)
             return encode(str(example.prompt), example.target)
 
-        return Kind(name, draw, 120, gen_lengths, num_rows)
+        name = f"{task.min_steps} to {task.max_steps} steps"
+        return Kind(name, draw, LONGEST_PROMPT, gen_lengths, max(1, round(options.rows * share)))
 
-    kinds = []
-    for (least, most), gen_lengths, share in MIXTURE:
-        name, task = f"{least} to {most} steps", Ledgers(least, most)
-        num_rows = max(1, round(options.rows * share))
-        kinds.append(ledgers(name, task, gen_lengths, num_rows))
+    kinds = [ledgers(Ledgers(*steps), lengths, share) for steps, lengths, share in MIXTURE]
     if options.lines:
-        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 28, (14,), options.lines))
-    if options.recalls:
-        recall = Kind("recalls", lambda rng: encode(*draw_recall(rng)), 24, (17,), options.recalls)
-        kinds.append(recall)
-    if options.echoes:
-        kinds.append(Kind("echoes", lambda rng: encode(*draw_echo(rng)), 12, (11,), options.echoes))
+        kinds.append(Kind("lines", lambda rng: encode(*draw_line(rng)), 24, (34,), options.lines))
     return kinds
 
 
@@ -204,9 +154,9 @@ def score(
     task: Ledgers,
     examples: Sequence[Example],
     answer: Answer,
-    gen_length: int = 160,
+    gen_length: int = 192,
 ) -> list[dict[str, float]]:
-    """Answers examples and scores the answers; 160 tokens are room for nine steps."""
+    """Answers examples and scores the answers; 192 tokens are room for eleven steps."""
     prompts = [
         list(tokenizer.encode(f"{e.prompt} answer :", add_special_tokens=False)) for e in examples
     ]

@@ -1,13 +1,11 @@
 """Trains `mini-long`, a small masked-diffusion model in LLaDA's format, on ledgers.
 
-    python examples/mini/train_long.py --minutes 65
+    python examples/mini/train_long.py --minutes 40
 
-on one core of a CPU. It starts from `mini`, which has the same sizes and knows numbers and how
-they add up. The folder `runs/mini-long` then loads with
-`dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
-
-No weights of it ship yet: in the time that one shared core gave, it learnt to add (0.975 of
-results, n = 200) and not to find the account and the event that a line is about.
+on one core of a CPU. It starts from the causal model `mini-long-ar`, which `train_long_ar.py`
+trains: a causal model learns from every token of an answer, and finds what to look up in minutes.
+The folder `runs/mini-long` then loads with `dllm_decode.load_model("runs/mini-long")`. An
+interrupted run goes on with `--resume`.
 """
 
 import argparse
@@ -22,9 +20,10 @@ from torch import Tensor
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
-from dllm_decode.training.from_model import start_from_model
+from dllm_decode.training.from_causal import start_from_causal
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -33,7 +32,7 @@ from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
 LINE_LENGTH = 16
-PLACES = {"amount": 2, "operand": 4, "result": 8}
+PLACES = {"amount": 2, "before": 4, "after": 8}
 NO_CACHE = NoCache()
 
 
@@ -41,7 +40,7 @@ def main() -> None:
     """Trains, measures and writes the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments(parser)
-    parser.add_argument("--start-from", default="mini", help="model of these sizes, '': none")
+    parser.add_argument("--start-from", default="mini-long-ar", help="causal model, '': none")
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
@@ -62,14 +61,16 @@ def main() -> None:
         seed=options.seed,
     ).to(options.device)
     if options.start_from:
-        known, known_words = load_model(options.start_from, dtype=torch.float32)
-        assert known_words is not None
-        words = tokenizer.get_vocab()
-        start_from_model(model, words, known, known_words.get_vocab())
+        start_from_causal(model, find_model(options.start_from))
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
     objective = OneOfTwo(
         SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
     )
+    if options.compile:
+        # The first layer, the last one, and each objective have a version of their own.
+        torch._dynamo.config.recompile_limit = 64
+        for layer in model.transformer.layers:
+            layer.compile(dynamic=True)
     run(options, objective, name="mini-long", export=exporter(options, model))
 
 
@@ -134,7 +135,8 @@ def answering(model: MaskPredictor, sampler: Sampler, cache: CachePolicy = NO_CA
 def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, float]:
     """Measures single tokens of right answers, everything before them known, nothing behind.
 
-    The left operand of a line is to be found where the account was last; the result is arithmetic.
+    Amounts are to be found in the question, what was there before in an earlier line; what is there
+    after is arithmetic.
     """
     encode = Encoder(build_ledger_tokenizer())
     rng = random.Random(0)
@@ -145,7 +147,7 @@ def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, flo
         right = 0
         for prompt, answer in pairs:
             start = LINE_LENGTH * rng.randrange(len(answer) // LINE_LENGTH) + place
-            tokens = [*prompt, *answer[:start], *[model.mask_id] * (160 - start)]
+            tokens = [*prompt, *answer[:start], *[model.mask_id] * (192 - start)]
             with torch.inference_mode():
                 hidden = model.transformer(torch.tensor([tokens]))
                 logits = model.transformer.head(hidden[0, len(prompt) + start])

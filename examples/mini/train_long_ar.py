@@ -12,11 +12,14 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from long_world import Answer, FusedAttention, accuracies, arguments, run
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from long_world import Answer, accuracies, arguments, run
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import Causal
+from dllm_decode.training.from_model import copy_by_words
 from eval.tasks.ledger_words import build_ledger_tokenizer
 
 
@@ -24,6 +27,7 @@ def main() -> None:
     """Trains, measures and writes the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments(parser)
+    parser.add_argument("--start-from", default="mini-ar", help="model of these sizes, '': none")
     parser.add_argument("--layers", type=int, default=4)
     options = parser.parse_args()
     disable_progress_bar()
@@ -43,11 +47,24 @@ def main() -> None:
         # Padding is EOS, and the embedding of padding would get no gradient.
         pad_token_id=None,
         tie_word_embeddings=False,
+        # Faster on a CPU than fused attention, whose backward is slow.
+        attn_implementation="eager",
     )
     torch.manual_seed(options.seed)
     model = LlamaForCausalLM(config).to(options.device)
-    objective = FusedAttention(Causal(model, eos_id))
-    run(options, objective, name="mini-long-ar", export=exporter(options, model))
+    if options.start_from:
+        folder = find_model(options.start_from)
+        copy_by_words(
+            dict(model.named_parameters()),
+            tokenizer.get_vocab(),
+            load_file(folder / "model.safetensors"),
+            AutoTokenizer.from_pretrained(folder).get_vocab(),
+            by_word=("model.embed_tokens.weight", "lm_head.weight"),
+        )
+    if options.compile:
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
+    run(options, Causal(model, eos_id), name="mini-long-ar", export=exporter(options, model))
 
 
 def exporter(

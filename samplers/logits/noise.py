@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.logits.float64 import has_float64
+
 # Increment and multipliers of SplitMix64 (Steele, Lea and Flood 2014), as signed integers.
 _INCREMENT = -7046029254386353131
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
@@ -35,13 +37,18 @@ def position_keys(
 
 
 def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Turns keys into float64 numbers strictly inside (0, 1)."""
+    """Turns keys into float64 numbers strictly inside (0, 1).
+
+    On a device without float64 they are float32, each within 2^-24 of the other's number: an order
+    by them is the same, unless two are closer than that.
+    """
     # 52 bits and a half: 53 would round the largest value up to 1, whose Gumbel is infinite.
-    return (_logical_shift(mix(keys), 12).double() + 0.5) * 2.0**-52
+    num_bits, dtype = (52, torch.float64) if has_float64(keys.device) else (23, torch.float32)
+    return (_logical_shift(mix(keys), 64 - num_bits).to(dtype) + 0.5) * 2.0**-num_bits
 
 
 def gumbel(keys: Int[Tensor, " N"], vocab_size: int) -> Float[Tensor, "N V"]:
-    """Draws one standard Gumbel variable per key and vocabulary entry, in float64."""
+    """Draws one standard Gumbel variable per key and entry, in float64 if the device has it."""
     ids = torch.arange(1, vocab_size + 1, device=keys.device)
     return -torch.log(-torch.log(uniform(keys[:, None] + mix(ids))))
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from samplers.logits.float64 import in_float64, widest
 from samplers.logits.noise import gumbel
 
 # Keeps the divergence from a token that was impossible finite; KLASS' value.
@@ -144,11 +145,15 @@ def num_larger(logits: Float[Tensor, "B W V"], values: Float[Tensor, "B W"]) -> 
 def log_probability(
     logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], temperature: float
 ) -> Float[Tensor, "B W"]:
-    """Returns each token's logarithm of softmax(logits / temperature), in float64 as draws are."""
+    """Returns each token's logarithm of softmax(logits / temperature), computed in float64.
+
+    A device without float64 leaves that to the CPU, and has the result in float32.
+    """
 
     def log_some(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        scaled = logits.to(torch.float64, copy=True).div_(temperature)
-        return scaled.gather(-1, tokens[:, None]).squeeze(-1) - scaled.logsumexp(-1)
+        scaled = in_float64(logits) / temperature
+        own = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
+        return (own - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
 
     return _by_chunk(log_some, logits, tokens, dtype=torch.float64)
 
@@ -168,7 +173,8 @@ def draw(
     """Draws a token from softmax(logits / temperature) at each position by Gumbel-max.
 
     Computed in float64 on the log scale: low precision lowers the effective temperature, and no
-    exponential of a logit is ever formed.
+    exponential of a logit is ever formed. A device without float64 leaves it to the CPU, which
+    draws the same tokens.
 
     Source: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models",
     https://arxiv.org/abs/2409.02908 (why float64); Nie et al. 2025, "Large Language Diffusion
@@ -176,7 +182,9 @@ def draw(
     """
 
     def draw_some(logits: Float[Tensor, "n V"], keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        return (logits.double() / temperature + gumbel(keys, logits.shape[-1])).argmax(-1)
+        scaled = in_float64(logits) / temperature
+        noise = gumbel(keys.to(scaled.device), logits.shape[-1])
+        return (scaled + noise).argmax(-1).to(keys.device)
 
     return _by_chunk(draw_some, logits, keys, dtype=torch.float64)
 
@@ -188,10 +196,7 @@ def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def ranks(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Int[Tensor, "B W"]:
     """Ranks positions by descending score, 0 first; ties go to the left, the rest come last."""
-    # The lowest finite number, so that a hopeless eligible position still precedes all others.
-    lowest = torch.finfo(scores.dtype).min
-    scores = scores.nan_to_num(nan=lowest, neginf=lowest).masked_fill(~among, -torch.inf)
-    order = scores.sort(dim=-1, descending=True, stable=True).indices
+    order = _contending(scores, among).sort(dim=-1, descending=True, stable=True).indices
     columns = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, columns)
 
@@ -204,8 +209,20 @@ def highest(
 
 
 def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-    """Selects each row's highest score among the given positions; nothing where there are none."""
-    return highest(scores, among, torch.ones(len(scores), dtype=torch.long, device=scores.device))
+    """Selects each row's highest score among the given positions; nothing where there are none.
+
+    As `highest` with a count of 1, without sorting.
+    """
+    # `max` has the first index of ties.
+    best = _contending(scores, among).max(-1, keepdim=True).indices
+    return among & torch.zeros_like(among).scatter_(-1, best, True)
+
+
+def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+    """Puts all other positions behind the given ones."""
+    # The lowest finite number, so that a hopeless eligible position still precedes all others.
+    lowest = torch.finfo(scores.dtype).min
+    return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
 
 
 def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:

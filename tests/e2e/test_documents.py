@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from eval.__main__ import make_parser
+from eval.cli import make_parser as make_command_parser
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,6 +80,8 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
             make_parser().parse_args(words[3:])
         elif words[:2] == ["dllm-decode", "eval"]:
             make_parser().parse_args(words[2:])
+        elif words[:1] == ["dllm-decode"] and words[1] in ("train-filter", "distil"):
+            make_command_parser().parse_args(words[1:])
         elif words[:1] == ["python"] and words[1].startswith("examples/"):
             assert (ROOT / words[1]).is_file(), command
         elif words[:1] == ["make"]:

@@ -1,41 +1,69 @@
-"""The example that trains a Learn2PD filter writes one that decodes."""
+"""The command that trains a Learn2PD filter writes one that decodes, and says what it is worth."""
 
+import json
 import runpy
 from pathlib import Path
 
 import pytest
-from families_under_test import load_without_tokenizer as load_model
+import torch
+from safetensors.torch import load_file
 
-from dllm_decode import decode
-from dllm_decode.models import new_llada, save_model
-from eval.tasks import build_tokenizer
+from dllm_decode import decode, load_model
+from eval.cli import main
+from eval.training import filter_command
 from samplers import Learn2PD
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_filter.py"
 
 
-def test_a_filter_is_trained_and_decodes_the_model_it_was_trained_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def options(output: Path) -> list[str]:
+    return [
+        *("--task", "word_problems?split=train&limit=16", "--output", str(output)),
+        *("--gen-length", "36", "--block-length", "12", "--steps", "60", "--threshold", "0.6"),
+        *("--truncate-at-eos", "--batch-size", "7"),
+    ]
+
+
+def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, output = tmp_path / "tiny", tmp_path / "filter.safetensors"
-    tokenizer = build_tokenizer()
-    model = new_llada(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
-        mask_id=int(tokenizer.mask_token_id), eos_ids=(int(tokenizer.eos_token_id),),
-    )  # fmt: skip
-    save_model(model, folder)
-    tokenizer.save_pretrained(folder)
-    runpy.run_path(str(EXAMPLE))["main"](
-        [
-            *("--model", str(folder), "--output", str(output), "--prompts", "20"),
-            *("--gen-length", "16", "--block-length", "8", "--steps", "20"),
-        ]
-    )
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    assert runpy.run_path(str(EXAMPLE))["main"](options(whole)) == 0
     shown = capsys.readouterr().out
-    assert "held-out blocks" in shown
-    assert "0.96" in shown
-    model, _ = load_model(folder)
-    out = decode(model, [[5, 6]], Learn2PD(str(output)), gen_length=16, block_length=8)
-    assert out.forwards <= 16
-    with pytest.raises(SystemExit, match="at least 10 prompts"):
-        runpy.run_path(str(EXAMPLE))["main"](["--model", str(folder), "--prompts", "6"])
+    assert "blocks of other training prompts" in shown
+    assert "3 held-out prompts" in shown
+    report = json.loads(whole.with_suffix(".json").read_text())
+    (found,) = report["filter"]
+    assert found["threshold"] == 0.6
+    assert found["accuracy_difference"]["low"] <= found["accuracy_difference"]["value"]
+    assert found["forwards_ratio"]["value"] > 0
+    assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
+    model, _ = load_model("mini")
+    out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=36, block_length=12)
+    assert 0 < out.forwards <= 36
+
+    collect, calls = filter_command.collect_examples, []
+
+    def collect_once(*arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return collect(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(filter_command, "collect_examples", collect_once)
+    assert main(["train-filter", *options(killed)]) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    calls.clear()
+    monkeypatch.setattr(filter_command, "collect_examples", collect)
+    assert main(["train-filter", *options(killed)]) == 0
+    for name, value in load_file(whole).items():
+        assert torch.equal(load_file(killed)[name], value)
+    others = [*options(killed), "--hidden", "5"]
+    assert main(["train-filter", *others]) == 2
+    assert "settings was " in capsys.readouterr().err
+
+
+def test_a_split_needs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*options(tmp_path / "few.safetensors"), "--task", "word_problems?limit=8"]
+    assert main(["train-filter", *words]) == 2
+    assert "at least 10 prompts" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families_under_test import BLOCK_CAUSAL, load_tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
@@ -14,6 +15,9 @@ from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
     collect_examples,
+    join,
+    load_examples,
+    save_examples,
     save_filter,
     score,
     split,
@@ -223,6 +227,78 @@ def test_nothing_is_collected_behind_the_end_of_an_answer() -> None:
     short = collect_examples(model, [[4]], gen_length=24, block_length=4)
     whole = collect_examples(model, [[4]], gen_length=24, block_length=4, stop_at_eos=False)
     assert 0 < len(short) < len(whole)
+
+
+@pytest.mark.parametrize("truncate_at_eos", [False, True])
+def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos: bool) -> None:
+    """With end-of-text prediction nothing behind a committed EOS is masked any more."""
+    model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1))
+    prompts, length, holes = [[1, 2], [3], [4, 5, 3]], 20, 0
+    options = {"gen_length": length, "block_length": 10, "truncate_at_eos": truncate_at_eos}
+    found = collect_examples(model, prompts, **options)  # type: ignore[arg-type]
+    answers = decode(model, prompts, FixedSchedule(10), **options).tokens  # type: ignore[arg-type]
+    for row in range(len(prompts)):
+        mine = found.where(found.prompts == row)
+        ends = [token in model.eos_ids for token in answers[row, :10].tolist()]
+        # Examples of the first block: those from its start, until the mask count rises again.
+        falls = mine.masked.sum(-1).diff() < 0
+        for masked in mine.masked[: int(1 + falls.long().cumprod(0).sum())]:
+            committed = [i for i in range(10) if ends[i] and not masked[i]]
+            holes += bool(committed) and bool(masked[min(committed) :].any())
+    assert (holes == 0) == truncate_at_eos
+    assert len(found) > len(prompts)
+
+
+def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) -> None:
+    """The oracle waited for ever for a reference behind the answer, in its block that is filled."""
+    model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
+    prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
+    parts = [
+        collect_examples(model, prompts, gen_length=10, block_length=8, first_prompt=3 * i)
+        for i in range(4)
+    ]
+    splits = split(join(parts), seed=0)
+    settings = FilterSettings(num_steps=20, learning_rate=0.02)
+    network = train_filter(splits.train, splits.val, settings)
+    path = tmp_path / "filter.safetensors"
+    save_filter(network, path, model=model.name, settings=settings, threshold=0.5)
+    sampler = Learn2PD(str(path), threshold=0.3)
+    together = decode(model, prompts, sampler, gen_length=10, block_length=8)
+    alone = [decode(model, [one], sampler, gen_length=10, block_length=8) for one in prompts]
+    assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
+
+
+def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
+    examples = toy_examples(4)
+    save_examples(examples, tmp_path / "parts" / "one.safetensors")
+    found = load_examples(tmp_path / "parts" / "one.safetensors")
+    for name, value in vars(examples).items():
+        assert torch.equal(vars(found)[name], value)
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["one.safetensors"]
+
+
+def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    splits = split(toy_examples(), seed=0)
+    settings = FilterSettings(num_steps=150, learning_rate=0.02)
+    whole = train_filter(splits.train, splits.val, settings)
+
+    def interrupt(step: int, loss: float) -> None:
+        if step >= 70:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_filter(splits.train, splits.val, settings, folder=tmp_path, report=interrupt)
+    steps: list[int] = []
+    again = train_filter(
+        splits.train, splits.val, settings, folder=tmp_path,
+        report=lambda step, loss: steps.append(step),
+    )  # fmt: skip
+    assert steps[0] == 71
+    for found, expected in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    other = FilterSettings(hidden_sizes=(3,), num_steps=150)
+    with pytest.raises(ValueError, match="A checkpoint holds the tensors of the model"):
+        train_filter(splits.train, splits.val, other, folder=tmp_path)
 
 
 def toy_examples(num_prompts: int = 60) -> FilterExamples:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from replayed import PROMPTS, Replayed
-from spied import FAMILIES
+from spied import FAMILIES, load_tiny
 
 from dllm_decode import (
     DelayedCache,
@@ -17,6 +17,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
+from dllm_decode.models import masked_transformer
 from samplers import ConfidenceThreshold, FixedSchedule
 
 
@@ -145,3 +146,23 @@ def test_two_decodes_at_a_time_do_not_meet(family: str) -> None:
     assert len(inner) >= 8
     assert all(torch.equal(alone, tokens) for tokens in inner)
     assert replayed.recorder.num_replayed
+
+
+@pytest.mark.parametrize("family", ["llada", "llada_moe"])
+def test_only_forwards_that_are_cheaper_than_launching_them_are_graphs(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all experts were counted, and the gate of a mixture was several times too low."""
+    model = load_tiny(family)
+    config = model.transformer.config
+    met = sum(
+        part.numel() * (config.moe.num_active if ".experts." in name else 1)
+        // (config.moe.num_experts if ".experts." in name else 1)
+        for name, part in model.transformer.named_parameters()
+    )  # fmt: skip
+    everything = sum(part.numel() for part in model.transformer.parameters())
+    assert (met < everything) == (family == "llada_moe")
+    monkeypatch.setattr(masked_transformer, "_MAX_GRAPH_FLOPS", 100.5 * 2 * met)
+    assert masked_transformer._new_runner(model.transformer).max_columns == 100
+    monkeypatch.setattr(masked_transformer, "_MAX_GRAPH_FLOPS", 1e30)
+    assert masked_transformer._new_runner(model.transformer).max_columns == 4096

@@ -199,6 +199,18 @@ def test_a_hopeless_score_ranks_behind_others_but_before_outsiders(hopeless: flo
     assert highest_one(torch.full((1, 3), hopeless), among).tolist() == [[True, False, False]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_highest_one_is_that_of_the_ranking(dtype: torch.dtype) -> None:
+    """It is found without sorting; ties, NaN and infinities must not tell the two apart."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, 7, (400, 9), generator=generator)
+    scores = torch.tensor([-2.0, 0.0, 0.5, 0.5, torch.inf, -torch.inf, torch.nan]).to(dtype)[drawn]
+    among = torch.rand(scores.shape, generator=generator) < 0.3
+    once = torch.ones(len(scores), dtype=torch.long)
+    assert torch.equal(highest_one(scores, among), highest(scores, among, once))
+    assert not among.any(-1).all(), "every row had a candidate"
+
+
 def test_no_more_are_selected_than_there_are() -> None:
     scores, among = torch.rand(2, 4), torch.tensor([[True, False, True, False], [False] * 4])
     selected: Tensor = highest(scores, among, torch.tensor([9, 1]))

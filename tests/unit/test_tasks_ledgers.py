@@ -7,26 +7,18 @@ import pytest
 
 from eval.tasks import Example, Ledgers
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import Change, Event, Ledger
+from eval.tasks.ledgers import Account, Ledger
 from eval.tasks.word_problem_templates import HELD_OUT_NAMES, NAMES
 
 TASK = Ledgers()
-LEDGER = Ledger(
-    {"anna": 40, "ben": 25},
-    (
-        Event((Change("anna", 7),)),
-        Event((Change("ben", -5), Change("anna", 5))),
-        Event((Change("ben", 3),)),
-    ),
-    ("anna", "ben"),
-)
+LEDGER = Ledger((Account("anna", 40, (7, -3)), Account("ben", 25, (5,))))
 LINES = (
     "anna gains 7 : 40 + 7 = 47 , so now anna has 47 .",
-    "ben loses 5 : 25 - 5 = 20 , which means ben has 20 .",
-    "anna gets 5 : 47 + 5 = 52 , so now anna has 52 .",
-    "ben gains 3 : 20 + 3 = 23 , so now ben has 23 .",
-    "anna and ben : 52 + 23 = 75 , so together they have 75 .",
-    "#### 75",
+    "anna loses 3 : 47 - 3 = 44 , which means anna has 44 .",
+    "with anna added : 0 + 44 = 44 , so the total is 44 .",
+    "ben gets 5 : 25 + 5 = 30 , so now ben has 30 .",
+    "with ben added : 44 + 30 = 74 , so the total is 74 .",
+    "#### 74",
 )
 EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
 
@@ -52,24 +44,26 @@ def test_the_reference_is_right() -> None:
         (1, "loses", "drops"),
         (1, "loses", "gives"),
         (1, "which means", "so now"),
-        (2, "so now", "which means"),
+        (3, "so now", "which means"),
     ],
 )
 def test_synonyms_do_not_matter(line: int, old: str, new: str) -> None:
     assert changed(line, old, new)["answer"] == 1.0
 
 
-def test_steps_of_different_accounts_come_in_any_order() -> None:
-    first, second, third, fourth, *rest = LINES
-    assert scores(second, fourth, first, third, *rest)["answer"] == 1.0
-    assert scores(second, first, fourth, third, *rest)["answer"] == 1.0
-    swapped = "ben and anna : 23 + 52 = 75 , so together they have 75 ."
-    assert scores(first, second, third, fourth, swapped, rest[-1])["answer"] == 1.0
+def test_accounts_come_in_any_order() -> None:
+    first, second, total, third, _, last = LINES
+    together = LINES[4]
+    assert scores(third, first, second, total, together, last)["answer"] == 1.0
+    assert scores(first, third, second, total, together, last)["answer"] == 1.0
+    ben = "with ben added : 0 + 30 = 30 , so the total is 30 ."
+    anna = "with anna added : 30 + 44 = 74 , so the total is 74 ."
+    assert scores(third, ben, first, second, anna, last)["answer"] == 1.0
 
 
 def test_steps_of_one_account_do_not() -> None:
-    first, second, third, *rest = LINES
-    assert scores(third, second, first, *rest) == {"answer": 0.0, "result": 1.0, "steps": 0.0}
+    first, second, *rest = LINES
+    assert scores(second, first, *rest) == {"answer": 0.0, "result": 1.0, "steps": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -78,15 +72,17 @@ def test_steps_of_one_account_do_not() -> None:
         (0, "47", "48", 0),
         (0, "has 47", "has 48", 0),
         (0, "40", "41", 0),
-        (1, "- 5", "+ 5", 1),
+        (1, "- 3", "+ 3", 1),
         (1, "loses", "gains", 1),
         (1, "which means", "which now", 1),
-        (2, "gets 5", "gets 6", 2),
+        (2, "0 + 44", "1 + 44", 2),
+        (2, "with anna", "with ben", 2),
+        (3, "gets 5", "gets 6", 3),
         (3, "ben has", "anna has", 3),
-        (4, "ben :", "anna :", 4),
-        (4, "75", "76", 4),
-        (5, "75", "76", 5),
-        (5, "75", "75 75", 5),
+        (4, "44 +", "40 +", 4),
+        (4, "74", "75", 4),
+        (5, "74", "75", 5),
+        (5, "74", "74 74", 5),
     ],
 )
 def test_a_mistake_counts_where_it_stands(line: int, old: str, new: str, steps: int) -> None:
@@ -102,9 +98,11 @@ def test_a_step_that_is_missing_or_there_twice_is_a_mistake() -> None:
     assert scores()["answer"] == 0.0
 
 
-def test_the_sum_waits_for_both_accounts() -> None:
-    early = (*LINES[:3], LINES[4], LINES[3], LINES[5])
-    assert scores(*early)["answer"] == 0.0
+def test_a_total_waits_for_its_account() -> None:
+    first, second, total, *rest = LINES
+    early = "with anna added : 0 + 47 = 47 , so the total is 47 ."
+    assert scores(first, early, second, *rest)["steps"] == 1 / 5
+    assert scores(first, total, second, *rest)["steps"] == 1 / 5
 
 
 @pytest.mark.parametrize("split", TASK.splits)
@@ -112,18 +110,18 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
     tokenizer = build_ledger_tokenizer()
     people = HELD_OUT_NAMES if split == "test_entity" else NAMES
-    least, most = (162, 210) if split == "test_length" else (82, 146)
+    least, most = (194, 226) if split == "test_length" else (82, 178)
     for _ in range(100):
         example = TASK.sample(rng, split)
         ledger = example.meta["ledger"]
         assert TASK.score(example, example.target)["answer"] == 1.0
-        assert set(ledger.balances) <= set(people)
+        assert {account.name for account in ledger.accounts} <= set(people)
         ids = tokenizer.encode(f"{example.prompt} {example.target}", add_special_tokens=False)
         assert tokenizer.unk_token_id not in ids
         length = len(tokenizer.encode(example.target, add_special_tokens=False))
         assert least <= length <= most
         assert length < TASK.gen_length
-        amounts = [abs(change.amount) for event in ledger.events for change in event.changes[:1]]
+        amounts = [abs(change) for account in ledger.accounts for change in account.changes]
         assert len(set(amounts)) == len(amounts)
 
 
@@ -144,7 +142,7 @@ def test_a_question_may_be_written_as_anyone_would() -> None:
     assert tokenizer.decode(tokenizer.encode(LINES[-1])) == LINES[-1]
 
 
-@pytest.mark.parametrize("steps", [(0, 3), (4, 3), (5, 10)])
+@pytest.mark.parametrize("steps", [(1, 3), (4, 3), (5, 12)])
 def test_numbers_of_steps_out_of_range_are_refused(steps: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="min_steps and max_steps are"):
+    with pytest.raises(ValueError, match="min_steps and max_steps must be"):
         Ledgers(*steps)

@@ -19,6 +19,7 @@ from dllm_decode import (
     MultiBlock,
     NoCache,
     PrefixCache,
+    SelfVerify,
     StepEvent,
     SubBlocks,
     Trace,
@@ -28,7 +29,7 @@ from dllm_decode.models import MaskedTransformer
 from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-ONCE = {"tolist in session.Session.sync": 1}
+ONCE = {"tolist in round_reads.RoundReads.sync": 1}
 CACHES = (
     NoCache(), PrefixCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1),
     FreeCache(), FreeCache("official"),
@@ -141,6 +142,33 @@ def test_prophet_asks_whether_to_draw_what_lies_behind(
     assert watched["llada"].waits(sampler) == [ONCE] * 6
     drawn = watched["llada"].waits(sampler, temperature=0.7)
     assert drawn == [ONCE | {"__bool__ in prophet.Prophet.step": 1}] * 6
+
+
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
+def test_self_verification_waits_at_most_twice_a_step(
+    evaluate: Any, watched: dict[str, Watched]
+) -> None:
+    """Once it was 14 to 19 times a forward: for every draft, and to tell states apart."""
+    verifier = SelfVerify(4, evaluate)
+    options: Any = {"verifier": verifier, "cache": DualCache(), "prompts": PROMPTS[:1]}
+    waits = watched["llada"].waits(FixedSchedule(8), **options)
+    drafts = {"tolist in self_verify.SelfVerify._draft": 1}
+    assert len(waits) == 14
+    assert all(step in (ONCE, ONCE | drafts) for step in waits)
+    assert ONCE | drafts in waits
+
+
+def test_self_verification_waits_for_rows_that_part(watched: dict[str, Watched]) -> None:
+    """Which rows go on is sent to the device, and read nowhere."""
+    waits = watched["llada"].waits(FixedSchedule(8), verifier=SelfVerify(4), cache=DualCache())
+    read = [
+        {place for place in step if not place.startswith("tensor in")} - ONCE.keys()
+        for step in waits
+    ]
+    # Observers are told of the rows that took a step.
+    told = {"nonzero in loop._tell"}
+    assert set().union(*read) - told == {"tolist in self_verify.SelfVerify._draft"}
+    assert max(step.total() for step in waits) <= 4
 
 
 def test_a_filter_asks_nothing_once_it_is_there() -> None:

@@ -11,6 +11,7 @@ from dllm_decode.canvas import Canvas
 from dllm_decode.session import Session
 from dllm_decode.verify.ar_verify.drafting.base import Draft
 from dllm_decode.verify.ar_verify.target_round import first_masks
+from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import draw, gather, leading, log_probability, most_likely
 
@@ -194,7 +195,9 @@ def _log_probability(
 
 
 def _law(logs: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor, "B V"]:
-    return logs.exp() if temperature is None else (logs.double() / temperature).softmax(-1)
+    if temperature is None:
+        return logs.exp()
+    return (logs.to(widest(logs.device)) / temperature).softmax(-1)
 
 
 def _meant(draft: Draft) -> Bool[Tensor, "B K"]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.checks import require_choice, require_count, require_number
+from samplers.logits.float64 import widest
 
 
 class Lengths(NamedTuple):
@@ -71,7 +72,8 @@ class DraftLength:
     def first(self, rows: Int[Tensor, " B"]) -> Lengths:
         """Returns the lengths before the first round."""
         length = torch.full_like(rows, self.longest)
-        mean = length.double() if self.start == "longest" else torch.zeros_like(length).double()
+        start = length if self.start == "longest" else torch.zeros_like(length)
+        mean = start.to(widest(rows.device))
         return Lengths(length, mean, mean)
 
     def after(

@@ -8,7 +8,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.session import Lookahead, Session
+from dllm_decode.lookahead import Lookahead, Pending
+from dllm_decode.packing import Arrangement
+from dllm_decode.session import Session
 from samplers.base import Sampler
 from samplers.view import View
 
@@ -18,11 +20,34 @@ class DraftLevel(NamedTuple):
 
     Attributes:
         rows: Which of the round's rows.
-        canvas: Their states.
+        canvas: The states of all of them; those of other rows mean nothing.
     """
 
-    rows: Int[Tensor, " N"]
+    rows: list[int]
     canvas: Canvas
+
+    def taken(self) -> Canvas:
+        """Returns the states of the rows."""
+        return taken(self.canvas, self.rows)
+
+
+class Standing(NamedTuple):
+    """What the host knows of a row.
+
+    Attributes:
+        place: Which of the known states the row is in; -1: none of them.
+        masks: Masks that are left in the block.
+        committed: Masks that its last step committed; 0 if it took none.
+    """
+
+    place: int
+    masks: int
+    committed: int
+
+    @property
+    def expected_steps(self) -> int:
+        """Steps until the block is finished, if all commit as many as the last one."""
+        return -(-self.masks // max(1, self.committed))
 
 
 class EvaluatedStates(NamedTuple):
@@ -33,16 +58,38 @@ class EvaluatedStates(NamedTuple):
         logits: The window's logits in a state.
         leave_one_out: As `View.leave_one_out`; without columns unless the sampler asks for it.
         latest: The state from which the row took its last step.
+        reached: The row's present state; -1: none of them.
     """
 
     tokens: Int[Tensor, "B D L"]
     logits: Float[Tensor, "B D W V"]
     leave_one_out: Float[Tensor, "B D _"]
     latest: Int[Tensor, " B"]
+    reached: Int[Tensor, " B"]
+
+    @staticmethod
+    def of(
+        tokens: Int[Tensor, "B D L"],
+        logits: Float[Tensor, "B D W V"],
+        leave_one_out: Float[Tensor, "B D _"],
+    ) -> "EvaluatedStates":
+        """Returns what a forward found, of rows that are in their first state."""
+        first = torch.zeros_like(tokens[:, 0, 0])
+        return EvaluatedStates(tokens, logits, leave_one_out, latest=first, reached=first)
 
     def found(self, canvas: Canvas) -> Bool[Tensor, "B D"]:
         """Says which of the known states are the rows' present ones."""
         return (self.tokens == canvas.tokens[:, None]).all(-1)
+
+    def moved(self, canvas: Canvas) -> "EvaluatedStates":
+        """Looks for the rows' present states among those that are known."""
+        found = self.found(canvas)
+        reached = torch.where(found.any(-1), found.long().argmax(-1), -1)
+        return self._replace(reached=reached)
+
+    def current(self) -> Int[Tensor, " B"]:
+        """Returns the present state, or else the one of the last step."""
+        return torch.where(self.reached < 0, self.latest, self.reached)
 
     def num_drafted(self) -> Int[Tensor, " B"]:
         """Counts what the drafts write, each beyond the state before it."""
@@ -57,20 +104,75 @@ class EvaluatedStates(NamedTuple):
 
 def everything(canvas: Canvas) -> DraftLevel:
     """Returns the one state of all rows."""
-    return DraftLevel(torch.arange(len(canvas), device=canvas.tokens.device), canvas)
+    return DraftLevel(list(range(len(canvas))), canvas)
+
+
+def taken(canvas: Canvas, rows: list[int]) -> Canvas:
+    """Returns some rows; all of them as they are."""
+    if len(rows) == len(canvas):
+        return canvas
+    return canvas.take(torch.tensor(rows, device=canvas.rows.device))
 
 
 def look_ahead(session: Session, canvas: Canvas, block: Block, known: EvaluatedStates) -> None:
-    """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
-    width = block.end - block.start
-    found = known.found(canvas) & (canvas.num_open(block) == 0)[:, None]
-    places = found.long().argmax(-1)
-    reached = torch.where(found.any(-1), places, known.latest)
+    """Keeps what is known of the next block until the host knows which rows have finished."""
+    finished = canvas.num_open(block) == 0
+    reached = torch.where(finished, known.current(), known.latest)
     session.count_drafts(canvas, accepted=known.num_accepted(reached))
-    for index in found.any(-1).nonzero().squeeze(-1).tolist():
-        logits = known.logits[index, places[index], width:].clone()
-        seen = Lookahead(block.end, canvas.tokens[index], logits)
-        session.lookahead[int(canvas.rows[index])] = seen
+    session.pending = Pending(
+        start=block.end,
+        ids=session.row_ids(canvas),
+        tokens=canvas.tokens,
+        logits=known.logits[:, :, block.end - block.start :],
+        places=reached,
+    )
+
+
+def keep_lookahead(session: Session) -> None:
+    """Keeps the logits of the next block, for rows that have finished this one as foreseen."""
+    pending, session.pending = session.pending, None
+    if pending is None:
+        return
+    for index, numbers in enumerate(session.answers(pending.ids)):
+        row = Standing(*numbers)
+        if row.place >= 0 and row.masks == 0:
+            logits = pending.logits[index].index_select(0, pending.places[index, None])[0]
+            seen = Lookahead(pending.start, pending.tokens[index], logits)
+            session.lookahead[pending.ids[index]] = seen
+
+
+def recalled(session: Session, canvas: Canvas, block: Block) -> dict[int, Tensor]:
+    """Returns the logits that are known of a block that is opened now, for rows that have some."""
+    seen = [session.lookahead.pop(row, None) for row in session.row_ids(canvas)]
+    known = {i: part for i, part in enumerate(seen) if part and part.start == block.start}
+    if not known:
+        return {}
+    same = [(part.tokens == canvas.tokens[index]).all() for index, part in known.items()]
+    is_same = torch.stack(same).tolist()
+    pairs = zip(known.items(), is_same, strict=True)
+    return {index: part.logits for (index, part), is_equal in pairs if is_equal}
+
+
+def arrange(session: Session, levels: list[DraftLevel]) -> Arrangement:
+    """Lays out the states of a forward: the present ones of all rows, then the drafts."""
+    canvas = levels[0].canvas
+    rows = [row for level in levels for row in level.rows]
+    places = [depth for depth, level in enumerate(levels) for _ in level.rows]
+    known = session.arrangement
+    if known is not None and (known.source, known.rows, known.places) == (
+        canvas.layout,
+        rows,
+        places,
+    ):
+        return known
+    if len(rows) == len(canvas) * len(levels):
+        every = torch.arange(len(rows), device=canvas.rows.device)
+        index = torch.stack([every % len(canvas), every // len(canvas)])
+    else:
+        index = torch.tensor([rows, places], device=canvas.rows.device)
+    layout = canvas.take(index[0]).layout
+    session.arrangement = Arrangement(canvas.layout, rows, places, index, layout)
+    return session.arrangement
 
 
 def view_of(
@@ -79,9 +181,11 @@ def view_of(
     canvas: Canvas,
     block: Block,
     known: EvaluatedStates,
-    rows: Int[Tensor, " N"],
+    rows: Int[Tensor, " N"] | None = None,
 ) -> View:
     """Shows a canvas with the logits of each row's latest state; `rows`: which of the known."""
+    if rows is None:
+        rows = torch.arange(len(canvas), device=canvas.rows.device)
     latest = known.latest[rows]
     leave_one_out = known.leave_one_out[rows, latest] if sampler.leave_one_out else None
     logits = known.logits[rows, latest]

@@ -6,23 +6,29 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.packing import Branches
+from dllm_decode.packing import Arrangement, Branches
 from dllm_decode.session import Session
 from dllm_decode.verify.base import Verifier, check_decision, settle
 from dllm_decode.verify.self_verify.evaluated_states import (
     DraftLevel,
     EvaluatedStates,
+    Standing,
+    arrange,
     everything,
     imagined,
     joined,
+    keep_lookahead,
     look_ahead,
     placed,
+    recalled,
     shown,
+    taken,
     view_of,
 )
 from samplers.base import Sampler, first_state, next_step
 from samplers.checks import require_choice, require_count
 from samplers.state import put_state, take_state
+from samplers.view import View
 
 Evaluate = Literal["batch", "tree", "sequential"]
 Reach = Literal["block", "next"]
@@ -118,34 +124,64 @@ class SelfVerify(Verifier[Verified]):
         carry: Verified | None,
     ) -> tuple[Canvas, Verified]:
         ahead = self._ahead(session, sampler, canvas, block)
+        keep_lookahead(session)
+        ready = list(range(len(canvas)))
         if carry is None:
             known = self._enter(session, sampler, canvas, block, ahead)
-            everyone = everything(canvas).rows
-            first = view_of(session, sampler, canvas, block, known, everyone)
-            state = first_state(sampler, first)
+            state = first_state(sampler, view_of(session, sampler, canvas, block, known))
         else:
             state, known = carry
-            if not known.found(canvas).any():
-                drafts = self._draft(session, sampler, canvas, block, known, state, ahead)
+            standings = [Standing(*row) for row in session.answers(session.row_ids(canvas))]
+            found_again = [index for index in ready if standings[index].place >= 0]
+            if found_again:
+                ready = found_again
+            else:
+                num_steps = max(row.expected_steps for row in standings)
+                drafts = self._draft(
+                    session, sampler, canvas, block, known, state, num_steps, ahead
+                )
                 known = self._look(session, sampler, ahead, drafts)
                 session.count_drafts(canvas, drafted=known.num_drafted())
-        found = known.found(canvas)
-        ready = found.any(-1)
-        reached = torch.where(ready, found.long().argmax(-1), known.latest)
+        reached = known.current()
         session.count_drafts(canvas, accepted=known.num_accepted(reached))
         known = known._replace(latest=reached)
-        rows = ready.nonzero().squeeze(-1)
+        after, state = self._step(session, sampler, canvas, block, known, state, ready)
+        known = known.moved(after)
+        masks = after.num_open(block)
+        session.ask(after, known.reached, masks, canvas.num_open(block) - masks)
+        if ahead != block:
+            look_ahead(session, after, block, known)
+        return after, Verified(state, known)
+
+    def _step(
+        self,
+        session: Session,
+        sampler: Sampler,
+        canvas: Canvas,
+        block: Block,
+        known: EvaluatedStates,
+        state: Any,
+        ready: list[int],
+    ) -> tuple[Canvas, Any]:
+        """Lets the sampler take a step in the rows whose present state is known."""
+        if len(ready) == len(canvas):
+            view = view_of(session, sampler, canvas, block, known)
+            decision, state = next_step(sampler, view, state)
+            session.view = view
+            check_decision(session, canvas, view, decision, sampler)
+            settled = settle(canvas, view, decision, sampler)
+            if decision.goes_on is not None:
+                settled = replace(canvas, tokens=settled.tokens)
+            return settled, state
+        rows = torch.tensor(ready, device=canvas.rows.device)
         here = canvas.take(rows)
         view = view_of(session, sampler, here, block, known, rows)
         decision, after = next_step(sampler, view, take_state(state, rows))
         session.view = view
         check_decision(session, here, view, decision, sampler)
-        tokens = canvas.tokens.clone()
-        tokens[rows] = settle(here, view, decision, sampler).tokens
-        canvas = replace(canvas, tokens=tokens)
-        if ahead != block:
-            look_ahead(session, canvas, block, known)
-        return canvas, Verified(put_state(state, rows, after), known)
+        written = settle(here, view, decision, sampler).tokens
+        tokens = canvas.tokens.index_copy(0, rows, written)
+        return replace(canvas, tokens=tokens), put_state(state, rows, after)
 
     def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
         """Returns the block, or, if drafts reach as far, both the block and the next."""
@@ -164,31 +200,25 @@ class SelfVerify(Verifier[Verified]):
         self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, ahead: Block
     ) -> EvaluatedStates:
         """Returns what is known of the first states of a block; runs a forward for the others."""
-        lookahead = [
-            (index, seen.logits)
-            for index, row in enumerate(canvas.rows.tolist())
-            if (seen := session.lookahead.pop(row, None)) is not None
-            and seen.start == block.start
-            and torch.equal(seen.tokens, canvas.tokens[index])
-        ]
+        lookahead = recalled(session, canvas, block)
         if not lookahead:
             return self._look(session, sampler, ahead, [everything(canvas)])
-        there = [index for index, _ in lookahead]
-        missing = [index for index in range(len(canvas)) if index not in there]
-        logits = [part[None] for _, part in lookahead]
+        there = list(lookahead)
+        missing = [index for index in range(len(canvas)) if index not in lookahead]
+        logits = [part[None] for part in lookahead.values()]
         if missing:
-            part = canvas.take(torch.tensor(missing, device=canvas.rows.device))
+            part = taken(canvas, missing)
             looked = self._look(session, sampler, block, [everything(part)])
             # The other rows' first forward, which may have to refresh what they cache, is to come.
             session.open()
             logits += looked.logits[:, 0].split(1)
-        order = torch.tensor([*there, *missing], device=canvas.rows.device).argsort()
-        known = torch.cat(logits)[order, None]
-        return EvaluatedStates(
+        known = torch.cat(logits)[:, None]
+        if missing:
+            known = known[torch.tensor([*there, *missing], device=canvas.rows.device).argsort()]
+        return EvaluatedStates.of(
             tokens=canvas.tokens[:, None],
             logits=known,
             leave_one_out=known[..., :0, 0],
-            latest=torch.zeros_like(canvas.rows),
         )
 
     def _draft(
@@ -199,26 +229,39 @@ class SelfVerify(Verifier[Verified]):
         block: Block,
         known: EvaluatedStates,
         state: Any,
+        num_steps: int,
         ahead: Block,
     ) -> list[DraftLevel]:
-        """Lets the sampler go on from the present state on the logits of its last step."""
+        """Lets the sampler go on from the present state on the logits of its last step.
+
+        Args:
+            session: Makes the views.
+            sampler: Drafts.
+            canvas: The present states.
+            block: The open block.
+            known: What the last forward looked at.
+            state: Of the sampler.
+            num_steps: Steps that the block is expected to take. So many are made before the host
+                waits to learn which rows have finished; a draft behind that is made for nothing.
+            ahead: The block, or with it the next, if the finished block is a draft too.
+        """
         levels = [everything(canvas)]
-        rows, canvas = levels[0]
-        seen = view_of(session, sampler, canvas, block, known, rows)
-        while len(levels) < self.draft_steps:
-            view = imagined(shown(session, sampler, canvas, block, seen))
-            decision, state = next_step(sampler, view, state)
-            canvas = settle(canvas, view, decision, sampler)
-            if ahead != block:
-                levels.append(DraftLevel(rows, canvas))
-            unfinished = canvas.num_open(block).nonzero().squeeze(-1)
-            if not len(unfinished):
-                break
-            if len(unfinished) < len(rows):
-                rows, canvas = rows[unfinished], canvas.take(unfinished)
-                seen, state = seen.take(unfinished), take_state(state, unfinished)
-            if ahead == block:
-                levels.append(DraftLevel(rows, canvas))
+        alive = levels[0].rows
+        seen = view_of(session, sampler, canvas, block, known)
+        while alive and len(levels) < self.draft_steps:
+            drafts = []
+            for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
+                view = imagined(shown(session, sampler, canvas, block, seen))
+                decision, state = next_step(sampler, view, state)
+                canvas = settle(canvas, view, decision, sampler)
+                drafts.append(canvas)
+            num_steps = 1
+            masks = torch.stack([draft.num_open(block) for draft in drafts]).tolist()
+            for draft, left in zip(drafts, masks, strict=True):
+                before, alive = alive, [row for row in alive if left[row]]
+                rows = alive if ahead == block else before
+                if rows:
+                    levels.append(DraftLevel(rows, draft))
         return levels
 
     def _look(
@@ -226,19 +269,20 @@ class SelfVerify(Verifier[Verified]):
     ) -> EvaluatedStates:
         """Runs the forwards; `levels[0]` holds the present states."""
         canvas, num_levels = levels[0].canvas, len(levels)
-        rows = torch.cat([level.rows for level in levels])
-        places = torch.cat(
-            [torch.full_like(level.rows, depth) for depth, level in enumerate(levels)]
-        )
-        tokens = torch.cat([level.canvas.tokens for level in levels])
+        if num_levels == 1:
+            return _looked(session.forward(canvas, block, sampler), canvas)
+        arrangement = arrange(session, levels)
+        rows, places = arrangement.index
         if self.evaluate != "sequential":
-            states = replace(canvas.take(rows), tokens=tokens)
-            layout: Literal["rows", "columns"] = "rows" if self.evaluate == "batch" else "columns"
-            branches = Branches(places, layout) if num_levels > 1 else None
+            branches = self._branches(session, canvas, arrangement)
+            tokens = torch.stack([level.canvas.tokens for level in levels])[places, rows]
+            states = replace(canvas.take(rows), tokens=tokens, layout=arrangement.layout)
             views = [session.forward(states, block, sampler, branches=branches)]
         else:
             # The present state last: then the KV cache is what plain decoding would leave.
-            views = [session.forward(level.canvas, block, sampler) for level in reversed(levels)]
+            parts = [level.taken() for level in levels]
+            tokens = torch.cat([part.tokens for part in parts])
+            views = [session.forward(part, block, sampler) for part in reversed(parts)]
             views.reverse()
         logits = [view.computed.logits for view in views]
         leave_one_out = [
@@ -246,9 +290,32 @@ class SelfVerify(Verifier[Verified]):
             for view in views
         ]
         size = (len(canvas), num_levels)
-        return EvaluatedStates(
+        return EvaluatedStates.of(
             tokens=placed(tokens, rows, places, size, fill=-1),
             logits=placed(joined(logits), rows, places, size),
             leave_one_out=placed(joined(leave_one_out), rows, places, size),
-            latest=torch.zeros_like(canvas.rows),
         )
+
+    def _branches(self, session: Session, canvas: Canvas, arrangement: Arrangement) -> Branches:
+        """Says which states are whose, as the host knows it."""
+        ids = session.row_ids(canvas)
+        return Branches(
+            arrangement.index[1],
+            "rows" if self.evaluate == "batch" else "columns",
+            ids=[ids[row] for row in arrangement.rows],
+            num_rows=len(canvas),
+            depth=arrangement.places[-1] + 1,
+        )
+
+
+def _looked(view: View, canvas: Canvas) -> EvaluatedStates:
+    """Returns what a forward said about the present states alone."""
+    logits = view.computed.logits[:, None]
+    leave_one_out = (
+        logits[..., :0, 0] if view.leave_one_out is None else view.leave_one_out[:, None]
+    )
+    return EvaluatedStates.of(
+        tokens=canvas.tokens[:, None],
+        logits=logits,
+        leave_one_out=leave_one_out,
+    )

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.checks import require_count, require_number
+from samplers.logits.float64 import widest
 
 
 class Proxy(ABC):
@@ -89,7 +90,7 @@ class NGram(Proxy):
     def log_probability(
         self, context: Int[Tensor, "N C"], tokens: Int[Tensor, "N M"]
     ) -> Float[Tensor, "N M"]:
-        probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=torch.double)
+        probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=widest(tokens.device))
         for length, table in enumerate(self.tables, 1):
             before = self._code(context[:, context.shape[1] - length + 1 :])
             found = _on_device(table, tokens.device).look_up(before, tokens, self.vocab_size)

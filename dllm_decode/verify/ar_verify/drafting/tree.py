@@ -14,6 +14,7 @@ from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.ar_verify.target_round import context_of
 from samplers.checks import require_count, require_non_negative, require_plugin
+from samplers.logits.float64 import widest
 from samplers.logits.statistics import leading, log_normaliser, top_k
 
 
@@ -131,7 +132,7 @@ class Tree(Drafting):
         ends = torch.tensor(eos_ids, dtype=torch.long, device=logits.device)
         zeros = torch.zeros_like(lengths)[:, None]
         before = context[:, None, context.shape[1] - self.proxy.order + 1 :]
-        above = _Level(zeros - 1, zeros, zeros.double(), before)
+        above = _Level(zeros - 1, zeros, zeros.to(widest(zeros.device)), before)
         levels: list[_Level] = []
         best = above.scores[:, :0]
         for depth in range(logits.shape[1]):
@@ -151,7 +152,8 @@ class Tree(Drafting):
 
     def _candidates(self, logits: Float[Tensor, "B K V"]) -> _Candidates:
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
-        logs = (top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]).double()
+        logs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
+        logs = logs.to(widest(logs.device))
         # Equal ones by id; rounding must not make a child likelier than its parent.
         order = top.tokens.argsort(-1)
         ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
@@ -191,7 +193,7 @@ class Tree(Drafting):
         B, H, _ = context.shape
         asked = tokens.repeat_interleave(H, 0)
         causal = self.proxy.log_probability(context.flatten(0, 1), asked).view(B, H, -1)
-        weighed = own[:, None] + self.proxy_weight * causal.double()
+        weighed = own[:, None] + self.proxy_weight * causal.to(own.dtype)
         mass = own.logsumexp(-1)[:, None, None]
         return (weighed.log_softmax(-1) + mass).clamp(max=0.0)
 

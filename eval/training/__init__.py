@@ -1,0 +1,1 @@
+"""Commands that train: a Learn2PD filter, and certainty-forcing distillation."""

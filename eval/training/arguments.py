@@ -1,0 +1,119 @@
+"""Command-line options of `train-filter` and `distil`. Nothing heavy is imported."""
+
+from argparse import ArgumentParser, BooleanOptionalAction
+
+from eval.runs.arguments import DTYPES, add_machine, add_model, number, positive, whole
+
+
+def add_train_filter(parser: ArgumentParser) -> None:
+    """Adds the options of `train-filter`."""
+    add = parser.add_argument
+    add_model(parser)
+    _add_questions(parser, "word_problems?split=train&limit=500")
+    add("--output", default="learn2pd.safetensors", metavar="FILE",
+        help="the filter; what is needed to go on lies in FILE.run "
+        "(default: learn2pd.safetensors)")  # fmt: skip
+    _add_lengths(parser)
+    add("--stop-at-eos", action=BooleanOptionalAction, default=True,
+        help="stop an answer at its end-of-text token (default: yes)")  # fmt: skip
+    add("--truncate-at-eos", action=BooleanOptionalAction, default=False,
+        help="end-of-text prediction: fill behind a committed end-of-text token at once, when "
+        "examples are collected and when the filter is judged (default: no)")  # fmt: skip
+    add("--hidden", type=positive, nargs="*", default=[32], metavar="N",
+        help="units of each hidden layer (default: 32)")  # fmt: skip
+    add("--activation", choices=("relu", "tanh", "gelu"), default="relu",
+        help="between the layers (default: relu)")  # fmt: skip
+    add("--counted", choices=("all", "masked"), default="all",
+        help="positions in the loss: a whole block, or its masks (default: all)")  # fmt: skip
+    add("--steps", type=positive, default=5_000, metavar="N", help="updates (default: 5000)")
+    add("--learning-rate", type=number, default=3e-3, metavar="RATE", help="default: 0.003")
+    add("--threshold", type=number, nargs="+", default=[0.96, 0.9, 0.99], metavar="P",
+        help="thresholds at which the filter is judged; the file names the first "
+        "(default: 0.96 0.9 0.99)")  # fmt: skip
+    add("--against", default="ConfidenceThreshold(0.9)", metavar="EXPR",
+        help="the sampler it is compared with (default: ConfidenceThreshold(0.9))")  # fmt: skip
+    add("--seed", type=whole, default=0, help="of weights and splits (default: 0)")
+    add_machine(parser)
+
+
+def add_distil(parser: ArgumentParser) -> None:
+    """Adds the options of `distil`."""
+    add = parser.add_argument
+    add_model(parser)
+    add("--family", help="of a checkpoint whose config.json does not tell, as in load_model")
+    add("--mask-id", type=whole, metavar="ID", help="of [MASK], where no file tells it")
+    _add_questions(parser, "word_problems?split=train&limit=500")
+    add("--output", default="runs/distil", metavar="FOLDER",
+        help="for everything; the same command goes on where it stopped "
+        "(default: runs/distil)")  # fmt: skip
+    add("--method", choices=("dparallel", "d3llm"), default="dparallel",
+        help="certainty forcing on random masks, or on the teacher's own states "
+        "(default: dparallel)")  # fmt: skip
+    _add_lengths(parser)
+    teacher = parser.add_argument_group("the teacher, which is the model as it is")
+    teacher.add_argument("--teacher-sampler", metavar="EXPR",
+        help="how it answers (default: one token a step, the most confident)")  # fmt: skip
+    teacher.add_argument("--cache", default="NoCache()", metavar="EXPR",
+        help="of its decode; held-out prompts have none (default: NoCache())")  # fmt: skip
+    teacher.add_argument("--keep-wrong", action="store_true",
+        help="learn from answers that are not right, too, as d3LLM does")  # fmt: skip
+    teacher.add_argument("--allow-code", action="store_true",
+        help="run programs that it wrote, in a sandbox, to tell right from wrong")  # fmt: skip
+    teacher.add_argument("--code-runner", metavar="COMMAND", default="",
+        help="run them in a container instead, as in dllm-decode eval run")  # fmt: skip
+    _add_training(parser)
+    add("--sampler", default="EntropyThreshold(0.5)", metavar="EXPR",
+        help="how held-out prompts are decoded (default: EntropyThreshold(0.5))")  # fmt: skip
+    add("--evaluate-every", type=positive, default=200, metavar="STEPS",
+        help="held-out prompts are decoded and a checkpoint is written (default: 200)")  # fmt: skip
+    add("--seed", type=whole, default=0, help="of masks and of the order of rows (default: 0)")
+    machine = parser.add_argument_group(
+        "the machine; several processes: torchrun or accelerate launch"
+    )
+    machine.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    machine.add_argument("--dtype", choices=DTYPES,
+        help="of the weights (default: float32, with LoRA the checkpoint's)")  # fmt: skip
+    machine.add_argument("--precision", choices=("no", "bf16"), default="no",
+        help="compute in bfloat16 beside weights in float32 (default: no)")  # fmt: skip
+    machine.add_argument("--threads", type=positive, help="processor threads")
+
+
+def _add_training(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("the training").add_argument
+    add("--lora-rank", type=whole, default=0, metavar="N",
+        help="train additions of so low a rank instead of all weights; 128 in dParallel "
+        "(default: 0, all weights)")  # fmt: skip
+    add("--lora-alpha", type=positive, metavar="A", help="their scale (default: the rank)")
+    add("--temperature", type=number, default=0.5, help="of the entropy in the loss (default: 0.5)")
+    add("--entropy-weight", type=number, default=2.0, metavar="W",
+        help="2 for LLaDA, 1 for Dream in the authors' code (default: 2)")  # fmt: skip
+    add("--epochs", type=number, default=6.0, help="times each answer is learned (default: 6)")
+    add("--minutes", type=number, help="train so long instead; two such runs differ")
+    add("--rows", type=positive, default=1, help="answers a forward, per device (default: 1)")
+    add("--forwards", type=positive, default=8,
+        help="forwards a step, per device; gradients are averaged (default: 8)")  # fmt: skip
+    add("--learning-rate", type=number, default=2e-5, metavar="RATE",
+        help="highest rate of AdamW (default: 2e-5)")  # fmt: skip
+    add("--muon", type=number, metavar="RATE",
+        help="train the matrices of the layers with Muon at this rate, not AdamW")  # fmt: skip
+
+
+def _add_questions(parser: ArgumentParser, default: str) -> None:
+    add = parser.add_argument
+    add("--task", default=default, metavar="ADDRESS",
+        help="where prompts come from, such as 'gsm8k?path=FOLDER&split=train' or "
+        f"'jsonl:FILE.jsonl' (default: {default})")  # fmt: skip
+    add("--held-out", default="", metavar="ADDRESS",
+        help="prompts that the result is judged on (default: every fifth of the task's, which is "
+        "then not trained on)")  # fmt: skip
+    add("--prompts", choices=("chat", "plain"), default="",
+        help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
+    add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
+
+
+def _add_lengths(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gen-length", type=positive, metavar="N",
+        help="answer length in tokens (default: the task's)")  # fmt: skip
+    add("--block-length", type=positive, metavar="N",
+        help="tokens per block (default: the task's, else the model's)")  # fmt: skip

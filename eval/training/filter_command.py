@@ -1,0 +1,203 @@
+"""The command `train-filter`: trains a Learn2PD filter and says what it is worth."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dllm_decode import DecodeConfig, NoCache, NoVerifier
+from dllm_decode.loop import Decoder
+from dllm_decode.training.learn2pd import (
+    FilterExamples,
+    FilterSettings,
+    acceptance,
+    collect_examples,
+    join,
+    load_examples,
+    save_examples,
+    save_filter,
+    score,
+    split,
+    train_filter,
+)
+from eval.runs.command import open_model
+from eval.runs.names import parse_sampler
+from eval.runs.provenance import machine_of
+from eval.runs.records import digest
+from eval.runs.sweep import Loaded, decoding_of
+from eval.training.bars import bar
+from eval.training.held_out import Measured, compared, measure, table_of
+from eval.training.questions import Questions, read_questions
+from eval.training.run_folder import claim, write_json
+from samplers import Learn2PD, Sampler
+
+PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
+"""Thresholds of the table of held-out blocks."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Collects examples, trains a filter on them, writes it and judges it."""
+    console = Console()
+    options.threshold = list(dict.fromkeys(options.threshold))
+    for threshold in options.threshold:
+        if not 0.0 <= threshold <= 1.0:
+            raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
+    against = parse_sampler(options.against)
+    asked, judged = read_questions(options.task, options.held_out, prompts=options.prompts)
+    settings = FilterSettings(
+        hidden_sizes=tuple(options.hidden),
+        activation=options.activation,
+        num_steps=options.steps,
+        learning_rate=options.learning_rate,
+        counted=options.counted,
+        seed=options.seed,
+    )
+    loaded = open_model(options.model, options, options.revision)
+    config = config_of(options, asked, loaded)
+    # Refuses what does not fit together.
+    Decoder(loaded.model, against, NoCache(), NoVerifier(), config)
+    work = Path(f"{options.output}.run")
+    claim(work, {
+        "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
+        "task": asked.described(), "held_out": judged.described(),
+        "config": repr(config), "batch_size": options.batch_size, "settings": repr(settings),
+    })  # fmt: skip
+    examples = collect(loaded, asked, config, options.batch_size, work, console)
+    network = fit(examples, settings, work, console, options.threshold)
+    output = Path(options.output)
+    first = options.threshold[0]
+    save_filter(network, output, model=loaded.model.name, settings=settings, threshold=first)
+    judge(loaded, judged, config, options, against, console)
+    return 0
+
+
+def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
+    """Returns how answers are decoded: blocks are those of the filter."""
+    given = {
+        name: getattr(options, name)
+        for name in ("gen_length", "block_length", "stop_at_eos", "truncate_at_eos")
+        if getattr(options, name) is not None
+    }
+    config = decoding_of(asked.selection, given)
+    model = loaded.model
+    length = config.resolved_block_length(model.causal_block_length, model=model.name)
+    return config.updated(block_length=length)
+
+
+def collect(
+    loaded: Loaded,
+    asked: Questions,
+    config: DecodeConfig,
+    batch_size: int,
+    work: Path,
+    console: Console,
+) -> FilterExamples:
+    """Watches an oracle on all prompts, in batches of like lengths; each is kept in a file."""
+    prompts = sorted(asked.encoded(loaded.tokenizer), key=len)
+    assert config.block_length is not None
+    parts = []
+    with bar(console, "collecting", len(prompts)) as advance:
+        for first in range(0, len(prompts), batch_size):
+            batch = prompts[first : first + batch_size]
+            file = work / "examples" / f"{first:06}.safetensors"
+            if not file.exists():
+                found = collect_examples(
+                    loaded.model,
+                    batch,
+                    gen_length=config.gen_length,
+                    block_length=config.block_length,
+                    stop_at_eos=config.stop_at_eos,
+                    truncate_at_eos=config.truncate_at_eos,
+                    first_prompt=first,
+                )
+                save_examples(found, file)
+            parts.append(load_examples(file))
+            advance(len(batch))
+    return join(parts)
+
+
+def fit(
+    examples: FilterExamples,
+    settings: FilterSettings,
+    work: Path,
+    console: Console,
+    thresholds: list[float],
+) -> nn.Sequential:
+    """Trains the filter and shows how it does on blocks of other training prompts."""
+    splits = split(examples, settings.seed)
+    done = 0
+    with bar(console, "training", settings.num_steps) as advance:
+
+        def report(step: int, loss: float) -> None:
+            nonlocal done
+            advance(step - done)
+            done = step
+
+        network = train_filter(
+            splits.train, splits.val, settings, folder=work / "checkpoints", report=report
+        )
+    console.print(_table_of_blocks(network, splits.test, sorted({*thresholds, *PLAIN})))
+    return network
+
+
+def judge(
+    loaded: Loaded,
+    judged: Questions,
+    config: DecodeConfig,
+    options: argparse.Namespace,
+    against: Sampler,
+    console: Console,
+) -> None:
+    """Decodes held-out prompts with the filter and with the other sampler, and compares them."""
+    rules: dict[str, Sampler] = {repr(against): against}
+    rules |= {f"filter at {one:g}": Learn2PD(options.output, one) for one in options.threshold}
+    found: list[tuple[str, Measured]] = []
+    with bar(console, "held-out prompts", len(judged.examples) * len(rules)) as advance:
+        for name, rule in rules.items():
+            file = Path(f"{options.output}.run") / "held_out" / f"{digest(name)}.json"
+            if not file.exists():
+                measure(
+                    loaded.model, loaded.tokenizer, judged, rule, config,
+                    batch_size=options.batch_size,
+                ).save(file)  # fmt: skip
+            found.append((name, Measured.load(file)))
+            advance(len(judged.examples))
+    title = f"{len(judged.examples)} held-out prompts, {judged.address}"
+    console.print(table_of(title, found[0], found[1:]))
+    name, first = found[0]
+    report = {
+        "command": shlex.join(["dllm-decode", "train-filter", *sys.argv[2:]]),
+        "model": loaded.model.name,
+        "held_out": judged.described(),
+        "config": repr(config),
+        "against": {"sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards},
+        "filter": [
+            {"threshold": threshold} | compared(first, one)
+            for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
+        ],
+        "machine": machine_of(loaded.model.device),
+    }
+    file = Path(options.output).with_suffix(".json")
+    write_json(file, report)
+    console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
+
+
+def _table_of_blocks(
+    network: nn.Module, examples: FilterExamples, thresholds: list[float]
+) -> Table:
+    """Compares the filter with the plain confidence, proposal by proposal."""
+    scores = score(network, examples)
+    table = Table(title=f"{len(examples)} blocks of other training prompts, masked positions")
+    for column in ("threshold", "filter: right", "found", "confidence: right", "found"):
+        table.add_column(column, justify="right")
+    for threshold in thresholds:
+        cells = [f"{threshold:.2f}"]
+        for values in (scores, examples.confidences):
+            measured = acceptance(values, examples, threshold)
+            cells += [f"{measured.precision:.3f}", f"{measured.recall:.3f}"]
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,177 @@
+"""What a sampler or a model is worth on held-out prompts."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
+from dllm_decode.caches import NoCache
+from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
+from eval.reports.summary import difference
+from eval.runs.settings import ALONE, Place
+from eval.tasks.tokenizer import Tokenizer
+from eval.training.questions import Questions
+from eval.training.run_folder import read_json, write_json
+from samplers import Sampler
+
+# As in `eval run`: no two rows share their noise.
+_BATCH_STRIDE = 1 << 32
+
+Told = Callable[[int], None]
+"""Told how many prompts were answered."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, an entry for each prompt.
+
+    Attributes:
+        scores: The task's first score, in [0, 1].
+        forwards: Forwards that the row took part in.
+        lengths: Tokens of the answer, its EOS included.
+    """
+
+    scores: list[float]
+    forwards: list[int]
+    lengths: list[int]
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """The mean score with its 95 per cent interval: Wilson's where scores are 0 or 1."""
+        counts = all(score in (0, 1) for score in self.scores)
+        low, high = (
+            wilson(math.fsum(self.scores), len(self.scores)) if counts else bootstrap(self.scores)
+        )
+        return {"value": mean(self.scores), "low": low, "high": high}
+
+    @property
+    def mean_forwards(self) -> float:
+        """Forwards a prompt."""
+        return mean(self.forwards)
+
+    def save(self, file: Path) -> None:
+        """Writes it as JSON."""
+        write_json(file, asdict(self))
+
+    @staticmethod
+    def load(file: Path) -> "Measured":
+        """Reads what `save` wrote."""
+        return Measured(**read_json(file))
+
+
+def measure(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    questions: Questions,
+    sampler: Sampler,
+    config: DecodeConfig,
+    *,
+    batch_size: int,
+    cache: CachePolicy = NoCache(),
+    place: Place = ALONE,
+    gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
+    told: Told = lambda num_prompts: None,
+) -> Measured:
+    """Decodes and scores all questions; several processes share the batches.
+
+    Args:
+        model: The mask predictor.
+        tokenizer: Its tokenizer.
+        questions: What is asked.
+        sampler: Which positions to commit.
+        config: All other options.
+        batch_size: Rows decoded together.
+        cache: Which columns to recompute.
+        place: Which of several processes this is.
+        gather: Joins lists over all processes.
+        told: Told after each batch.
+
+    Raises:
+        ValueError: If a score is undefined.
+    """
+    prompts = questions.encoded(tokenizer)
+    starts = range(0, len(prompts), batch_size)
+    mine: list[tuple[int, float, int, int]] = []
+    for start in starts[place.rank :: place.world_size]:
+        chosen = range(start, min(start + batch_size, len(prompts)))
+        number = start // batch_size
+        output = decode(
+            model,
+            [prompts[i] for i in chosen],
+            sampler,
+            cache=cache,
+            config=replace(config, seed=config.seed + _BATCH_STRIDE * number),
+        )
+        costs = zip(output.answers(), output.nfe.tolist(), output.lengths().tolist(), strict=True)
+        for i, (answer, forwards, length) in zip(chosen, costs, strict=True):
+            text = tokenizer.decode(answer, skip_special_tokens=True)
+            mine.append((i, score_of(questions, i, text), forwards, length))
+        told(len(chosen))
+    found = sorted(gather(mine))
+    return Measured(
+        [score for _, score, _, _ in found],
+        [forwards for _, _, forwards, _ in found],
+        [length for _, _, _, length in found],
+    )
+
+
+def score_of(questions: Questions, number: int, text: str) -> float:
+    """Returns the first score of an answer.
+
+    Raises:
+        ValueError: If it is undefined.
+    """
+    task, example = questions.task, questions.examples[number]
+    score = task.score(example, text)[task.primary]
+    if score is None:
+        raise ValueError(
+            f"Answers to {questions.address} must have a score {task.primary!r}, got one without: "
+            f"example {example.id}."
+        )
+    return score
+
+
+def compared(before: Measured, after: Measured) -> dict[str, Any]:
+    """Compares two measurements on the same prompts, ready for JSON.
+
+    `accuracy_difference` is paired: Tango's score interval where scores are 0 or 1, else the
+    bootstrap's. `forwards_ratio` is the ratio of sums with its bootstrap interval.
+    """
+    return {
+        "num_prompts": len(after.scores),
+        "accuracy": after.accuracy,
+        "forwards": after.mean_forwards,
+        "tokens_per_forward": sum(after.lengths) / sum(after.forwards),
+        "accuracy_difference": difference(before.scores, after.scores)["accuracy"],
+        "forwards_ratio": ratio_of_sums(after.forwards, before.forwards)._asdict(),
+    }
+
+
+def table_of(
+    title: str, reference: tuple[str, Measured], others: Sequence[tuple[str, Measured]]
+) -> Table:
+    """Shows measurements beside the one that they are compared with."""
+    table = Table(title=title)
+    table.add_column("", overflow="fold")
+    for column in ("accuracy", "forwards", "accuracy less\nthe first", "forwards over\nthe first"):
+        table.add_column(column, justify="right", no_wrap=True)
+    name, first = reference
+    table.add_row(name, _interval(first.accuracy), f"{first.mean_forwards:.2f}", "", "")
+    for name, other in others:
+        found = compared(first, other)
+        table.add_row(
+            name,
+            _interval(found["accuracy"]),
+            f"{found['forwards']:.2f}",
+            _interval(found["accuracy_difference"], "+.3f"),
+            _interval(found["forwards_ratio"]),
+        )
+    return table
+
+
+def _interval(found: dict[str, Any], shown: str = ".3f") -> str:
+    return f"{found['value']:{shown}}\n[{found['low']:{shown}}, {found['high']:{shown}}]"

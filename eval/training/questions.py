@@ -1,0 +1,107 @@
+"""Prompts to train on and prompts to judge by: no prompt is both."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from eval.runs.names import Selection, digest_of, parse_task
+from eval.runs.prompts import encode_prompt
+from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.tasks import Example, Task
+from eval.tasks.tokenizer import Tokenizer
+
+HELD_OUT_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Examples of a task, encoded when they are asked.
+
+    Attributes:
+        selection: Where they come from.
+        examples: At least one.
+        prompts: Plain prompts go into the "chat" template, or are left "plain".
+    """
+
+    selection: Selection
+    examples: Sequence[Example]
+    prompts: str
+
+    @property
+    def task(self) -> Task:
+        """Scores their answers."""
+        return self.selection.task
+
+    @property
+    def address(self) -> str:
+        """Where they come from, for messages."""
+        return self.selection.address
+
+    def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """Returns the token ids of every prompt."""
+        chat = self.prompts == "chat"
+        return [encode_prompt(tokenizer, example, chat=chat) for example in self.examples]
+
+    def described(self) -> dict[str, object]:
+        """Returns what decides the questions, ready for JSON."""
+        return {
+            "address": self.address,
+            "num_examples": len(self.examples),
+            "examples": digest_of(self.examples),
+            "prompts": self.prompts,
+        }
+
+
+def read_questions(
+    address: str, held_out: str, *, prompts: str = "", code: CodeRunner = NO_CODE
+) -> tuple[Questions, Questions]:
+    """Reads the questions to train on and those to judge by.
+
+    Args:
+        address: A task's; without `split` it is the training split, if the task has one.
+        held_out: The other task's; empty: every fifth example of the first.
+        prompts: "chat" or "plain"; empty: the task's habit.
+        code: Runs programs that a model wrote.
+
+    Raises:
+        ValueError: If an address is wrong, or a prompt is in both, or one of them is empty.
+    """
+    selection = _with_split(parse_task(address, code), "train")
+    examples = selection.examples()
+    if held_out:
+        other = parse_task(held_out, code)
+        judged = other.examples()
+    else:
+        other = selection
+        judged = examples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+        examples = [e for i, e in enumerate(examples, start=1) if i % HELD_OUT_EVERY]
+    if not examples or not judged:
+        raise ValueError(
+            f"There must be at least {HELD_OUT_EVERY} prompts, of which every "
+            f"{HELD_OUT_EVERY}th is held out, got {len(examples)} of {address}. Name others with "
+            "--held-out."
+        )
+    known = {_key(example) for example in examples}
+    twice = sum(_key(example) in known for example in judged)
+    if twice:
+        raise ValueError(
+            f"Held-out prompts must not be trained on, got {twice} of {len(judged)} that are "
+            f"prompts of {selection.address} too. Name another split with --held-out."
+        )
+    other.task.require_scorable()
+    return (
+        Questions(selection, examples, prompts or selection.prompts),
+        Questions(other, judged, prompts or other.prompts),
+    )
+
+
+def _with_split(selection: Selection, split: str) -> Selection:
+    """Returns a selection whose split is another one, unless the address names one."""
+    if "split=" in selection.address or split not in selection.task.splits:
+        return selection
+    joint = "&" if "?" in selection.address else "?"
+    return replace(selection, split=split, address=f"{selection.address}{joint}split={split}")
+
+
+def _key(example: Example) -> str:
+    return json.dumps(example.turns(), sort_keys=True)

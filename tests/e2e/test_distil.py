@@ -1,0 +1,90 @@
+"""The command that distils writes a model, its curve and what it was worth."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from dllm_decode import load_model
+from eval.cli import main
+from eval.training import distil_command
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distil.py"
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """Accelerate keeps one precision a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def options(output: Path, *more: str) -> list[str]:
+    return [
+        *("--task", "word_problems?limit=10", "--output", str(output), "--gen-length", "48"),
+        *("--held-out", "word_problems?split=val&limit=4", "--block-length", "16"),
+        *("--epochs", "1.5", "--rows", "2", "--forwards", "1", "--learning-rate", "0.0003"),
+        *("--evaluate-every", "2", *more),
+    ]
+
+
+def test_a_model_is_distilled_and_a_killed_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert runpy.run_path(str(EXAMPLE))["main"](options(whole, "--muon", "0.001")) == 0
+    shown = capsys.readouterr().out
+    assert "the teacher is right on" in shown
+    assert "4 held-out prompts" in shown
+    report = json.loads((whole / "training.json").read_text())
+    assert report["before"]["forwards"] > 0
+    assert report["after"]["num_prompts"] == 4
+    assert report["history"][0]["samples"] == 0.0
+    assert len(report["history"]) >= 3
+    assert (whole / "curve.png").stat().st_size > 5_000
+
+    calls, measure = [], distil_command.measure
+
+    def measure_twice(*arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measure(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(distil_command, "measure", measure_twice)
+    assert main(["distil", *options(killed, "--muon", "0.001")]) == 130
+    monkeypatch.setattr(distil_command, "measure", measure)
+    monkeypatch.delattr(distil_command, "demonstrate")
+    assert main(["distil", *options(killed, "--muon", "0.001")]) == 0
+    (one, _), (other, _), (teacher, _) = (
+        load_model(source) for source in (whole / "model", killed / "model", "mini")
+    )
+    changed = 0
+    for first, second, before in zip(
+        one.parameters(), other.parameters(), teacher.parameters(), strict=True
+    ):
+        assert torch.equal(first, second)
+        changed += not torch.equal(first, before)
+    assert changed > 10
+    assert main(["distil", *options(killed, "--method", "d3llm")]) == 2
+    assert "method was 'dparallel' and is 'd3llm'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_lora_writes_an_adapter_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    folder = tmp_path / "run"
+    more = ("--lora-rank", "4", "--method", "d3llm", "--keep-wrong", "--precision", "bf16")
+    assert main(["distil", *options(folder, *more)]) == 0
+    model, _ = load_model("mini", adapter=folder / "adapter")
+    plain, _ = load_model("mini")
+    assert not torch.equal(
+        model.transformer.layers[0].attention.qkv.weight,
+        plain.transformer.layers[0].attention.qkv.weight,
+    )
+    assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["r"] == 4
+    assert not (folder / "model").exists()
