@@ -1,13 +1,15 @@
 from .batching import decode_many
-from .blocks import BlockSchedule, MultiBlock, Sequential
+from .blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
 from .caches import (
     CachePolicy,
     DelayedCache,
     DualCache,
     FreeCache,
     NoCache,
+    PipelineCache,
     PrefixCache,
     SettledCache,
+    SubBlockCache,
     SuffixWindow,
 )
 from .canvas import Block, Canvas
@@ -43,6 +45,7 @@ __version__: str
 
 __all__ = [
     "ARVerify",
+    "AdaptiveBlocks",
     "Block",
     "BlockSchedule",
     "CachePolicy",
@@ -70,6 +73,7 @@ __all__ = [
     "NoVerifier",
     "Observer",
     "PathSearch",
+    "PipelineCache",
     "PrefixCache",
     "PrefixStream",
     "Revision",
@@ -80,6 +84,8 @@ __all__ = [
     "StepEvent",
     "StopRule",
     "StopStrings",
+    "SubBlockCache",
+    "SubBlocks",
     "SuffixWindow",
     "Trace",
     "Tree",

@@ -178,7 +178,7 @@ def _finished(
     # Guidance has to know which tokens of a finished block were given.
     joins = joins and not decoder.config.cfg_scale
     # With several blocks open there is no point at which all rows are between two of them.
-    joins = joins and not decoder.schedule.opens_several
+    joins = joins and not decoder.schedule.opens_parts
     while batch.num_rows:
         position = batch.finish_block(observers)
         yield from batch.leave()

@@ -83,10 +83,10 @@ class Canvas:
         truncates: Whether a committed EOS ends the answer at once, masks before it or not.
         is_aligned: Whether each row's positions end where its answer does. On a block-causal model
             `ends` may be later: its last block is filled up.
-        opened: Positions that a block schedule has opened so far; `None`: those of the open block.
+        opened: Positions whose masks a block schedule has opened; `None`: those of the open block.
         goes_on: Rows that take a further step in the open block, masks left or not; `None`: none.
-        due: Positions, of one block a row, at least one of which the next step commits; `None`:
-            none.
+        due: Blocks of open positions about which the block schedule decides in the next step, as
+            `MultiBlock` and `AdaptiveBlocks` say; `None`: none.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -293,22 +293,26 @@ class Canvas:
         filled = self._fill(self.masked & where[:, None])
         return replace(filled, running=self.running & ~where)
 
-    def truncate_at_eos(self) -> "Canvas":
-        """Fills what lies behind the first EOS of each running row, if the canvas truncates.
+    def truncate_at_eos(self, *, keeps_committed: bool = False) -> "Canvas":
+        """Writes an EOS over what lies behind the first EOS of each running row, if it truncates.
 
-        Masks before it stay and are still decoded.
+        Given tokens stay; masks before it stay too, and are still decoded.
+
+        Args:
+            keeps_committed: Whether committed tokens stay too, as for a sampler that edits them.
         """
         if not self.truncates:
             return self
-        behind = self._eos.cumsum(-1) > 0
-        return self._fill(self.masked & behind & self.running[:, None])
+        eos = self._eos
+        behind = (eos.cumsum(-1) > eos.long()) & self.running[:, None]
+        return self._fill(behind & (self.masked if keeps_committed else self._inside & ~self.fixed))
 
     @property
     def has_eos(self) -> Bool[Tensor, " B"]:
         """Rows with an EOS in their answer, masks before it or not."""
         return self._eos.any(-1)
 
-    @property
+    @cached_property
     def _eos(self) -> Bool[Tensor, "B R"]:
         """Answer positions of the row that hold an EOS."""
         return self.is_eos(self.region) & self._inside

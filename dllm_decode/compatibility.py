@@ -11,8 +11,10 @@ from dllm_decode.caches import (
     DualCache,
     FreeCache,
     NoCache,
+    PipelineCache,
     PrefixCache,
     SettledCache,
+    SubBlockCache,
 )
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.verify.base import Verifier
@@ -33,7 +35,8 @@ class Demands:
         asks_sampler: See `Verifier.asks_sampler`.
         is_shifted: The model's logits predict the next column.
         is_causal: The model attends in blocks.
-        opens_several: See `BlockSchedule.opens_several`.
+        opens_parts: See `BlockSchedule.opens_parts`.
+        ends_anywhere: See `BlockSchedule.ends_anywhere`.
         needs_whole_block: See `Sampler.needs_whole_block`.
         edits: See `Sampler.edits`.
     """
@@ -44,7 +47,8 @@ class Demands:
     asks_sampler: bool = True
     is_shifted: bool = False
     is_causal: bool = False
-    opens_several: bool = False
+    opens_parts: bool = False
+    ends_anywhere: bool = False
     needs_whole_block: bool = False
     edits: bool = False
 
@@ -147,32 +151,39 @@ REFUSALS = (
     Refusal(
         ("blocks", "verifier"),
         lambda demands, cache: (
-            demands.opens_several and (demands.looks_ahead or not demands.asks_sampler)
+            demands.opens_parts and (demands.looks_ahead or not demands.asks_sampler)
         ),
-        "opens blocks after each step of the sampler",
+        "opens masks after each step of the sampler",
         "which takes several steps at once, or asks no sampler",
         "Use NoVerifier(), or blocks=Sequential().",
     ),
     Refusal(
         ("sampler", "blocks"),
-        lambda demands, cache: demands.opens_several and demands.scope != "block",
+        lambda demands, cache: demands.opens_parts and demands.scope != "block",
         "needs to see more than the open blocks",
         "which gives it the whole answer to work on, open or not",
         "Use blocks=Sequential().",
     ),
     Refusal(
         ("sampler", "blocks"),
-        lambda demands, cache: demands.opens_several and demands.leave_one_out,
-        "re-masks, and so takes back the progress that opens blocks",
-        "which opens the next block by the progress of the last",
+        lambda demands, cache: demands.opens_parts and demands.leave_one_out,
+        "re-masks, and so takes back the progress that opens masks",
+        "which opens masks by the progress of those before",
         "Use blocks=Sequential().",
     ),
     Refusal(
         ("sampler", "blocks"),
-        lambda demands, cache: demands.opens_several and demands.needs_whole_block,
+        lambda demands, cache: demands.opens_parts and demands.needs_whole_block,
         "counts the masks or the steps of a block from its opening",
-        "where blocks open around each other",
+        "where masks open around those that it counts",
         "Use blocks=Sequential(), or a sampler that looks at each step alone.",
+    ),
+    Refusal(
+        ("blocks", "model"),
+        lambda demands, cache: demands.ends_anywhere and demands.is_causal,
+        "ends blocks where the text does",
+        "which attends in blocks of one length",
+        "Use blocks=Sequential().",
     ),
 )
 
@@ -219,7 +230,8 @@ def check(
         asks_sampler=verifier.asks_sampler,
         is_shifted=model.logit_shift > 0,
         is_causal=model.causal_block_length > 0,
-        opens_several=blocks.opens_several,
+        opens_parts=blocks.opens_parts,
+        ends_anywhere=blocks.ends_anywhere,
         needs_whole_block=sampler.needs_whole_block,
         edits=sampler.edits,
     )
@@ -255,6 +267,8 @@ CACHES: tuple[CachePolicy, ...] = (
     FreeCache("official"),
     DelayedCache(),
     SettledCache(),
+    PipelineCache(),
+    SubBlockCache(),
 )
 KINDS = {
     "any sampler that sees the open block": Demands(),
@@ -272,10 +286,14 @@ KINDS = {
     ),
     "edits: `JointThreshold()`": Demands(edits=True),
     "the same, with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
-    "`MultiBlock()` with `SelfVerify()`": Demands(opens_several=True, looks_ahead=True),
-    "`MultiBlock()` with `Prophet()`": Demands(opens_several=True, scope="suffix"),
-    "`MultiBlock()` with `Wino()`": Demands(opens_several=True, leave_one_out=True),
-    "`MultiBlock()` with `FixedSchedule()`": Demands(opens_several=True, needs_whole_block=True),
+    "`MultiBlock()` with `SelfVerify()`": Demands(opens_parts=True, looks_ahead=True),
+    "`MultiBlock()` with `Prophet()`": Demands(opens_parts=True, scope="suffix"),
+    "`MultiBlock()` with `Wino()`": Demands(opens_parts=True, leave_one_out=True),
+    "`MultiBlock()` with `FixedSchedule()`": Demands(opens_parts=True, needs_whole_block=True),
+    "`AdaptiveBlocks(...)`": Demands(opens_parts=True, ends_anywhere=True),
+    "the same, on a block-causal model": Demands(
+        opens_parts=True, ends_anywhere=True, is_causal=True
+    ),
 }
 
 

@@ -40,9 +40,10 @@ class DecodeConfig:
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
-        truncate_at_eos: Fill what lies behind an EOS as soon as it is committed, even while masks
-            before it are left. Saves forwards, and stakes the answer's length on the first EOS
-            that the sampler commits (Learn2PD's end-of-text prediction).
+        truncate_at_eos: Write EOS over all that lies behind an EOS as soon as it is committed, even
+            while masks before it are left; given tokens stay. Saves forwards, and stakes the
+            answer's length on the first EOS that the sampler commits (Learn2PD's end-of-text
+            prediction, d3LLM's early stop).
 
     Raises:
         ValueError: If a field is outside its range.

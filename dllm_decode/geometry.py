@@ -68,7 +68,7 @@ class ForwardGeometry:
         wanted: As `ForwardInputs.wanted`: what predicts the window.
         attend: As `ForwardInputs.attend`.
         known: Where the window is predicted by a column that is computed; `None`: everywhere.
-        hidden: Columns that are not attended to; `None`: none.
+        hidden: Columns that are not attended to, as in `caches.by_row.Answer`; `None`: none.
     """
 
     chosen: Columns
@@ -81,7 +81,7 @@ class ForwardGeometry:
     wanted: Int[Tensor, "B W"]
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None
     known: Bool[Tensor, "B W"] | None
-    hidden: slice | None
+    hidden: slice | Int[Tensor, "B 2"] | None
 
     @staticmethod
     def of(
@@ -92,7 +92,7 @@ class ForwardGeometry:
         end: int,
         *,
         with_kv_cache: bool,
-        hidden: slice | None = None,
+        hidden: slice | Int[Tensor, "B 2"] | None = None,
     ) -> "ForwardGeometry":
         """Works it out.
 
@@ -145,7 +145,12 @@ class ForwardGeometry:
         return canvas.tokens.gather(1, self.slots)
 
     def fits(
-        self, canvas: Canvas, chosen: Columns, window: slice, end: int, hidden: slice | None
+        self,
+        canvas: Canvas,
+        chosen: Columns,
+        window: slice,
+        end: int,
+        hidden: slice | Int[Tensor, "B 2"] | None,
     ) -> bool:
         """Says whether it serves a forward too; columns that differ by row are worked out anew."""
         mine = self.canvas
@@ -174,7 +179,7 @@ def _attend(
     *,
     is_last_block: bool,
     causal_block_length: int,
-    hidden: slice | None,
+    hidden: slice | Int[Tensor, "B 2"] | None,
 ) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
     """Returns the mask of a forward; `None`: everything sees everything."""
     if is_last_block and not canvas.padded and hidden is None:
@@ -188,7 +193,8 @@ def _attend(
     )
     if hidden is None:
         return seen
-    visible: Tensor = seen & ((keys < hidden.start) | (keys >= hidden.stop))[:, None]
+    first, end = (hidden.start, hidden.stop) if isinstance(hidden, slice) else hidden.split(1, 1)
+    visible: Tensor = seen & ((keys < first) | (keys >= end))[:, None]
     return visible
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dllm_decode import compatibility
 from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.blocks.base import Opening, Phase, with_openings
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
@@ -171,15 +172,39 @@ class Decoder:
 
     def blocks(self, canvas: Canvas) -> Iterator[Block]:
         """Returns the schedule's phases, or what the verifier has in their place, in order."""
-        if self.schedule.opens_several:
-            return self.schedule.phases(canvas, self.block_length)
+        if self.schedule.opens_parts:
+            shift = self.model.logit_shift
+            return self.schedule.phases(canvas, self.block_length, shift=shift)
         return self.verifier.blocks(canvas, self.block_length)
 
-    def opened(self, canvas: Canvas) -> tuple[Canvas, tuple[Int[Tensor, " B"], ...]]:
-        """Opens what the schedule opens before a round; returns its reach too, where it has one."""
-        length = self.block_length
-        canvas = self.schedule.opened(canvas, length, stops_at_eos=self.config.stop_at_eos)
-        return canvas, self.schedule.reach(canvas, length) or ()
+    def measured(self, canvas: Canvas) -> tuple[Int[Tensor, " B"], ...]:
+        """Returns what the schedule must know of each row before a round."""
+        return self.schedule.measured(canvas, self.block_length)
+
+    def opened(
+        self,
+        canvas: Canvas,
+        block: Block,
+        measured: Sequence[Sequence[int]],
+        last: list[Opening | None],
+    ) -> tuple[Canvas, list[Opening | None]]:
+        """Opens what the schedule opens in each row before a round.
+
+        Args:
+            canvas: The rows.
+            block: The phase.
+            measured: What `measured` returned, read by the host.
+            last: What was open in each row before; `None` before its first round in the phase.
+        """
+        if not self.schedule.opens_parts or not last:
+            return canvas, last
+        length, stops = self.block_length, self.config.stop_at_eos
+        phase = Phase(block, canvas.region_length, length, stops)
+        openings = [
+            self.schedule.opening([numbers[row] for numbers in measured], opening, phase)
+            for row, opening in enumerate(last)
+        ]
+        return (canvas if openings == last else with_openings(canvas, openings)), [*openings]
 
     def blank(self, prompts: Sequence[Prompt], templates: Sequence[Sequence[int]] = ()) -> Canvas:
         """Lays out prompts and masked answers."""
@@ -216,6 +241,7 @@ class Decoder:
             banned_ids=self.config.banned_ids,
             deferred_ids=self.config.deferred_ids,
             blocks=self.schedule,
+            block_length=self.block_length,
         )
 
 
@@ -238,8 +264,11 @@ def finish_block(
     limits = [verifier.max_steps(sampler, masks) for masks in num_masks]
     steps = torch.zeros_like(part.rows)
     carry: Any = None
-    part, reach = decoder.opened(part)
-    _narrow(session, [ends.tolist() for ends in reach], range(len(part)))
+    ids = part.rows.tolist()
+    openings: list[Opening | None] = [None] * len(part)
+    measured = [numbers.tolist() for numbers in decoder.measured(part)]
+    part, openings = decoder.opened(part, block, measured, openings)
+    _narrow(session, ids, openings)
     while len(part):
         before = part
         part, carry = verifier.advance(session, sampler, part, block, carry)
@@ -247,26 +276,38 @@ def finish_block(
         if before.goes_on is not None and part.goes_on is not None:
             # A step that finds nothing to edit ends the row's block.
             moved |= before.goes_on & ~part.goes_on
-        part, reach = decoder.opened(decoder.stopped(part, session.reach or block))
+        part = decoder.stopped(part, session.reach or block)
         steps += moved
-        left, taken, now, *ends = session.sync(part.num_open(block), steps, moved.long(), *reach)
+        left, taken, now, *measured = session.sync(
+            part.num_open(block), steps, moved.long(), *decoder.measured(part)
+        )
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         kept = [row for row, masks in enumerate(left) if masks]
-        _narrow(session, ends, kept)
         if not all(left):
             canvas = canvas.put(part)
             rows = torch.tensor(kept, dtype=torch.long, device=part.tokens.device)
             part, carry, steps = part.take(rows), take_state(carry, rows), steps[rows]
-            limits = [limits[row] for row in kept]
+            limits, ids, openings = (_of(rows, kept) for rows in (limits, ids, openings))
+            measured = [_of(numbers, kept) for numbers in measured]
+        part, openings = decoder.opened(part, block, measured, openings)
+        _narrow(session, ids, openings)
     return canvas
 
 
-def _narrow(session: Session, reach: list[list[int]], rows: Sequence[int]) -> None:
-    """Tells the session where the open masks of the rows that go on are."""
-    if reach and rows:
-        starts, ends = reach
-        session.narrow(Block(min(starts[row] for row in rows), max(ends[row] for row in rows)))
+def _of(values: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+    return [values[row] for row in rows]
+
+
+def _narrow(session: Session, ids: Sequence[int], openings: Sequence[Opening | None]) -> None:
+    """Tells the session where the open masks of each row are, if the schedule says so."""
+    reaches = {
+        row: opening.reach
+        for row, opening in zip(ids, openings, strict=True)
+        if opening is not None and opening.reach is not None
+    }
+    if reaches:
+        session.narrow(reaches)
 
 
 def _check_progress(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, Columns
+from dllm_decode.caches.by_row import Asked, Pace, ask
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.cost import Cost
@@ -43,6 +44,7 @@ class Session:
         number: Tells the decodes of a process apart, for observers.
         requests: Which prompt each row has: whose noise it is given, and what observers know it by.
         blocks: The block schedule.
+        block_length: Tokens per block.
         reach: Positions of the open block outside which no mask is open; `None`: all of it.
         lookahead: For a verifier to keep what it knows beyond the open block, per row.
         pending: The same, of the round before, for rows that may have finished the block.
@@ -63,6 +65,7 @@ class Session:
         banned_ids: tuple[int, ...] = (),
         deferred_ids: tuple[int, ...] = (),
         blocks: BlockSchedule = Sequential(),
+        block_length: int = 1,
     ) -> None:
         """Allocates the key-value cache.
 
@@ -80,9 +83,12 @@ class Session:
             banned_ids: Tokens that are never proposed, beside the model's own.
             deferred_ids: Tokens whose proposals come last.
             blocks: Says which positions are open.
+            block_length: Tokens per block, for the schedule.
         """
         self.blocks = blocks
+        self.block_length = block_length
         self.reach: Block | None = None
+        self._paces: dict[int, Pace] = {}
         self._model = model
         self._cache = cache
         self._truncation = truncation
@@ -120,16 +126,25 @@ class Session:
     def open(self) -> None:
         """Starts a block: the cache counts its forwards anew."""
         self._step = 0
+        self._paces = {}
         self.reach = None
 
-    def narrow(self, reach: Block) -> None:
-        """Says outside which positions of the open block no mask is open, before a round.
+    def narrow(self, reaches: Mapping[int, Block]) -> None:
+        """Says, before a round, outside which positions of the open block rows have no open mask.
 
-        When that changes, a block has been opened or finished: the cache counts its forwards anew.
+        Where the schedule says that a row has opened or finished a block, the cache counts the
+        row's forwards anew.
+
+        Args:
+            reaches: Of each row of the round, by `Canvas.rows` and in this order.
         """
-        if reach != self.reach:
-            self._step = 0
-        self.reach = reach
+        paces, self._paces = self._paces, {}
+        for row, reach in reaches.items():
+            last = paces.get(row)
+            is_new = last is None or self.blocks.restarts(last.reach, reach)
+            self._paces[row] = Pace(reach, 0 if last is None or is_new else last.step)
+        starts = min(reach.start for reach in reaches.values())
+        self.reach = Block(starts, max(reach.end for reach in reaches.values()))
 
     def rearrange(
         self, canvas: Canvas, shifts: Mapping[int, int], requests: Mapping[int, int]
@@ -178,6 +193,7 @@ class Session:
             canvas, canvas.columns(window), asked, sampler.leave_one_out, branches
         )
         self._step += 1
+        self._paces = {row: Pace(reach, step + 1) for row, (reach, step) in self._paces.items()}
         width = window.end - window.start
         shown = slice(window.start, window.end)
         leave_one_out = None
@@ -307,14 +323,12 @@ class Session:
 
         With a shadow, those that predict the same columns without seeing them follow.
         """
-        model, shift = self._model, self._model.logit_shift
+        model = self._model
         reach = window if self.reach is None else canvas.columns(self.reach)
         # Nothing in the window sees what is behind its block: leaving it out changes nothing.
         end = reach.stop if model.causal_block_length else canvas.length
-        needed = slice(max(0, reach.start - shift), reach.stop)
-        query = self._ledger.query(canvas, needed, end=end, shift=shift, step=self._step)
-        chosen = self._cache.recompute(query)
-        hidden = self._cache.hidden(query)
+        asked_of = self._asked(canvas, reach, end)
+        chosen, hidden = ask(self._cache, asked_of)
         self._check_columns(chosen, end)
         if self._frame is None or not self._frame.fits(canvas, chosen, window, end, hidden):
             with_kv_cache = self._cache.needs_kv_cache
@@ -328,13 +342,39 @@ class Session:
             logits = blind + (1.0 + self._cfg_scale) * (logits - blind)
         self._reads.require_finite(logits, model.name)
         logits = logits.index_fill_(-1, self._banned, -torch.inf)
-        self._ledger.record(query, chosen, branches)
+        for one in asked_of:
+            self._ledger.record(one.query, one.part(chosen), branches, one.rows)
         logits = logits if self._truncation is None else self._truncation(logits)
         if frame.known is None:
             return logits
         self._check_known(canvas, frame.known, window)
         tokens = _part(canvas.tokens[:, window], asked)
         return certain_where(logits, ~_part(frame.known, asked), tokens)
+
+    def _asked(self, canvas: Canvas, reach: slice, end: int) -> list[Asked]:
+        """Describes the next forward to the cache policy, once for the rows of each pace."""
+        shift, paces = self._model.logit_shift, list(self._paces.values())
+        if not self._cache.needs_kv_cache or len(set(paces)) <= 1:
+            step = paces[0].step if paces else self._step
+            needed = slice(max(0, reach.start - shift), reach.stop)
+            query = self._ledger.query(canvas, needed, end=end, shift=shift, step=step)
+            return [Asked(query)]
+        found = []
+        for pace in dict.fromkeys(paces):
+            places = [place for place, other in enumerate(paces) if other == pace]
+            rows = [row for row, other in self._paces.items() if other == pace]
+            part = canvas.take(torch.tensor(places, device=canvas.tokens.device))
+            columns = canvas.columns(pace.reach)
+            query = self._ledger.query(
+                part,
+                slice(max(0, columns.start - shift), columns.stop),
+                end=columns.stop if self._model.causal_block_length else end,
+                shift=shift,
+                step=pace.step,
+                rows=rows,
+            )
+            found.append(Asked(query, places, rows))
+        return found
 
     def _logits(
         self,

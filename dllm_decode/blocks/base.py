@@ -1,9 +1,11 @@
 """The contract between the engine and a block schedule: which positions are open now."""
 
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -11,29 +13,62 @@ from dllm_decode.canvas import Block, Canvas
 from samplers.base import Decision
 from samplers.view import View
 
+_NOWHERE = Block(0, 0)
 
-class Reach(NamedTuple):
-    """Where each row's open masks are, in whole blocks.
+
+class Opening(NamedTuple):
+    """What is open in one row.
 
     Attributes:
-        starts: First position of the row's first block with open masks; the end of the region in a
-            row without any.
-        ends: Position behind its last such block; 0 in a row without any.
+        opened: Positions whose masks may be committed.
+        reach: Positions outside which the row has no open mask, as caches are told; `None`: all of
+            the phase.
+        due: Blocks about which the schedule decides itself in the next step, see `Canvas.due`.
     """
 
-    starts: Int[Tensor, " B"]
-    ends: Int[Tensor, " B"]
+    opened: Block
+    reach: Block | None = None
+    due: tuple[Block, ...] = ()
+
+
+class Phase(NamedTuple):
+    """What rows work on together.
+
+    Attributes:
+        block: Its positions.
+        region_length: Positions of the whole answer region.
+        block_length: Tokens per block.
+        stops_at_eos: Whether an answer ends with its first EOS.
+    """
+
+    block: Block
+    region_length: int
+    block_length: int
+    stops_at_eos: bool
+
+
+class Opened(NamedTuple):
+    """A canvas and a view of it in which a schedule has said what is open.
+
+    Attributes:
+        canvas: With the positions that are open.
+        view: Of the same canvas: masks that are not open are left out.
+    """
+
+    canvas: Canvas
+    view: View
 
 
 class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual schedule
     """Says which masked positions of each row are open, hence may be committed now.
 
     An answer is decoded in *phases*: ranges of positions that rows work on together. The window of
-    a sampler is the phase, and its state lasts as long. Inside a phase a schedule may open blocks
-    for each row at the row's own pace.
+    a sampler is the phase, and its state lasts as long. Inside a phase a schedule may open parts of
+    it for each row at the row's own pace.
 
     Concrete schedules are frozen dataclasses without state whose repr is their configuration. What
-    a schedule remembers of a row stands in the canvas: `Canvas.opened` and `Canvas.due`.
+    is open in a row is decided by the host, from a few numbers of the row and its last `Opening`;
+    the tensors `Canvas.opened` and `Canvas.due` are made anew only when that changes.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -42,30 +77,73 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     block_length: int | None = None
 
     @property
-    def opens_several(self) -> bool:
-        """True if a phase holds several blocks whose masks may be open together."""
+    def opens_parts(self) -> bool:
+        """True if a phase may hold masks that are not open, for each row others."""
         return False
 
-    def phases(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
-        """Splits the answer region into phases, from left to right: blocks unless overridden."""
-        return canvas.blocks(block_length)
+    @property
+    def ends_anywhere(self) -> bool:
+        """True if blocks may end where a model that attends in blocks has no end of a block."""
+        return False
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        """Returns the canvas with what is open in the next step, before each step of a phase.
-
-        Every running row with masks in the phase has an open one. Unless overridden, all are open.
+    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
+        """Splits the answer region into phases, from left to right: blocks unless overridden.
 
         Args:
-            canvas: The rows, with what was open in the last step; at first `opened` is `None`.
+            canvas: The rows.
             block_length: Tokens per block.
-            stops_at_eos: Whether an answer ends with its first EOS.
+            shift: Columns from a column to the one that its logits predict, 0 or 1.
         """
-        return canvas
+        return canvas.blocks(block_length)
 
-    def reach(self, canvas: Canvas, block_length: int) -> Reach | None:
-        """Returns where open masks are; `None`: anywhere in the phase."""
-        return None
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        """Returns what `opening` must know of each row: nothing unless overridden.
 
-    def completed(self, canvas: Canvas, view: View, decision: Decision) -> Decision:
+        The host reads it together with all else that it reads once a step.
+        """
+        return ()
+
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        """Says what is open in one row, before each step; asked if `opens_parts`.
+
+        The row has masks in the phase, and one of them is open.
+
+        Args:
+            measured: What `measured` returned, of this row.
+            last: What was open in the last step; `None` before the row's first in the phase.
+            phase: What is decoded.
+        """
+        return Opening(phase.block)
+
+    def restarts(self, before: Block, after: Block) -> bool:
+        """Says whether a row's reach changes because a block was opened or finished.
+
+        Then a cache policy counts the row's forwards anew, and most compute everything. So it is
+        whenever the reach changes, unless overridden.
+        """
+        return before != after
+
+    def chosen(self, canvas: Canvas, view: View) -> Opened:
+        """Says what is open once the logits are known, before the sampler sees them.
+
+        At least one open mask stays in every running row. Nothing changes unless overridden.
+        """
+        return Opened(canvas, view)
+
+    def completed(
+        self, canvas: Canvas, view: View, decision: Decision, block_length: int
+    ) -> Decision:
         """Returns a decision with what the schedule itself commits: nothing unless overridden."""
         return decision
+
+
+def with_openings(canvas: Canvas, openings: Sequence[Opening]) -> Canvas:
+    """Returns a canvas in which so much is open, row by row."""
+    device = canvas.tokens.device
+    due = zip_longest(*(opening.due for opening in openings), fillvalue=_NOWHERE)
+    layers = [[opening.opened for opening in openings], *due]
+    # All bounds at once: the host waits for what it sends to an accelerator.
+    bounds = torch.tensor([[(b.start, b.end) for b in layer] for layer in layers], device=device)
+    positions = torch.arange(canvas.region_length, device=device)
+    marked = (positions >= bounds[..., :1]) & (positions < bounds[..., 1:])
+    return canvas.with_opened(marked[0], marked[1:].any(0) if len(layers) > 1 else None)

@@ -1,34 +1,19 @@
 """Several blocks open at once (d3LLM)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.blocks.base import BlockSchedule, Reach
+from dllm_decode.blocks.base import BlockSchedule, Opening, Phase
 from dllm_decode.canvas import Block, Canvas
 from samplers.base import Decision
 from samplers.checks import require_choice, require_count, require_share
-from samplers.logits.statistics import highest_one
 from samplers.view import Order, View
-
-
-class _Blocks(NamedTuple):
-    """A canvas, block by block; the last block may be short.
-
-    Attributes:
-        masks: Masks of each block.
-        sizes: Positions of each block.
-        firsts: First position of each block.
-    """
-
-    masks: Int[Tensor, "B N"]
-    sizes: Int[Tensor, " N"]
-    firsts: Int[Tensor, " N"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +30,19 @@ class MultiBlock(BlockSchedule):
     No block opens behind a committed EOS when the answer ends there. With `open_at` and `force_at`
     at 1 a row's next block opens when the one before is finished, as in `Sequential`.
 
+    On a block-causal model, and with `SuffixWindow(NoCache(), 0, tail=0)` on any, nothing is
+    computed for blocks that no row has opened, so `gen_length` may be as long as an answer can be.
+
     Source: d3LLM 2026, https://arxiv.org/abs/2601.07568, entropy-based multi-block decoding; theirs
     goes with `EntropyThreshold`, block length 32, open_at 0.1, force_at 0.95 and order "entropy".
+    `forces="every"`: Wang et al. 2025, "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete
+    Diffusion Forcing", https://arxiv.org/abs/2508.09192 (D2F), for block-causal models; theirs goes
+    with `ConfidenceThreshold(0.9)`, open_at 0.1 to 0.9 and force_at 0.95.
     Differs: Any sampler decides. Rows of a batch keep their own pace, theirs is a batch of one. A
-    block that is full from the start is passed at once. What lies behind an EOS is filled before
-    the next step looks at it, if `truncate_at_eos` asks for it; what is committed there already
-    stays, where theirs is overwritten. Progress is read off the canvas.
+    block that is full from the start is passed at once. What lies behind an EOS becomes EOS before
+    the next step looks at it, if `truncate_at_eos` asks for it. Progress is read off the canvas.
+    D2F asks its sampler for no more than confident tokens; here the sampler commits at least one of
+    a row, wherever it stands.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -58,6 +50,7 @@ class MultiBlock(BlockSchedule):
         force_at: Progress, in [0, 1], of the block before at which a block is fully active.
         max_open: Open blocks with masks left, at most; `None`: as many as there are.
         order: Which position of a fully active block is committed first.
+        forces: Whether the first fully active block with masks gets a commit, or each of them.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -68,6 +61,7 @@ class MultiBlock(BlockSchedule):
     force_at: float = 0.95
     max_open: int | None = None
     order: Order = "confidence"
+    forces: Literal["first", "every"] = "first"
 
     def __post_init__(self) -> None:
         if self.block_length is not None:
@@ -77,65 +71,65 @@ class MultiBlock(BlockSchedule):
         if self.max_open is not None:
             require_count("max_open", self.max_open, 1, unit="blocks")
         require_choice("order", self.order, get_args(Order))
+        require_choice("forces", self.forces, ("first", "every"))
 
     @property
-    def opens_several(self) -> bool:
+    def opens_parts(self) -> bool:
         return True
 
-    def phases(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
+    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         return canvas.blocks(canvas.region_length)
 
-    def opened(self, canvas: Canvas, block_length: int, *, stops_at_eos: bool) -> Canvas:
-        blocks = _blocks(canvas, canvas.masked, block_length)
-        done = blocks.sizes - blocks.masks
-        has_masks = blocks.masks > 0
-        num_open = self._num_open(canvas, done, blocks, stops_at_eos=stops_at_eos)
+    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
+        masks = _by_block(canvas.masked, block_length).sum(-1)
+        return canvas.has_eos.long(), *masks.unbind(-1)
+
+    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
+        has_eos, *masks = measured
+        length, size = phase.region_length, phase.block_length
+        blocks = [Block(at, min(at + size, length)) for at in range(0, length, size)]
+        sizes = [block.end - block.start for block in blocks]
+        done = [size - left for size, left in zip(sizes, masks, strict=True)]
+        num_open = 1 if last is None else -(-last.opened.end // size)
+        newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
+        opens = done[newest] >= self.open_at * sizes[newest]
+        opens &= not (phase.stops_at_eos and has_eos)
+        opens &= self.max_open is None or busy < self.max_open
         # Whatever the rule says, a row has something to do: full blocks are passed at once.
-        first_left = torch.where(has_masks.any(-1), has_masks.long().argmax(-1), 0)
-        num_open = torch.maximum(num_open, first_left + 1)
-        index = torch.arange(len(blocks.sizes), device=num_open.device)
-        is_active = pad((done >= self.force_at * blocks.sizes)[:, :-1], (1, 0), value=True)
-        is_due = is_active & has_masks & (index < num_open[:, None])
-        is_first = is_due & (is_due.cumsum(-1) == 1)
-        positions = torch.arange(canvas.region_length, device=num_open.device) // block_length
-        return canvas.with_opened(positions < num_open[:, None], is_first[:, positions])
+        first_left = next((number for number, left in enumerate(masks) if left), 0)
+        num_open = max(min(num_open + opens, len(blocks)), first_left + 1)
+        open_blocks = [number for number in range(num_open) if masks[number]] or [first_left]
+        due = [
+            blocks[number]
+            for number in open_blocks
+            if number == 0 or done[number - 1] >= self.force_at * sizes[number - 1]
+        ]
+        due = due[:1] if self.forces == "first" else due
+        return Opening(
+            Block(0, blocks[num_open - 1].end),
+            Block(blocks[open_blocks[0]].start, blocks[open_blocks[-1]].end),
+            # Where one block alone has open masks, the sampler commits one of them anyway.
+            tuple(due) if len(open_blocks) > 1 else (),
+        )
 
-    def _num_open(
-        self, canvas: Canvas, done: Int[Tensor, "B N"], blocks: _Blocks, *, stops_at_eos: bool
-    ) -> Int[Tensor, " B"]:
-        """Returns how many blocks are open, by the rule alone."""
-        if canvas.opened is None:
-            num_open = torch.ones_like(canvas.rows)
-        else:
-            num_open = canvas.opened[:, blocks.firsts].sum(-1)
-        last = num_open[:, None] - 1
-        sizes = blocks.sizes[last.squeeze(-1)]
-        opens = done.gather(1, last).squeeze(-1) >= self.open_at * sizes
-        if stops_at_eos:
-            opens &= ~canvas.has_eos
-        if self.max_open is not None:
-            index = torch.arange(len(blocks.sizes), device=num_open.device)
-            busy = (blocks.masks > 0) & (index < num_open[:, None])
-            opens &= busy.sum(-1) < self.max_open
-        return (num_open + opens).clamp(max=len(blocks.sizes))
-
-    def reach(self, canvas: Canvas, block_length: int) -> Reach | None:
-        blocks = _blocks(canvas, canvas.open_masks & canvas.running[:, None], block_length)
-        is_busy, length = blocks.masks > 0, canvas.region_length
-        starts = torch.where(is_busy, blocks.firsts, length).amin(-1)
-        ends = torch.where(is_busy, blocks.firsts + blocks.sizes, 0).amax(-1)
-        return Reach(starts, ends)
-
-    def completed(self, canvas: Canvas, view: View, decision: Decision) -> Decision:
-        assert canvas.due is not None
-        due = canvas.due & view.eligible
-        due &= ~(decision.commit & due).any(-1, keepdim=True)
-        commit = decision.commit | highest_one(view.scores(self.order), due)
-        return replace(decision, commit=commit)
+    def completed(
+        self, canvas: Canvas, view: View, decision: Decision, block_length: int
+    ) -> Decision:
+        if canvas.due is None:
+            return decision
+        due = _by_block(canvas.due & view.eligible, block_length)
+        lacking = due & ~(_by_block(decision.commit, block_length) & due).any(-1, keepdim=True)
+        scores = _by_block(view.scores(self.order), block_length)
+        best = scores.masked_fill(~lacking, -torch.inf).max(-1, keepdim=True).indices
+        forced = lacking & torch.zeros_like(lacking).scatter_(-1, best, True)
+        return replace(
+            decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length]
+        )
 
 
-def _blocks(canvas: Canvas, masks: Bool[Tensor, "B R"], block_length: int) -> _Blocks:
-    length = canvas.region_length
-    firsts = torch.arange(0, length, block_length, device=masks.device)
-    counts = pad(masks, (0, -length % block_length)).unflatten(-1, (-1, block_length)).sum(-1)
-    return _Blocks(counts, (length - firsts).clamp(max=block_length), firsts)
+def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:
+    """Returns what is known of each position, block by block; zeros fill up the last block."""
+    short = -values.shape[1] % block_length
+    filled = pad(values, (0, short)) if short else values
+    blocks: Tensor = filled.unflatten(-1, (-1, block_length))
+    return blocks

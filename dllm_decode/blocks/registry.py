@@ -1,11 +1,18 @@
 """All block schedules by name, and schedules from text: `MultiBlock(32, open_at=0.5)`."""
 
+from dllm_decode.blocks.adaptive import AdaptiveBlocks
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.blocks.multi_block import MultiBlock
 from dllm_decode.blocks.sequential import Sequential
+from dllm_decode.blocks.sub_blocks import SubBlocks
 from samplers.expression import parse_plugin
 
-ALL_SCHEDULES: tuple[type[BlockSchedule], ...] = (MultiBlock, Sequential)
+ALL_SCHEDULES: tuple[type[BlockSchedule], ...] = (
+    AdaptiveBlocks,
+    MultiBlock,
+    Sequential,
+    SubBlocks,
+)
 
 
 def parse(text: str) -> BlockSchedule:

@@ -4,8 +4,10 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, NoCache
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
+from dllm_decode.caches.pipeline import PipelineCache
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
+from dllm_decode.caches.sub_block import SubBlockCache
 from dllm_decode.caches.window import SuffixWindow
 
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "DualCache",
     "FreeCache",
     "NoCache",
+    "PipelineCache",
     "PrefixCache",
     "SettledCache",
+    "SubBlockCache",
     "SuffixWindow",
 ]

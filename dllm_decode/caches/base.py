@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -11,6 +12,14 @@ from dllm_decode.canvas import Canvas
 
 Columns: TypeAlias = slice | Int[Tensor, "B Q"]
 """Absolute columns: a slice, the same for all rows, or per row, ascending. The slice is cheaper."""
+
+
+class History(NamedTuple):
+    """What was computed when; see the properties of `CacheQuery` of these names."""
+
+    clean_forwards: Int[Tensor, "B L"]
+    clean_since: Int[Tensor, "B L"]
+    num_forwards: Int[Tensor, " B"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +32,12 @@ class CacheQuery:
         end: First column that the needed ones cannot see: the canvas length, or the end of the
             window when the model is block-causal.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        step: Forwards of the batch since the open block was opened, this one not included: 0 at
-            the block's first forward, the same for all rows.
+        step: Forwards since the open block was opened, this one not included: 0 at the block's
+            first forward, the same for all rows of the query. Where rows open and finish blocks at
+            their own pace, it counts from there, and each query is of the rows at one pace.
         previous: Per row the first column that the row's own last forward needed, be it for this
             block or an earlier one; `None` before the row's first forward.
-        known_clean: As `clean_forwards`; `None` if the policy says that it does not read it.
+        history: What was computed when; `None` if the policy says that it does not read it.
     """
 
     canvas: Canvas
@@ -36,7 +46,7 @@ class CacheQuery:
     shift: int
     step: int
     previous: tuple[int | None, ...]
-    known_clean: Int[Tensor, "B L"] | None = None
+    history: History | None = None
 
     @property
     def clean_forwards(self) -> Int[Tensor, "B L"]:
@@ -47,11 +57,34 @@ class CacheQuery:
         Raises:
             RuntimeError: If the policy says that it does not read this.
         """
-        if self.known_clean is None:
+        return self._known.clean_forwards
+
+    @property
+    def clean_since(self) -> Int[Tensor, "B L"]:
+        """Number of the row's forward that first computed each column with its token; 0: none did.
+
+        Raises:
+            RuntimeError: If the policy says that it does not read this.
+        """
+        return self._known.clean_since
+
+    @property
+    def num_forwards(self) -> Int[Tensor, " B"]:
+        """Forwards of each row so far, this one not included.
+
+        Raises:
+            RuntimeError: If the policy says that it does not read this.
+        """
+        return self._known.num_forwards
+
+    @property
+    def _known(self) -> History:
+        if self.history is None:
             raise RuntimeError(
-                "reads_history must be True in a cache policy that reads clean_forwards or pending."
+                "reads_history must be True in a cache policy that reads clean_forwards, "
+                "clean_since, num_forwards or pending."
             )
-        return self.known_clean
+        return self.history
 
     def first(self, *, entry: bool) -> int:
         """Returns the first needed column.
@@ -105,7 +138,7 @@ class CachePolicy(ABC):
 
     @property
     def reads_history(self) -> bool:
-        """True if the policy reads `CacheQuery.clean_forwards` or `CacheQuery.pending`."""
+        """True if the policy reads what `CacheQuery` says of earlier forwards but `previous`."""
         return True
 
     @property
@@ -173,3 +206,14 @@ def require_count(name: str, value: object, *, least: int, unit: str = "forwards
 def refreshes(step: int, every: int) -> bool:
     """Says whether a block's forward computes everything: the first, and each `every`-th."""
     return step % every == 0 if every else step == 0
+
+
+def columns_from(firsts: Int[Tensor, " B"], query: CacheQuery) -> Columns:
+    """Returns all columns from each row's first one on; at least the last needed one."""
+    firsts = firsts.clamp(0, query.needed.stop - 1)
+    # Only the device knows where that is, so the host waits for it once more a step.
+    first, last = torch.stack([firsts.min(), firsts.max()]).tolist()
+    if first == last:
+        return slice(first, query.end)
+    columns = torch.arange(first, query.end, device=firsts.device)
+    return torch.maximum(columns, firsts[:, None])

@@ -51,7 +51,10 @@ class FreeCache(CachePolicy):
         return self.freeze == "official"
 
     def recompute(self, query: CacheQuery) -> Columns:
-        starts = [self._start(previous, query) for previous in query.previous]
+        if self.freeze == "clean":
+            starts = first_unfrozen(query)
+        else:
+            starts = [0 if first is None else query.needed.start for first in query.previous]
         first = min(starts)
         if first == max(starts):
             return slice(first, query.end)
@@ -60,8 +63,8 @@ class FreeCache(CachePolicy):
         columns = torch.arange(first, query.end, device=device)
         return torch.maximum(columns, torch.tensor(starts, device=device)[:, None])
 
-    def _start(self, previous: int | None, query: CacheQuery) -> int:
-        start: int = query.needed.start
-        if previous is None:
-            return 0
-        return min(previous, start) if self.freeze == "clean" else start
+
+def first_unfrozen(query: CacheQuery) -> list[int]:
+    """Returns each row's first column that was not computed when its block was finished."""
+    start: int = query.needed.start
+    return [0 if previous is None else min(previous, start) for previous in query.previous]

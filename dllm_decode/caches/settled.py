@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_count
+from dllm_decode.caches.base import (
+    CachePolicy,
+    CacheQuery,
+    Columns,
+    columns_from,
+    require_count,
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,4 @@ class SettledCache(CachePolicy):
         settled = query.clean_forwards[:, : query.end] >= self.delay
         firsts = settled.long().cumprod(-1).sum(-1)
         # The column that predicts the first mask is computed too.
-        firsts = torch.clamp(firsts - query.shift, 0, query.needed.stop - 1)
-        # Only the device knows where that is, so the host waits for it once more a step.
-        first, last = torch.stack([firsts.min(), firsts.max()]).tolist()
-        if first == last:
-            return slice(first, query.end)
-        columns = torch.arange(first, query.end, device=firsts.device)
-        return torch.maximum(columns, firsts[:, None])
+        return columns_from(firsts - query.shift, query)

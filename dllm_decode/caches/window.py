@@ -19,6 +19,10 @@ class SuffixWindow(CachePolicy):
     another policy says what is computed. On a block-causal model nothing lies behind the open
     block, and nothing changes.
 
+    With `width=0, tail=0` blocks come into being when they are opened: nothing is computed for the
+    others, and `gen_length` is an upper bound that costs nothing. So decode models that were
+    trained on answers of growing length (dLLM-Var, https://arxiv.org/abs/2510.24605).
+
     Source: Streaming-dLLM 2026, https://arxiv.org/abs/2601.17917, attenuation guided suffix
     modelling as in the authors' code: a window of 96 to 192 columns around `PrefixCache()`. Their
     threshold is `DecayingThreshold`.
@@ -26,14 +30,16 @@ class SuffixWindow(CachePolicy):
 
     Attributes:
         inner: Says which of the columns that stay are computed.
-        width: Columns that stay behind the open block, beside the last one.
+        width: Columns that stay behind the open block, beside the last ones.
+        tail: Last columns of the canvas that stay.
 
     Raises:
-        ValueError: If `inner` is no cache policy, or `width` is negative.
+        ValueError: If `inner` is no cache policy, or a number of columns is negative.
     """
 
     inner: CachePolicy = field(default_factory=PrefixCache)
     width: int = 96
+    tail: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, CachePolicy):
@@ -41,6 +47,7 @@ class SuffixWindow(CachePolicy):
                 f"inner must be a cache policy such as PrefixCache(), got {self.inner!r}."
             )
         require_count("width", self.width, least=0, unit="columns")
+        require_count("tail", self.tail, least=0, unit="columns")
 
     @property
     def recomputes_committed(self) -> bool:
@@ -55,7 +62,7 @@ class SuffixWindow(CachePolicy):
         return self.inner.reads_history
 
     def hidden(self, query: CacheQuery) -> slice | None:
-        start, last = query.needed.stop + self.width, query.end - 1
+        start, last = query.needed.stop + self.width, query.end - self.tail
         return slice(start, last) if start < last else None
 
     def recompute(self, query: CacheQuery) -> Columns:

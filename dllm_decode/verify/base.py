@@ -118,9 +118,11 @@ class NoVerifier(Verifier[SamplerState]):
         carry: SamplerState | None,
     ) -> tuple[Canvas, SamplerState]:
         view = session.forward(canvas, block, sampler, lean=True)
+        canvas, view = session.blocks.chosen(canvas, view)
+        session.view = view
         state = first_state(sampler, view) if carry is None else carry.state
         decision, state = next_step(sampler, view, state)
-        decision = session.blocks.completed(canvas, view, decision)
+        decision = session.blocks.completed(canvas, view, decision, session.block_length)
         check_decision(session, canvas, view, decision, sampler)
         return settle(canvas, view, decision, sampler), SamplerState(state)
 
@@ -164,7 +166,7 @@ def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> 
 
     Only masked positions are committed, outside the open block only by samplers that see the
     suffix; [MASK] is never written; fixed tokens are neither edited nor re-masked. What lies behind
-    a committed EOS is filled if the canvas truncates. `check_decision` says when a guard had to
+    a committed EOS becomes EOS if the canvas truncates. `check_decision` says when a guard had to
     act.
     """
     tokens = view.proposal if decision.tokens is None else decision.tokens
@@ -175,7 +177,7 @@ def settle(canvas: Canvas, view: View, decision: Decision, sampler: Sampler) -> 
     if decision.remask is not None:
         remask = decision.remask & _committed(canvas, view)
         settled = settled.write(view.start, remask, torch.full_like(tokens, canvas.mask_id))
-    settled = settled.truncate_at_eos()
+    settled = settled.truncate_at_eos(keeps_committed=sampler.edits)
     return settled if decision.goes_on is None else replace(settled, goes_on=decision.goes_on)
 
 

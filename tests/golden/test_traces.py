@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from dllm_decode import (
+    AdaptiveBlocks,
     BlockSchedule,
     CachePolicy,
     DelayedCache,
@@ -30,10 +31,13 @@ from dllm_decode import (
     MultiBlock,
     NoCache,
     NoVerifier,
+    PipelineCache,
     PrefixCache,
     SelfVerify,
     Sequential,
     StepEvent,
+    SubBlockCache,
+    SubBlocks,
     SuffixWindow,
     Verifier,
     decode,
@@ -72,6 +76,12 @@ TOLERANCE = 1e-3
 MASK_ID = 508
 # Where [MASK] has a share of the probability, the official confidence leaves it there.
 MASK_SHARES = {
+    "fast_dllm_v2/b16_sb4_n48_t0.9_subcache/p0": 3e-3,
+    "fast_dllm_v2/b32_sb8_n64_t0.7_nocache/p0": 6e-2,
+    "fast_dllm_v2/b32_sb8_n64_t0.9_nocache/p2": 2e-2,
+    "fast_dllm_v2/b32_sb8_n64_t0.9_subcache/p0": 1e-2,
+    "fast_dllm_v2/b32_sb8_n64_t1_subcache/p0": 2e-2,
+    "fast_dllm_v2/b8_sb4_n32_t0.7_subcache/p0": 3e-3,
     "llada21_dllm/default_g32_b8/p4": 3e-2,
     "dkv_dream_decode/g48_s24_N4_unright/p2": 6e-3,
     "dream_native/entropy_g32_s8/p2": 3e-3,
@@ -117,7 +127,15 @@ class Run:
         self.record = record
         self.params: dict[str, Any] = record["params"]
         self.gen_length: int = record["gen_length"]
+        if "livelock" in (record["official_bug"] or "") and method == "fast_dllm_v2":
+            # The official run never ends; the answer is as long as without the defect.
+            self.gen_length = len(record["banned"]["tokens"])
         self.block_length: int = record["block_length"]
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether small changes of the logits leave the trace that is compared as it is."""
+        return bool(self.record["stable"] or self.record.get("repaired_stable", False))
 
     @property
     def steps_per_block(self) -> int:
@@ -131,7 +149,7 @@ class Run:
         # drafts mean it.
         whole = step["block"] is None or step.get("exit", False)
         end = self.gen_length if whole else (step["block"] + 1) * self.block_length
-        if self.family == "llada2_moe":
+        if self.family in ("llada2_moe", "fast_dllm_v2"):
             # Blocks count from the prompt, and the last one is filled up behind the answer.
             end = self.gen_length + self.block_length
         if self.params.get("eager", False):
@@ -171,6 +189,7 @@ class Case:
     `options`: fields of the config.
     `confidences`: whether the recorded ones are of the distribution that ours are of.
     `eos_id`: the answer ends with this token; `None`: with none.
+    `truncates`: whether what lies behind the EOS is filled at once.
     """
 
     sampler: Sampler
@@ -183,6 +202,7 @@ class Case:
     confidences: bool = True
     blocks: BlockSchedule = field(default_factory=Sequential)
     eos_id: int | None = None
+    truncates: bool = True
 
 
 class NotOffered(NamedTuple):
@@ -405,22 +425,23 @@ def free_dave(run: Run) -> Case:
     return Case(sampler, cache, SelfVerify(drafts, "tree" if tree else "batch", reach))
 
 
-def streaming(run: Run) -> Case | NotOffered:
+def streaming(run: Run) -> Case:
     threshold, decay = run.params["threshold"], run.params["confidence_alpha"]
     window = run.params["window_size"]
-    if any(step.get("eos_exit", False) for step in run.record["steps"]):
-        return NotOffered("fills what lies behind an EOS when its block is finished, not before")
-    return Case(DecayingThreshold(threshold, decay, window), SuffixWindow(PrefixCache(), window))
+    sampler = DecayingThreshold(threshold, decay, window)
+    # With an EOS in a finished block this code ends, whatever else the block holds.
+    stops = any(step.get("eos_exit", False) for step in run.record["steps"])
+    return Case(sampler, SuffixWindow(PrefixCache(), window), unfinished=stops)
 
 
-def d3llm(run: Run) -> Case | NotOffered:
-    if run.id == "d3llm_multiblock/g48_b8_h0.5_add0.5_act0.5_es/p4":
-        return NotOffered(
-            "overwrites committed tokens behind an EOS while masks are left before it"
-        )
+def d3llm(run: Run) -> Case:
     params = run.params
+    refresh_every = params.get("refresh_interval", 0)
     return Case(
         EntropyThreshold(params["entropy_threshold"]),
+        PipelineCache(run.block_length, params["cache_delay_iter"], refresh_every)
+        if "cache_delay_iter" in params
+        else NoCache(),
         blocks=MultiBlock(
             run.block_length,
             params["block_add_threshold"],
@@ -431,10 +452,33 @@ def d3llm(run: Run) -> Case | NotOffered:
     )
 
 
-def joint_threshold(run: Run) -> Case | NotOffered:
+def ada_block(run: Run) -> Case:
     params = run.params
-    if params.get("eos_early_stop", False):
-        return NotOffered("stops at an EOS that masks of earlier blocks precede")
+    threshold = params["delimiter_threshold"]
+    return Case(
+        ConfidenceThreshold(params["threshold"]),
+        CACHES[params["cache"]],
+        blocks=AdaptiveBlocks(
+            () if threshold is None else tuple(params["delimiter_ids"]),
+            0.0 if threshold is None else threshold,
+            run.block_length,
+        ),
+    )
+
+
+def fast_dllm_v2(run: Run) -> Case | NotOffered:
+    params = run.params
+    return Case(
+        ConfidenceThreshold(float(params["threshold"])),
+        SubBlockCache() if params["use_block_cache"] else FreeCache(),
+        blocks=SubBlocks(run.block_length, params["small_block_size"]),
+        eos_id=params["stop_token"],
+        truncates=False,
+    )
+
+
+def joint_threshold(run: Run) -> Case:
+    params = run.params
     return Case(
         JointThreshold(
             params["threshold"],
@@ -444,10 +488,14 @@ def joint_threshold(run: Run) -> Case | NotOffered:
             float(params.get("penalty_lambda", 0)),
         ),
         FreeCache(),
+        # With an EOS in a finished block dllm ends, whatever else the block holds.
+        unfinished=params.get("eos_early_stop", False),
     )
 
 
 METHODS: dict[str, Mapping] = {
+    "adablock": ada_block,
+    "fast_dllm_v2": fast_dllm_v2,
     "llada21_dllm": joint_threshold,
     "llada21_sglang": joint_threshold,
     "fastdllm_dream_dual": fast_dream,
@@ -460,6 +508,7 @@ METHODS: dict[str, Mapping] = {
     "llada2_hub": llada2,
     "llada_eos_options": eos_options,
     "d3llm_multiblock": d3llm,
+    "d3llm_multiblock_kv": d3llm,
     "streaming_dllm": streaming,
     "dkv_dream_decode": dkv_dream,
     "dkv_llada_decode": lambda run: Case(
@@ -506,16 +555,7 @@ OFFICIAL_MODES: dict[str, Mapping] = {
 }
 # Files that are not compared at all: how many runs they hold, and why.
 LEFT_OUT = {
-    "adablock": (30, "blocks whose length follows a delimiter are not offered"),
-    "d3llm_multiblock_kv": (
-        24,
-        "whole blocks enter the cache by a clock of forwards; `SettledCache` freezes columns",
-    ),
     "daedal": (21, "answers that grow while they are decoded are not offered"),
-    "fast_dllm_v2": (
-        56,
-        "sub-blocks, and a block's first token from the forward that stores the block before",
-    ),
     "hierarchy_remask": (
         6,
         "official bug argmax_prob_for_committed in all runs: overwrites committed tokens by the "
@@ -524,8 +564,11 @@ LEFT_OUT = {
 }
 # How many runs of each file are compared, of how many.
 COMPARED = {
+    "adablock": (30, 30),
+    "fast_dllm_v2": (55, 56),
     "credit": (18, 18),
-    "d3llm_multiblock": (14, 15),
+    "d3llm_multiblock": (15, 15),
+    "d3llm_multiblock_kv": (24, 24),
     "dinfer_threshold": (12, 12),
     "dkv_dream_decode": (3, 12),
     "dkv_llada_decode": (15, 15),
@@ -554,7 +597,7 @@ COMPARED = {
     "hierarchy": (9, 9),
     "hierarchy_v2": (6, 6),
     "klass": (24, 24),
-    "llada21_dllm": (20, 24),
+    "llada21_dllm": (23, 24),
     "llada21_sglang": (15, 15),
     "llada2_dllm": (18, 21),
     "llada2_hub": (9, 9),
@@ -565,7 +608,7 @@ COMPARED = {
     "llada_margin": (15, 15),
     "localleap": (9, 9),
     "prophet": (12, 12),
-    "streaming_dllm": (24, 30),
+    "streaming_dllm": (30, 30),
     "wino": (12, 12),
 }
 
@@ -581,7 +624,9 @@ class Recorder:
         window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
         probability = event.view.probability(event.after.region[:, window].clamp(max=511))
         for index, row in enumerate(event.before.rows.tolist()):
-            positions = (masked[index] & ~remains[index]).nonzero().squeeze(-1)
+            # What lies behind the window was filled behind an EOS.
+            committed = (masked[index] & ~remains[index])[: window.stop]
+            positions = committed.nonzero().squeeze(-1)
             # A block-causal model's answer may start inside a block.
             lead = event.before.lead[index]
             old, new = event.before.region[index], event.after.region[index]
@@ -624,7 +669,7 @@ def comparable(method: str, mapping: Mapping) -> list[Run]:
         run
         for run in runs_of(method)
         if isinstance(case := mapping(run), Case)
-        and run.record["stable"]
+        and run.is_stable
         and (case.official or run.sound_steps() is not None)
     ]
 
@@ -641,7 +686,7 @@ def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, 
         gen_length=run.gen_length,
         block_length=run.block_length,
         stop_at_eos=case.eos_id is not None,
-        truncate_at_eos=case.eos_id is not None,
+        truncate_at_eos=case.truncates and case.eos_id is not None,
         templates=list(case.templates) * len(prompts),
         observers=[recorder],
         **case.options,
@@ -666,7 +711,8 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
         got = joined(got, [len(step.positions) for step in expected])
     if case.eos_id is not None:
         # Their code overwrites what is committed behind an EOS, which ends the answer.
-        got, expected = ended(got, run, case.eos_id), ended(expected, run, case.eos_id)
+        finish = ended if case.truncates else cut
+        got, expected = (finish(steps, run, case.eos_id) for steps in (got, expected))
     assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
     assert [[*step.edited] for step in got] == [[*step.edited] for step in expected], run.id
     tolerance = MASK_SHARES.get(run.id, TOLERANCE)
@@ -687,6 +733,16 @@ def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
             edited=[edit for edit in step.edited if edit[0] <= last],
         )
         for step in steps
+    ]
+
+
+def cut(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
+    """Leaves out what is committed, or filled, behind the answer's first EOS."""
+    end = run.record["tokens"].index(eos_id) + 1
+    sizes = [sum(position < end for position in step.positions) for step in steps]
+    return [
+        Step(step.positions[:size], step.tokens[:size], step.remasked, step.confidences[:size])
+        for step, size in zip(steps, sizes, strict=True)
     ]
 
 
@@ -712,9 +768,10 @@ def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
     for method, mapping in mappings.items():
         for run in comparable(method, mapping):
             case = mapping(run)
-            groups.setdefault(f"{method}/{run.record['setting']}/{case}", []).append(run)
+            key = f"{method}/{run.record['setting']}/{run.gen_length}/{case}"
+            groups.setdefault(key, []).append(run)
     return [
-        pytest.param(runs, mappings[runs[0].method], id=key.rsplit("/", 1)[0])
+        pytest.param(runs, mappings[runs[0].method], id=key.rsplit("/", 2)[0])
         for key, runs in groups.items()
     ]
 
@@ -787,7 +844,7 @@ def reason_of(run: Run, mapping: Mapping) -> str | None:
     case = mapping(run)
     if isinstance(case, NotOffered):
         return case.reason
-    if not run.record["stable"]:
+    if not run.is_stable:
         return "a near tie, which rounding decides"
     if case.official or run.sound_steps() is not None:
         return None

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from samplers_under_test import FEW, INSTANCES
 from spied import FAMILIES, Spied, tiny
 
 from dllm_decode import (
+    AdaptiveBlocks,
     BlockSchedule,
     CachePolicy,
     DelayedCache,
@@ -15,11 +17,14 @@ from dllm_decode import (
     FreeCache,
     MultiBlock,
     NoCache,
+    PipelineCache,
     PrefixCache,
     SelfVerify,
     Sequential,
     SettledCache,
     StepEvent,
+    SubBlockCache,
+    SubBlocks,
     SuffixWindow,
     decode,
     decode_many,
@@ -28,14 +33,26 @@ from dllm_decode.blocks import ALL_SCHEDULES, parse
 from samplers import ConfidenceThreshold, CreditDecoding, EntropyThreshold, Sampler
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-SCHEDULES = [
+# So many that one is predicted in most windows.
+DELIMITERS = tuple(range(0, 512, 7))
+PIPELINES = [
     MultiBlock(4),
     MultiBlock(4, 0.5, 0.5, order="entropy"),
     MultiBlock(3, 0.0, 0.0),
+    MultiBlock(4, 0.0, 0.5, forces="every"),
     MultiBlock(4, 0.0, 1.0, max_open=2),
     MultiBlock(4, 1.0, 1.0),
 ]
-LIKE_SEQUENTIAL = MultiBlock(4, 1.0, 1.0)
+ADAPTIVE = AdaptiveBlocks(DELIMITERS, 0.05, 4, 0.5)
+SCHEDULES: list[BlockSchedule] = [
+    *PIPELINES,
+    ADAPTIVE,
+    AdaptiveBlocks(DELIMITERS, 0.3, 5, 0.1),
+    SubBlocks(8, 3),
+    SubBlocks(4, 1),
+]
+# Each is the same as blocks of 4, one after another.
+LIKE_SEQUENTIAL: list[BlockSchedule] = [MultiBlock(4, 1.0, 1.0), AdaptiveBlocks((), 0.0, 4)]
 CACHES: list[CachePolicy] = [
     NoCache(),
     PrefixCache(),
@@ -44,8 +61,11 @@ CACHES: list[CachePolicy] = [
     FreeCache(),
     DelayedCache(refresh_every=3, warm_up=1),
     SettledCache(2),
+    PipelineCache(4, 1, 3),
+    SubBlockCache(),
     SuffixWindow(PrefixCache(), 2),
     SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
+    SuffixWindow(NoCache(), 0, tail=0),
 ]
 STEPWISE = [
     sampler
@@ -67,7 +87,8 @@ def answer(
 ) -> Any:
     options = {"stop_at_eos": False, **options}
     model = tiny(family)
-    if model.causal_block_length:
+    length = model.causal_block_length
+    if length and (blocks.ends_anywhere or (blocks.block_length or 0) % length):
         pytest.skip("its blocks have one length")
     return decode(model, prompts, sampler, blocks=blocks, gen_length=gen_length, **options)
 
@@ -89,28 +110,32 @@ def test_a_schedule_is_its_repr(blocks: BlockSchedule) -> None:
 
 
 @pytest.mark.exhaustive(10)
+@pytest.mark.parametrize("blocks", LIKE_SEQUENTIAL, ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sampler", [*STEPWISE, STATEFUL], ids=repr)
 def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
-    sampler: Sampler, temperature: float
+    sampler: Sampler, temperature: float, blocks: BlockSchedule
 ) -> None:
     options: dict[str, Any] = {"temperature": temperature}
     plain = answer("llada", sampler, Sequential(4), **options)
-    several = answer("llada", sampler, LIKE_SEQUENTIAL, **options)
+    several = answer("llada", sampler, blocks, **options)
     assert torch.equal(several.tokens, plain.tokens)
     assert torch.equal(several.nfe, plain.nfe)
     assert torch.equal(several.query_positions, plain.query_positions)
 
 
-@pytest.mark.exhaustive(10)
+@pytest.mark.exhaustive(12)
+@pytest.mark.parametrize("like", LIKE_SEQUENTIAL, ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
-def test_the_same_with_every_cache_and_family(family: str, cache: CachePolicy) -> None:
+def test_the_same_with_every_cache_and_family(
+    family: str, cache: CachePolicy, like: BlockSchedule
+) -> None:
     for sampler in (ConfidenceThreshold(0.6), STATEFUL):
         for prompt in PROMPTS:
             plain, several = (
                 answer(family, sampler, blocks, prompts=[prompt], cache=cache)
-                for blocks in (Sequential(4), LIKE_SEQUENTIAL)
+                for blocks in (Sequential(4), like)
             )
             assert torch.equal(several.tokens, plain.tokens)
             assert torch.equal(several.nfe, plain.nfe)
@@ -127,13 +152,22 @@ def test_a_row_keeps_its_own_pace(family: str, blocks: BlockSchedule) -> None:
         assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
 
 
-@pytest.mark.exhaustive(8)
+@pytest.mark.exhaustive(14)
 @SCHEDULE
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
-def test_every_cache_finishes_every_answer(blocks: BlockSchedule, cache: CachePolicy) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_has_the_columns_it_would_have_alone(
+    family: str, blocks: BlockSchedule, cache: CachePolicy
+) -> None:
+    """Where any row opened a block, all rows were computed anew."""
     for sampler in (ConfidenceThreshold(0.6), STATEFUL):
-        out = answer("dream", sampler, blocks, cache=cache)
-        assert not (out.tokens == tiny("dream").mask_id).any()
+        together = answer(family, sampler, blocks, cache=cache)
+        alone = [answer(family, sampler, blocks, cache=cache, prompts=[p]) for p in PROMPTS]
+        assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
+        assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
+        assert not (together.tokens == tiny(family).mask_id).any()
+        fewest = torch.cat([out.query_positions for out in alone])
+        assert (together.query_positions >= fewest).all()
 
 
 @SCHEDULE
@@ -149,21 +183,21 @@ def test_a_cache_that_computes_everything_is_no_cache(
         assert torch.equal(cached.nfe, exact.nfe)
 
 
-@SCHEDULE
+@pytest.mark.parametrize("blocks", PIPELINES, ids=repr)
 def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiBlock) -> None:
     watch, length = Watch(), blocks.block_length
     assert length is not None
     answer("llada", ConfidenceThreshold(0.6), blocks, observers=[watch])
     seen: dict[int, int] = {}
-    num_early = 0
+    num_early = num_forced = 0
     for event in watch.events:
         before, after = event.before, event.after
         assert before.opened is not None
-        assert before.due is not None
+        all_due = torch.zeros_like(before.masked) if before.due is None else before.due
         committed = before.masked & ~after.masked
         assert not (committed & ~before.opened).any()
         for row, opened, due, gained, masked in zip(
-            before.rows.tolist(), before.opened, before.due, committed, before.masked, strict=True
+            before.rows.tolist(), before.opened, all_due, committed, before.masked, strict=True
         ):
             num_open = -(-int(opened.sum()) // length)
             assert opened[: int(opened.sum())].all()
@@ -173,7 +207,69 @@ def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiB
             busy = {int(at) // length for at in (masked & opened).nonzero()}
             assert 1 <= len(busy) <= (blocks.max_open or 99)
             num_early += len(busy) > 1
-    assert (num_early > 0) == (blocks != LIKE_SEQUENTIAL)
+            num_forced += len(busy) > 1 and bool(due.any())
+    assert (num_early > 0) == (num_forced > 0) == (blocks.open_at < 1.0)
+
+
+def test_a_block_ends_at_the_likeliest_delimiter_among_those_that_follow() -> None:
+    watch, mask = Watch(), tiny("llada").mask_id
+    answer("llada", ConfidenceThreshold(0.6), ADAPTIVE, observers=[watch])
+    blocks: dict[int, list[int]] = {}
+    ended = 0
+    for event in watch.events:
+        for row, number in enumerate(event.before.rows.tolist()):
+            before = event.before.open_masks[row]
+            after = event.after.tokens[row, event.after.start :]
+            opened = [at for at in range(14) if bool(event.view.masked[row, at])]
+            past = blocks.setdefault(number, [0])
+            if not before[: past[-1]].any():
+                start, window = past[-1], range(past[-1], min(past[-1] + 7, 14))
+                found = {
+                    at: float(event.view.confidence[row, at])
+                    for at in window
+                    if int(event.view.most_likely[row, at]) in DELIMITERS
+                }
+                assert opened[0] == start
+                past.append(opened[-1] + 1)
+                # The view shows no more than the block, so a delimiter is its last position.
+                ended += past[-1] - 1 in found and past[-1] - start != 4
+            assert all(int(after[at]) == mask for at in range(past[-1], 14))
+            assert opened[-1] < past[-1]
+    assert all(ends[-1] == 14 for ends in blocks.values())
+    assert ended
+
+
+def test_a_given_delimiter_ends_a_block() -> None:
+    mask, watch = tiny("llada").mask_id, Watch()
+    template = [mask, mask, DELIMITERS[3], *[mask] * 11]
+    answer(
+        "llada", ConfidenceThreshold(1.0), AdaptiveBlocks(DELIMITERS, 1.0, 8), prompts=PROMPTS[:1],
+        templates=[template], observers=[watch],
+    )  # fmt: skip
+    firsts = [int((e.before.masked & ~e.after.masked)[0].nonzero()) for e in watch.events]
+    assert set(firsts[:2]) == {0, 1}
+
+
+@pytest.mark.parametrize("family", ["llada", "fast_dllm_v2"])
+def test_sub_blocks_are_filled_from_left_to_right_at_each_row_s_own_pace(family: str) -> None:
+    watch, shift = Watch(), tiny(family).logit_shift
+    blocks = SubBlocks(8, 3)
+    answer(family, ConfidenceThreshold(0.3), blocks, observers=[watch], gen_length=20)
+    seen: dict[int, list[int]] = {}
+    apart = 0
+    for event in watch.events:
+        places = []
+        for row, number in enumerate(event.before.rows.tolist()):
+            gained = (event.before.masked & ~event.after.masked)[row].nonzero().squeeze(-1).tolist()
+            units = {at // 8 * 3 + at % 8 // 3 for at in gained}
+            assert len(units) == 1
+            places += units
+            if shift and any(at % 8 == 0 for at in gained):
+                assert len(gained) == 1
+            seen.setdefault(number, []).extend(units)
+        apart += len(set(places)) > 1
+    assert all(places == sorted(places) for places in seen.values())
+    assert apart
 
 
 def test_given_tokens_stay_and_full_blocks_are_passed_at_once() -> None:
@@ -233,17 +329,48 @@ def test_only_open_masks_have_logits() -> None:
         (FEW[0], {"block_length": 8}, "block_length must be said once"),
     ],
 )
+@pytest.mark.parametrize("blocks", [MultiBlock(4), ADAPTIVE, SubBlocks(4, 2)], ids=repr)
 def test_what_cannot_combine_is_refused_by_name(
-    sampler: Sampler, options: dict[str, Any], said: str
+    sampler: Sampler, options: dict[str, Any], said: str, blocks: BlockSchedule
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        answer("llada", sampler, MultiBlock(4), **options)
+        answer("llada", sampler, blocks, **options)
+
+
+def test_blocks_that_end_anywhere_need_a_model_that_sees_everything() -> None:
+    with pytest.raises(ValueError, match="ends blocks where the text does") as refused:
+        decode(tiny("sdar"), PROMPTS, FEW[0], blocks=ADAPTIVE, gen_length=8)
+    assert str(refused.value).endswith("Use blocks=Sequential().")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"open_at": 1.5}, {"force_at": -0.1}, {"max_open": 0}, {"block_length": 0}, {"order": "x"}],
+    [
+        {"open_at": 1.5},
+        {"force_at": -0.1},
+        {"max_open": 0},
+        {"block_length": 0},
+        {"order": "x"},
+        {"forces": "some"},
+    ],
 )
 def test_settings_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
         MultiBlock(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: AdaptiveBlocks([5]), "delimiters must be a tuple"),
+        (lambda: AdaptiveBlocks((-1,)), "delimiters must be a whole number, at least 0"),
+        (lambda: AdaptiveBlocks((5,), 1.5), "threshold must be a probability"),
+        (lambda: AdaptiveBlocks((5,), block_length=0), "block_length must be"),
+        (lambda: AdaptiveBlocks((5,), window=-0.5), "window must be a share"),
+        (lambda: SubBlocks(0), "block_length must be"),
+        (lambda: SubBlocks(8, 0), "sub_block_length must be"),
+    ],
+)
+def test_other_settings_out_of_range_are_refused(build: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeCheckError), match=said):
+        build()

@@ -14,12 +14,15 @@ from dllm_decode import (
     DualCache,
     FreeCache,
     NoCache,
+    PipelineCache,
     PrefixCache,
     SelfVerify,
     SettledCache,
+    SubBlockCache,
     decode,
 )
 from dllm_decode.caches import CacheQuery, Columns
+from dllm_decode.caches.base import History
 from dllm_decode.caches.ledger import CacheLedger
 from dllm_decode.models.base import KVCache
 from samplers import FixedSchedule, Prophet, Wino
@@ -28,7 +31,16 @@ from samplers.expression import parse_expression
 MASK = 99
 POLICIES: dict[str, Callable[..., CachePolicy]] = {
     policy.__name__: policy
-    for policy in (NoCache, PrefixCache, DualCache, FreeCache, DelayedCache, SettledCache)
+    for policy in (
+        NoCache,
+        PrefixCache,
+        DualCache,
+        FreeCache,
+        DelayedCache,
+        SettledCache,
+        PipelineCache,
+        SubBlockCache,
+    )
 }
 
 
@@ -53,8 +65,14 @@ def forward(
         shift=shift,
         step=step,
         previous=previous,
-        known_clean=torch.ones(2, 20, dtype=torch.long) if pending is None else (~pending).long(),
+        history=history(torch.ones(2, 20) if pending is None else ~pending),
     )
+
+
+def history(clean: torch.Tensor, since: torch.Tensor | None = None, forwards: int = 9) -> History:
+    """What two rows know of columns that were clean in so many forwards."""
+    clean = clean.long()
+    return History(clean, clean if since is None else since, torch.full((2,), forwards))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +145,55 @@ def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> N
 
 def test_a_settled_beginning_is_frozen_row_by_row() -> None:
     clean = torch.tensor([[3] * 9 + [2, 1, 0] + [5] * 8, [2] * 8 + [0] * 12])
-    query = replace(forward(3), known_clean=clean)
+    query = replace(forward(3), history=history(clean))
     columns = SettledCache(2).recompute(query)
     assert listed(columns) == [[10] * 3 + list(range(11, 20)), list(range(8, 20))]
     shifted = SettledCache(2).recompute(replace(query, shift=1))
     assert listed(shifted) == [[9] * 3 + list(range(10, 20)), list(range(7, 20))]
     assert SettledCache(4).recompute(query) == slice(0, 20)
+
+
+def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
+    # Prompt of 4; row 0 has finished two blocks of 4 in the forwards before the second and the
+    # fourth, row 1 none.
+    since = torch.tensor([[1] * 4 + [2] * 4 + [4] * 4 + [0] * 8, [1] * 4 + [0] * 16])
+    tokens = torch.full((2, 16), MASK)
+    tokens[0, :8] = 7
+    cache = PipelineCache(4, delay=2, refresh_every=0)
+    found = {}
+    for number in range(9):
+        query = forward(3, needed=slice(8, 20), tokens=tokens)
+        before = since.where(since <= number, 0)
+        columns = cache.recompute(replace(query, history=history(before, before, number)))
+        listed = (
+            torch.arange(20).expand(2, -1)[:, columns] if isinstance(columns, slice) else columns
+        )
+        found[number + 1] = [int(row.min()) for row in listed]
+    # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
+    assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
+    assert [found[number][1] for number in range(1, 6)] == [0, 0, 4, 4, 4]
+
+
+def test_a_pipeline_refreshes_by_the_row_s_own_forwards() -> None:
+    cache = PipelineCache(4, delay=1, refresh_every=3)
+    query = forward(3)
+    since = torch.tensor([[1] * 4 + [0] * 16] * 2)
+    known = History(since, since, torch.tensor([2, 3]))
+    columns = listed(cache.recompute(replace(query, history=known)))
+    assert [row[0] for row in columns] == [0, 4]
+
+
+def test_a_sub_block_is_computed_alone_once_its_first_token_stands() -> None:
+    cache = SubBlockCache()
+    assert cache.recompute(forward(0, previous=(4, 4))) == slice(4, 20)
+    query = forward(1, previous=(8, 8))
+    opened = torch.zeros(2, 16, dtype=torch.bool)
+    opened[0, 4:6] = opened[1, 6:8] = True
+    tokens = torch.full((2, 16), MASK)
+    tokens[1, 6] = 7
+    canvas = query.canvas.write(0, torch.ones_like(query.canvas.fixed), tokens)
+    columns = cache.recompute(replace(query, canvas=canvas.with_opened(opened, None)))
+    assert listed(columns) == [list(range(8, 20)), [10] + [11] * 11]
 
 
 def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
@@ -166,6 +227,8 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
         (lambda: DualCache(before=-1), "before must be at least 0 columns, got -1"),
         (lambda: DelayedCache(0), "refresh_every must be at least 1 forwards, got 0"),
         (lambda: SettledCache(0), "delay must be at least 1 forwards, got 0"),
+        (lambda: PipelineCache(0), "block_length must be at least 1 tokens, got 0"),
+        (lambda: PipelineCache(delay=-1), "delay must be at least 0 forwards, got -1"),
         (lambda: DelayedCache(warm_up=0), "warm_up must be at least 1 forwards, got 0"),
     ],
 )
@@ -183,6 +246,8 @@ def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sen
         FreeCache("official"),
         DelayedCache(7),
         SettledCache(3),
+        PipelineCache(8, 0, 0),
+        SubBlockCache(),
     ],
 )
 def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:

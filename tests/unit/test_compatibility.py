@@ -7,7 +7,7 @@ import pytest
 from spied import Spied, tiny
 
 from dllm_decode import Block, CachePolicy, Canvas, NoVerifier, SelfVerify, Verifier, decode
-from dllm_decode.blocks import MultiBlock, Sequential
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential
 from dllm_decode.compatibility import CACHES, KINDS, REFUSALS, Demands, refusal_of, table
 from dllm_decode.session import Session
 from samplers import (
@@ -47,7 +47,7 @@ def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
-    if demands.opens_several and demands.looks_ahead:
+    if demands.opens_parts and (demands.looks_ahead or demands.ends_anywhere):
         sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
     verifier = SelfVerify(2) if demands.looks_ahead else verifier
@@ -55,12 +55,18 @@ def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     return sampler, verifier, family
 
 
+def schedule_of(demands: Demands) -> BlockSchedule:
+    if demands.ends_anywhere:
+        return AdaptiveBlocks((5, 6))
+    return MultiBlock() if demands.opens_parts else Sequential()
+
+
 def run(kind: str, cache: CachePolicy) -> tuple[Spied, Any]:
     sampler, verifier, family = made_of(KINDS[kind])
     model = Spied(tiny(family))
     return model, decode(
         model, [[5, 6, 7, 8]], sampler, cache=cache, verifier=verifier, gen_length=8,
-        block_length=4, blocks=MultiBlock() if KINDS[kind].opens_several else Sequential(),
+        block_length=4, blocks=schedule_of(KINDS[kind]),
     )  # fmt: skip
 
 
@@ -77,7 +83,7 @@ def test_the_table_tells_what_decode_does(kind: str, cache: CachePolicy) -> None
     with pytest.raises(ValueError, match="got") as refused:
         run(kind, cache)
     message = str(refused.value)
-    blocks = MultiBlock() if KINDS[kind].opens_several else Sequential()
+    blocks = schedule_of(KINDS[kind])
     names = {"sampler": sampler, "cache": cache, "verifier": verifier, "blocks": blocks}
     for part in refusal.pair:
         assert (tiny(family).name if part == "model" else repr(names[part])) in message

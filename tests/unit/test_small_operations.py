@@ -9,12 +9,17 @@ from spied import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_decode import (
+    AdaptiveBlocks,
+    BlockSchedule,
     CachePolicy,
     DualCache,
     ForwardInputs,
     FreeCache,
+    MultiBlock,
     NoCache,
     PrefixCache,
+    Sequential,
+    SubBlocks,
     decode,
 )
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
@@ -66,3 +71,23 @@ def test_a_step_is_few_operations_beside_the_model(
         out = decode(model, prompts, sampler, **options)
     assert out.forwards >= 60
     assert 40 < counted.num_outside / out.forwards < 135
+
+
+@pytest.mark.parametrize(
+    "blocks", [MultiBlock(32, 1.0, 1.0), AdaptiveBlocks((5,), 1.0), SubBlocks(32, 8)], ids=repr
+)
+def test_a_schedule_costs_few_operations_where_nothing_opens(
+    blocks: BlockSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MultiBlock cost 75 a step: it decided what is open on the device, at every step."""
+    model = tiny("llada")
+    options: Any = {"gen_length": 64, "block_length": 32, "stop_at_eos": False}
+    found = []
+    for schedule in (Sequential(), blocks):
+        counted = Counted()
+        with monkeypatch.context() as patch, counted:
+            patch.setattr(model, "predict", counted.apart(model.predict))
+            out = decode(model, [[3, 4, 5]], ConfidenceThreshold(1.0), blocks=schedule, **options)
+        assert out.forwards >= 60
+        found.append(counted.num_outside / out.forwards)
+    assert found[1] - found[0] < 12

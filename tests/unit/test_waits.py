@@ -11,19 +11,22 @@ from samplers_under_test import INSTANCES
 from spied import FAMILIES, LAW_OPTIONS, MODELS
 
 from dllm_decode import (
+    AdaptiveBlocks,
     DelayedCache,
     DualCache,
     FreeCache,
     Gains,
+    MultiBlock,
     NoCache,
     PrefixCache,
     SelfVerify,
     StepEvent,
+    SubBlocks,
     Trace,
     decode,
 )
 from dllm_decode.models import MaskedTransformer
-from samplers import FixedSchedule, Learn2PD, Prophet
+from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 ONCE = {"tolist in round_reads.RoundReads.sync": 1}
@@ -85,6 +88,23 @@ def test_the_host_waits_once_a_step_with_every_cache(
         waits = watched[family].waits(FixedSchedule(6), cache=cache, gen_length=8)
         assert len(waits) >= 5
         assert all(step == ONCE for step in waits), cache
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [MultiBlock(8, 0.1, 0.5, forces="every"), AdaptiveBlocks((3, 5, 30), 0.05, 8), SubBlocks(8, 3)],
+    ids=repr,
+)
+def test_the_host_waits_once_a_step_under_every_schedule(
+    blocks: Any, watched: dict[str, Watched]
+) -> None:
+    options = {"blocks": blocks, "block_length": 8}
+    waits = watched["llada"].waits(ConfidenceThreshold(0.9), **options)
+    # Where something opens, the host sends what, once.
+    opening = ONCE | {"tensor in base.with_openings": 1}
+    assert all(step in (ONCE, opening) for step in waits)
+    assert waits.count(Counter(ONCE)) >= 3
+    assert waits.count(Counter(opening)) >= 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
