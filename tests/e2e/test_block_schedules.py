@@ -185,11 +185,15 @@ def _check_older_card(path: Path) -> None:
     assert card.setting["blocks"] == card.reference["blocks"] == USUAL
 
 
-@pytest.mark.parametrize("blocks", [MultiBlock(4), AdaptiveBlocks((4,), 0.05, 4)])
+# Some of what the tiny model writes.
+WRITTEN = (19, 30, 63, 99, 145, 264, 305, 391, 430, 443)
+
+
+@pytest.mark.parametrize("blocks", [MultiBlock(4), AdaptiveBlocks(WRITTEN, 0.05, 4)])
 def test_cache_error_decodes_as_the_schedule_says(blocks: MultiBlock | AdaptiveBlocks) -> None:
     """Without a cache nothing is wrong; and the steps are those of a decode without the tally."""
     config = DecodeConfig(gen_length=16)
-    model, prompts, sampler = tiny("llada"), [[5, 6, 7], [9, 10, 11, 12]], ConfidenceThreshold(0.2)
+    model, prompts, sampler = tiny("llada"), [[5, 6, 7], [9, 10, 11, 12]], ConfidenceThreshold(0.7)
     error = Trial(model, prompts, sampler, config, blocks=blocks).error_of(NoCache())
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
