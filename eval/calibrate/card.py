@@ -22,7 +22,7 @@ from eval.runs.records import Settings, named_parts
 
 FORMAT = "dllm-decode calibration card 2"
 
-# Its settings are all Sequential(): they were decoded before there were other schedules to choose.
+# It names no block schedule: all its settings were decoded with Sequential().
 _WITHOUT_BLOCKS = "dllm-decode calibration card 1"
 
 # Whatever else differs voids the guarantee. Noise is part of what was certified, not its seed.

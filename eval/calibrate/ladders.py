@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import TITLES, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from samplers.checks import shown
 
-_TITLES = {"blocks": "block schedule"}
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 
 LADDERS: Mapping[str, tuple[str, ...]] = {
@@ -55,7 +54,7 @@ def rung_of(text: str, *, cache: str, verifier: str, blocks: str) -> Rung:
         kind, value = _kind_of(part)
         if kind in found:
             raise ValueError(
-                f"A setting must have one {_TITLES.get(kind, kind)}, got {shown(text)}."
+                f"A setting must have one {TITLES.get(kind, kind)}, got {shown(text)}."
             )
         found[kind] = value
     if "sampler" not in found:

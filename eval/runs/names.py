@@ -51,7 +51,8 @@ PARALLEL_BENCH = "parallelbench:"
 SELECTION = ("split", "limit", "examples_seed")
 MAX_LIMIT = 1_000_000
 
-_TITLES = {"blocks": "block schedule"}
+TITLES = {"blocks": "block schedule"}
+"""What messages call a part of a setting, where that is not its name."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,11 @@ def _of_card(path: str, part: str) -> str:
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        # Cards were written before there were schedules to choose from.
+        # Cards of format 1 name no schedule.
         chosen = {"blocks": "Sequential()", **written["expressions"]}[part]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"A {_TITLES.get(part, part)} after @ must be named by a card that calibrate wrote, "
+            f"A {TITLES.get(part, part)} after @ must be named by a card that calibrate wrote, "
             f"got {shown(path)}."
         ) from None
     return str(chosen)
