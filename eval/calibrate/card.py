@@ -1,7 +1,8 @@
 """The card of a calibration: what is guaranteed, for which setting, and how it was found."""
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,23 @@ def read_card(path: str | Path) -> Card:
         raise ValueError(
             f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."
         ) from None
+
+
+def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
+    """Warns on standard error where a card's sampler is used beyond what the card guarantees.
+
+    Args:
+        samplers: As the user named them; "@card.json" is the sampler of a card.
+        runs: Settings that are about to be decoded.
+    """
+    for path in (text[1:] for text in samplers if text.startswith("@")):
+        card = read_card(path)
+        own = [settings for settings in runs if settings.sampler == card.setting["sampler"]]
+        misfits = dict.fromkeys(misfit for settings in own for misfit in card.misfits(settings))
+        if misfits:
+            sys.stderr.write(
+                f"WARNING: The guarantee of {path} does not hold here: {'; '.join(misfits)}.\n"
+            )
 
 
 def _with_blocks(written: Mapping[str, Any]) -> dict[str, Any]:

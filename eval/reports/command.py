@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from eval.calibrate.card import warn_of_misfits
 from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
@@ -18,12 +19,12 @@ from eval.runs.records import Folder, Record, Settings
 
 def run_and_report(options: argparse.Namespace) -> int:
     """Runs settings; the process that finds the folder complete writes the report."""
-    return _finish(run(options))
+    return _finish(run(options, warn_of_misfits))
 
 
 def sweep_and_report(options: argparse.Namespace) -> int:
     """Runs a sweep; the process that finds the folder complete writes the report."""
-    return _finish(run_sweep(options))
+    return _finish(run_sweep(options, warn_of_misfits))
 
 
 def report(options: argparse.Namespace) -> int:

@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from rich.console import Console
 
 from dllm_decode import load_model, load_target
-from eval.calibrate.card import read_card
 from eval.runs.arguments import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.records import Folder, Settings
@@ -28,7 +27,11 @@ DTYPES: Mapping[str | None, torch.dtype | None] = {
 }  # fmt: skip
 
 
-def run(options: argparse.Namespace) -> Folder:
+Warn: TypeAlias = Callable[[Sequence[str], Sequence[Settings]], None]
+"""Given samplers as they were named and the settings that are run, says what the user must know."""
+
+
+def run(options: argparse.Namespace, warn: Warn) -> Folder:
     """Runs the settings that the options name."""
     sweep = Sweep(
         models=(options.model,),
@@ -42,24 +45,24 @@ def run(options: argparse.Namespace) -> Folder:
         prompts=options.prompts,
         revision=options.revision,
     )
-    return measure(sweep, options)
+    return measure(sweep, options, warn)
 
 
-def run_sweep(options: argparse.Namespace) -> Folder:
+def run_sweep(options: argparse.Namespace, warn: Warn) -> Folder:
     """Runs the settings that a file names; options that are given take the place of the file's."""
     sweep = read_sweep(options.config)
     sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
-    return measure(replace(sweep, models=tuple(options.model or sweep.models)), options)
+    sweep = replace(sweep, models=tuple(options.model or sweep.models))
+    return measure(sweep, options, warn)
 
 
-def measure(sweep: Sweep, options: argparse.Namespace) -> Folder:
+def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
-    cards = [text[1:] for text in sweep.samplers if text.startswith("@")]
 
     def tell(plan: Plan, others: list[Settings]) -> None:
         _tell(plan, others)
-        _tell_of_cards(cards, plan)
+        warn(sweep.samplers, [one.settings for one in plan.runs])
 
     selections = sweep.selections(code_for(options, place))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
@@ -121,15 +124,3 @@ def _tell(plan: Plan, others: list[Settings]) -> None:
             f"The folder holds {len(others)} settings besides; they stay in the report "
             "(--drop-others leaves them out).\n"
         )
-
-
-def _tell_of_cards(paths: Sequence[str], plan: Plan) -> None:
-    """Warns where a calibrated sampler is used beyond what its card guarantees."""
-    for path in paths:
-        card = read_card(path)
-        own = [one.settings for one in plan.runs if one.settings.sampler == card.setting["sampler"]]
-        misfits = dict.fromkeys(misfit for settings in own for misfit in card.misfits(settings))
-        if misfits:
-            sys.stderr.write(
-                f"WARNING: The guarantee of {path} does not hold here: {'; '.join(misfits)}.\n"
-            )
