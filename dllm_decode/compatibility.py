@@ -23,6 +23,9 @@ from samplers.view import Scope
 
 Part: TypeAlias = Literal["sampler", "cache", "verifier", "model", "blocks"]
 
+# What a sentence calls a part whose name is not its own word.
+_WORDS = {"blocks": "block schedule"}
+
 
 @dataclass(frozen=True)
 class Demands:
@@ -311,8 +314,8 @@ def table() -> str:
 def _cell(refusal: Refusal | None, notes: list[str]) -> str:
     if refusal is None:
         return "yes"
-    asks, cannot = refusal.pair
-    note = f"The {asks} {refusal.reason}, not a {cannot} {refusal.fault}. {refusal.remedy}"
+    asks, cannot = (_WORDS.get(part, part) for part in refusal.pair)
+    note = f"The {asks} {refusal.reason}; this is a {cannot} {refusal.fault}. {refusal.remedy}"
     if note not in notes:
         notes.append(note)
     return f"no ({notes.index(note) + 1})"

@@ -109,9 +109,15 @@ class CachePolicy(ABC):
     keeps what an earlier forward left there. So a policy need not say what is stored: what must
     not last is computed again next time.
 
-    The properties promise something to samplers and verifiers. Unless overridden they promise
-    nothing, so a policy that forgets one is refused more often, and is never wrong. A promise that
-    a forward breaks is an error that names the policy.
+    The properties promise something to the engine, samplers and verifiers. Unless overridden they
+    promise nothing, so a policy that forgets one is refused more often, and is never wrong.
+
+    Three things are checked, and an error names the policy: a forward that leaves out columns
+    though `needs_kv_cache` is False, one that leaves out what predicts an open mask which the
+    sampler sees, and history that is read though `reads_history` is False. All else is taken on
+    trust. With a false `is_path_dependent`, `SelfVerify` may change tokens; with a false
+    `recomputes_committed`, a sampler that asks for the model's logits at committed tokens is shown
+    certainty.
 
     Concrete policies are frozen dataclasses without state whose repr is their configuration.
     """
@@ -161,9 +167,11 @@ class CachePolicy(ABC):
     def recompute(self, query: CacheQuery) -> Columns:
         """Returns the absolute columns to compute.
 
-        Every column that predicts a masked one of the window is among them. A row with fewer
-        columns than another repeats some of its own. What predicts a committed column may be left
-        out: the sampler then sees certainty about the token in place.
+        Every column that predicts an open mask of the window is among them. The first forward of a
+        row computes every column of it that is not hidden, the prompt included: until a column is
+        computed, its slot holds nothing. A row with fewer columns than another repeats some of its
+        own. What predicts a committed column may be left out: the sampler then sees certainty about
+        the token in place.
         """
 
 
