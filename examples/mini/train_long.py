@@ -9,6 +9,7 @@ interrupted run goes on with `--resume`.
 """
 
 import argparse
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float
 from long_world import Answer, Encoder, accuracies, arguments, run
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
@@ -24,6 +26,7 @@ from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
 from dllm_decode.training.from_causal import start_from_causal
+from dllm_decode.training.from_model import copy_by_words
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -40,7 +43,9 @@ def main() -> None:
     """Trains, measures and writes the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments(parser)
-    parser.add_argument("--start-from", default="mini-long-ar", help="causal model, '': none")
+    parser.add_argument(
+        "--start-from", default="mini-long-ar", help="causal or earlier model, '': none"
+    )
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
@@ -61,7 +66,7 @@ def main() -> None:
         seed=options.seed,
     ).to(options.device)
     if options.start_from:
-        start_from_causal(model, find_model(options.start_from))
+        start(model, tokenizer, find_model(options.start_from))
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
     objective = OneOfTwo(
         SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
@@ -72,6 +77,22 @@ def main() -> None:
         for layer in model.transformer.layers:
             layer.compile(dynamic=True)
     run(options, objective, name="mini-long", export=exporter(options, model))
+
+
+def start(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Copies the weights of a causal model, or of an earlier one of this kind."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] == "llama":
+        start_from_causal(model, folder)
+        return
+    known, known_tokenizer = load_model(folder, dtype=torch.float32)
+    assert known_tokenizer is not None
+    copy_by_words(
+        model.transformer.parts(),
+        tokenizer.get_vocab(),
+        known.transformer.parts(),
+        known_tokenizer.get_vocab(),
+    )
 
 
 class OneOfTwo(Objective):
