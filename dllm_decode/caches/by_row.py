@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns
 from dllm_decode.canvas import Block
+from samplers.checks import shown
 
 
 class Pace(NamedTuple):
@@ -68,8 +69,11 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
 
     A row's columns are those that it would have alone. A row with fewer of them than another
     repeats its last one.
+
+    Raises:
+        RuntimeError: If the policy answers with anything but columns.
     """
-    answers = [_Own(policy.recompute(one.query), policy.hidden(one.query)) for one in asked]
+    answers = [_answer_of(policy, one.query) for one in asked]
     first = answers[0]
     if all(_is_same(first, answer) for answer in answers):
         return Answer(*first)
@@ -89,6 +93,23 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
             limits[one.places, 1] = answer.hidden.stop
     is_hidden = any(answer.hidden is not None for answer in answers)
     return Answer(merged, limits if is_hidden else None)
+
+
+def _answer_of(policy: CachePolicy, query: CacheQuery) -> _Own:
+    """Asks for the rows of one pace, and checks the kind of the answer."""
+    columns: object = policy.recompute(query)
+    num_rows = len(query.canvas)
+    is_listed = isinstance(columns, Tensor) and columns.ndim == 2 and len(columns) == num_rows
+    is_listed = is_listed and not (columns.is_floating_point() or columns.dtype is torch.bool)
+    if not isinstance(columns, slice) and not is_listed:
+        got = shown(columns)
+        if isinstance(columns, Tensor):
+            got = f"{columns.dtype} {tuple(columns.shape)}"
+        raise RuntimeError(
+            f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
+            f"each of {num_rows}, got {got}."
+        )
+    return _Own(columns, policy.hidden(query))
 
 
 def _is_same(one: _Own, other: _Own) -> bool:

@@ -14,6 +14,7 @@ from samplers import (
     ConfidenceThreshold,
     FixedSchedule,
     JointThreshold,
+    Klass,
     Prophet,
     Sampler,
     State,
@@ -47,6 +48,7 @@ def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
+    sampler = Klass() if demands.reads_committed else sampler
     if demands.opens_parts and (demands.looks_ahead or demands.ends_anywhere):
         sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()

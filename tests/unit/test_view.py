@@ -139,7 +139,8 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
     found = widths(FixedSchedule(16))
     assert found == [8 * -(-count // 8) for count in masks]
     assert set(found) == {8, 16}
-    assert set(widths(Klass(0.4, 0.05))) == {16}
+    if cache.recomputes_committed:
+        assert set(widths(Klass(0.4, 0.05))) == {16}
 
 
 def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
