@@ -79,12 +79,12 @@ tasks are addresses:
   humaneval?path=FILE.jsonl.gz            mbpp?path=FOLDER&protocol=instruct
   writing/words_to_sentence?n=4           parallelbench:FOLDER#waiting_line/copy
 
-samplers, caches and verifiers are expressions, as their repr shows them:
-  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "DualCache()"
+samplers, caches, verifiers and block schedules are expressions, as their repr shows them:
+  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "DualCache()"   "MultiBlock(16)"
   "SelfVerify(4)"   "ARVerify(CausalTarget('mini-ar'))"   "Guided(CausalTarget('mini-ar'))"
 your own are named with their module, which is imported (the rest is read, never evaluated):
   "my_package.my_module:MarginThreshold(0.8)"            my_tasks:Doubling?most=50
-a sampler that was calibrated is named by its card:  "@card.json"
+what was calibrated is named by its card, as --sampler, --blocks and so on:  "@card.json"
 
 a run that was stopped goes on where it stopped: give the same command again.
 """

@@ -28,8 +28,8 @@ examples:
   dllm-decode bench
 
 The embedded model `mini` knows a few kinds of word problems only; docs/embedded_models.md lists
-them. Samplers, caches and verifiers are expressions, as their repr shows them; your own are named
-with their module: "my_package.my_module:MarginThreshold(0.8)".
+them. Samplers, caches, verifiers and block schedules are expressions, as their repr shows them;
+your own are named with their module: "my_package.my_module:MarginThreshold(0.8)".
 """
 
 
@@ -91,6 +91,10 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--verifier", default="NoVerifier()", metavar="EXPR",
             help="how proposals are checked (default: NoVerifier())",
+        )  # fmt: skip
+        command.add_argument(
+            "--blocks", default="Sequential()", metavar="EXPR",
+            help="which positions are open (default: Sequential())",
         )  # fmt: skip
         add_decoding(command, repeat=False)
         add_machine(command)

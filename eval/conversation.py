@@ -20,9 +20,10 @@ from dllm_decode import (
     load_target,
     stream_to_terminal,
 )
+from dllm_decode.blocks import BlockSchedule
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
-from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]
@@ -37,6 +38,7 @@ class Speaker(NamedTuple):
         sampler: Which positions are committed.
         cache: Which columns are recomputed.
         verifier: How proposals are checked.
+        blocks: Which positions are open.
         config: The options of the decode.
     """
 
@@ -45,6 +47,7 @@ class Speaker(NamedTuple):
     sampler: Sampler[Any]
     cache: CachePolicy
     verifier: Verifier[Any]
+    blocks: BlockSchedule
     config: DecodeConfig
 
     def answer(self, question: str | Chat, *, live: bool) -> GenerateOutput:
@@ -64,6 +67,7 @@ class Speaker(NamedTuple):
                 config=self.config,
                 cache=self.cache,
                 verifier=self.verifier,
+                blocks=self.blocks,
                 observers=[] if watch is None else [watch],
             )
 
@@ -107,7 +111,7 @@ def chat(options: Namespace) -> int:
 def _speaker(options: Namespace) -> Speaker:
     # What is mistyped is refused before a model is loaded.
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
-    config = DecodeConfig(**given_of(options))
+    blocks, config = parse_blocks(options.blocks), DecodeConfig(**given_of(options))
     parse_verifier(options.verifier)
     if options.threads:
         import torch
@@ -121,7 +125,7 @@ def _speaker(options: Namespace) -> Speaker:
         raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
     target = partial(load_target, tokenizer=tokenizer, device=options.device, dtype=dtype)
     verifier = parse_verifier(options.verifier, target)
-    return Speaker(model, tokenizer, sampler, cache, verifier, config)
+    return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
 
 
 def _asked() -> str:

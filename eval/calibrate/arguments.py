@@ -29,6 +29,8 @@ def add_calibrate(parser: ArgumentParser) -> None:
     add("--ladder", choices=LADDERS, help="a named list of samplers, instead of --sampler")
     add("--cache", default="NoCache()", metavar="EXPR", help="of settings that name none")
     add("--verifier", default="NoVerifier()", metavar="EXPR", help="of settings that name none")
+    add("--blocks", default="Sequential()", metavar="EXPR",
+        help="block schedule of settings that name none")  # fmt: skip
     add("--max-drop", type=number, default=0.02,
         help="greatest drop of the accuracy, as a share (default: 0.02)")  # fmt: skip
     add("--confidence", type=number, default=0.95,

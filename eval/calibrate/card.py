@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from dllm_decode import CausalTarget
+from dllm_decode.blocks import Sequential
 from eval.calibrate.procedure import Guarantee, Verdict
 from eval.runs.names import (
     SELECTION,
     no_target,
+    parse_blocks,
     parse_cache,
     parse_sampler,
     parse_task,
     parse_verifier,
 )
-from eval.runs.records import Settings
+from eval.runs.records import Settings, named_parts
 
-FORMAT = "dllm-decode calibration card 1"
+FORMAT = "dllm-decode calibration card 2"
+
+# It names no block schedule: all its settings were decoded with Sequential().
+_WITHOUT_BLOCKS = "dllm-decode calibration card 1"
 
 # Whatever else differs voids the guarantee. Noise is part of what was certified, not its seed.
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
@@ -44,12 +49,12 @@ class Card:
     """What a calibration found.
 
     The guarantee is void for other prompts than those of the task, and for another model, answer
-    length, cache, precision or device.
+    length, cache, block schedule, precision or device.
 
     Attributes:
         setting: The fastest certified setting; the reference if none is certified.
-        expressions: Its sampler, cache and verifier as they were given; a class of one's own is
-            named with its module there.
+        expressions: Its sampler, cache, verifier and blocks as they were given; a class of one's
+            own is named with its module there.
         is_certified: Whether a setting other than the reference is certified.
         guarantee: What is certified.
         agreement: Answers equal the reference's, rather than being right as often.
@@ -78,7 +83,7 @@ class Card:
     date: str
 
     def settings(self, target: Callable[[str], CausalTarget] = no_target) -> dict[str, Any]:
-        """Returns what `decode` takes: sampler, cache, verifier and config.
+        """Returns what `decode` takes: sampler, cache, verifier, blocks and config.
 
         Args:
             target: Loads a verifier's causal model, such as `load_target`.
@@ -91,6 +96,7 @@ class Card:
             "sampler": parse_sampler(self.expressions["sampler"]),
             "cache": parse_cache(self.expressions["cache"]),
             "verifier": parse_verifier(self.expressions["verifier"], target),
+            "blocks": parse_blocks(self.expressions["blocks"]),
             "config": own.decoding,
         }
 
@@ -164,7 +170,10 @@ def read_card(path: str | Path) -> Card:
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        if written.pop("format") != FORMAT:
+        found = written.pop("format")
+        if found == _WITHOUT_BLOCKS:
+            written = _with_blocks(written)
+        elif found != FORMAT:
             raise KeyError("format")
         guarantee = Guarantee(**written.pop("guarantee"))
         ratings = tuple(
@@ -181,6 +190,15 @@ def read_card(path: str | Path) -> Card:
         ) from None
 
 
+def _with_blocks(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an older card says, with the block schedule that it did not name."""
+    own = {"blocks": repr(Sequential())}
+    ratings = [{**rating, "setting": own | rating["setting"]} for rating in written["ratings"]]
+    settings = {name: own | written[name] for name in ("setting", "reference")}
+    expressions = {"blocks": "Sequential()"} | written["expressions"]
+    return {**written, **settings, "expressions": expressions, "ratings": ratings}
+
+
 def _task_of(address: str) -> str:
     """Returns an address without what selects among the task's examples."""
     name, _, query = parse_task(address).address.partition("?")
@@ -190,8 +208,8 @@ def _task_of(address: str) -> str:
 
 def name_of(setting: Mapping[str, Any]) -> str:
     """Names a setting by its parts."""
-    parts = [setting[name] for name in ("sampler", "cache", "verifier")]
-    return " + ".join(p for p in parts if p not in ("", "NoCache()", "NoVerifier()"))
+    names = ("sampler", "cache", "verifier", "blocks")
+    return " + ".join(named_parts(*(setting[name] for name in names)))
 
 
 def _outcome(rating: Rating, guarantee: Guarantee) -> str:

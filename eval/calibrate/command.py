@@ -17,7 +17,14 @@ from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.arguments import given_of
 from eval.runs.command import code_for, open_model
-from eval.runs.names import Selection, parse_cache, parse_sampler, parse_task, parse_verifier
+from eval.runs.names import (
+    Selection,
+    parse_blocks,
+    parse_cache,
+    parse_sampler,
+    parse_task,
+    parse_verifier,
+)
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Folder, Record, Settings, digest
@@ -102,7 +109,10 @@ def run(options: argparse.Namespace) -> int:
         )  # fmt: skip
     given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
     chosen = given[Settings.of(dict(card.setting)).key("")]
-    expressions = {"sampler": chosen.sampler, "cache": chosen.cache, "verifier": chosen.verifier}
+    expressions = {
+        "sampler": chosen.sampler, "cache": chosen.cache, "verifier": chosen.verifier,
+        "blocks": chosen.blocks,
+    }  # fmt: skip
     card = replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
     card.write(options.card or folder.path / CARD_FILE)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
@@ -257,12 +267,14 @@ def _rungs(options: argparse.Namespace) -> list[Rung]:
     if bool(options.settings) == bool(options.ladder):
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
     texts = options.settings or LADDERS[options.ladder]
-    own = {"cache": options.cache, "verifier": options.verifier}
+    own = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
     rungs = [rung_of(text, **own) for text in texts]
     twice = [rung for rung, count in Counter(rungs).items() if count > 1]
     if twice:
         raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")
-    reference = rung_of(options.reference, cache="NoCache()", verifier="NoVerifier()")
+    reference = rung_of(
+        options.reference, cache="NoCache()", verifier="NoVerifier()", blocks="Sequential()"
+    )
     return [reference, *rungs]
 
 
@@ -280,19 +292,20 @@ def _require_distinct(examples: Sequence[Example]) -> None:
 def _checked(
     options: argparse.Namespace, rungs: Sequence[Rung], selection: Selection
 ) -> list[Checked]:
-    decoding = decoding_of(selection, given_of(options))
+    given = given_of(options)
     loaded: dict[str, Loaded] = {}
     runs = []
     for rung in rungs:
         source = rung.model or options.model
         if source not in loaded:
             loaded[source] = open_model(source, options, options.revision)
-        own = loaded[source]
+        own, blocks = loaded[source], parse_blocks(rung.blocks)
         runs.append(
             Run(
                 model=own.model, tokenizer=own.tokenizer, selection=selection,
                 sampler=parse_sampler(rung.sampler), cache=parse_cache(rung.cache),
-                verifier=parse_verifier(rung.verifier, own.target), decoding=decoding,
+                verifier=parse_verifier(rung.verifier, own.target), blocks=blocks,
+                decoding=decoding_of(selection, given, blocks),
                 batch_size=options.batch_size, prompts=options.prompts or None,
                 model_source=source, revision=options.revision or None, dtype=own.dtype,
                 trace=not options.no_trace,

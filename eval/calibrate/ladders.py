@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import TITLES, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from samplers.checks import shown
 
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -25,23 +25,26 @@ class Rung:
         sampler: Expression.
         cache: Expression.
         verifier: Expression.
+        blocks: Expression of the block schedule.
         model: Embedded name, folder or hub id; empty is the reference's.
     """
 
     sampler: str
     cache: str
     verifier: str
+    blocks: str
     model: str = ""
 
 
-def rung_of(text: str, *, cache: str, verifier: str) -> Rung:
-    """Reads a setting such as `ConfidenceThreshold(0.9) + DualCache() + model=FOLDER`.
+def rung_of(text: str, *, cache: str, verifier: str, blocks: str) -> Rung:
+    """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Args:
-        text: Parts in any order, joined by " + ": a sampler, and any of a cache, a verifier and a
-            model, such as a distilled or an adapted one.
+        text: Parts in any order, joined by " + ": a sampler, and any of a cache, a verifier, a
+            block schedule and a model, such as a distilled or an adapted one.
         cache: If the text names none.
         verifier: If the text names none.
+        blocks: If the text names none.
 
     Raises:
         ValueError: If a part is none of these, or one kind is there twice.
@@ -50,11 +53,13 @@ def rung_of(text: str, *, cache: str, verifier: str) -> Rung:
     for part in split_parts(text):
         kind, value = _kind_of(part)
         if kind in found:
-            raise ValueError(f"A setting must have one {kind}, got {shown(text)}.")
+            raise ValueError(
+                f"A setting must have one {TITLES.get(kind, kind)}, got {shown(text)}."
+            )
         found[kind] = value
     if "sampler" not in found:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Rung(**{"cache": cache, "verifier": verifier, **found})
+    return Rung(**{"cache": cache, "verifier": verifier, "blocks": blocks, **found})
 
 
 def split_parts(text: str) -> list[str]:
@@ -83,6 +88,7 @@ def _kind_of(part: str) -> tuple[str, str]:
         return "verifier", part
     kinds: Sequence[tuple[str, Callable[[str], Any]]] = (
         ("sampler", parse_sampler), ("cache", parse_cache), ("verifier", parse_verifier),
+        ("blocks", parse_blocks),
     )  # fmt: skip
     reasons = []
     for kind, parse in kinds:
@@ -92,4 +98,7 @@ def _kind_of(part: str) -> tuple[str, str]:
             reasons.append(str(error))
         else:
             return kind, part
-    raise ValueError(f"A part of a setting must be a sampler, a cache or a verifier: {reasons[0]}")
+    raise ValueError(
+        "A part of a setting must be a sampler, a cache, a verifier or a block schedule: "
+        f"{reasons[0]}"
+    )

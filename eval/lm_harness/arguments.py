@@ -34,6 +34,7 @@ def _add_model(parser: ArgumentParser) -> None:
     add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
     add("--cache", metavar="EXPR", help="(default: NoCache())")
     add("--verifier", metavar="EXPR", help="(default: NoVerifier())")
+    add("--blocks", metavar="EXPR", help="block schedule (default: Sequential())")
     add("--nll", choices=NLL,
         help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
     add("--mc-num", type=positive, help="mask patterns an answer (default: 128)")

@@ -19,7 +19,8 @@ RESULTS_FILE = "results.json"
 COST_FILE = "cost.jsonl"
 
 _MODEL_OPTIONS = (
-    "revision", "device", "dtype", "sampler", "cache", "verifier", "nll", "mc_num", "batch_size",
+    "revision", "device", "dtype", "sampler", "cache", "verifier", "blocks", "nll", "mc_num",
+    "batch_size",
 )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ class DecodeLM(TemplateLM):
             self.settings.batch_size,
         )
         own = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
-        self._block_length = self.settings.decoding.block_length or own
+        asked = self.settings.decoding.block_length or self.settings.blocks.block_length
+        self._block_length = asked or own
         self.ledger = Ledger()
 
     @classmethod
@@ -178,6 +179,7 @@ class DecodeLM(TemplateLM):
             settings.sampler,
             cache=settings.cache,
             verifier=settings.verifier,
+            blocks=settings.blocks,
             config=settings.decoding,
             gen_length=generation.gen_length,
             block_length=self._block_length,

@@ -13,11 +13,12 @@ from dllm_decode import (
     load_model,
     load_target,
 )
+from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.lm_harness.arguments import NLL
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES
-from eval.runs.names import parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.records import digest
 from eval.runs.settings import ALONE, Place
 from eval.runs.sweep import OPTIONS
@@ -52,6 +53,7 @@ class LmSettings:
         decoding: All other options of the decode.
         from_task: Those of them that a task decides: "gen_length", "temperature".
         batch_size: Rows of a forward.
+        blocks: Which positions are open.
     """
 
     model: str
@@ -64,6 +66,7 @@ class LmSettings:
     decoding: DecodeConfig = DecodeConfig()
     from_task: tuple[str, ...] = ("temperature",)
     batch_size: int = 16
+    blocks: BlockSchedule = Sequential()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -83,7 +86,7 @@ class LmSettings:
         """Returns all of it, ready for JSON."""
         names = [f.name for f in fields(self) if f.name not in ("decoding", "from_task")]
         own = {name: getattr(self, name) for name in names} | asdict(self.decoding)
-        policies = ("sampler", "cache", "verifier", "estimator")
+        policies = ("sampler", "cache", "verifier", "blocks", "estimator")
         own |= {name: repr(own[name]) for name in policies}
         return own | dict.fromkeys(self.from_task, "task")
 
@@ -129,6 +132,7 @@ class Options:
         sampler: Expression.
         cache: Expression.
         verifier: Expression.
+        blocks: Expression of the block schedule.
         nll: "mc" or "l2r", see `MonteCarlo` and `LeftToRight`.
         mc_num: Mask patterns an answer, for "mc".
         batch_size: As in `LmSettings`.
@@ -142,6 +146,7 @@ class Options:
     sampler: str = "ConfidenceThreshold(0.9)"
     cache: str = "NoCache()"
     verifier: str = "NoVerifier()"
+    blocks: str = "Sequential()"
     nll: str = "mc"
     mc_num: int = 128
     batch_size: int = 16
@@ -201,6 +206,7 @@ class Options:
         """
         # The expressions first: they are checked in no time.
         sampler, cache = parse_sampler(self.sampler), parse_cache(self.cache)
+        blocks = parse_blocks(self.blocks)
         device = f"cuda:{place.local_rank}" if self.device == "cuda" else self.device
         model, words = load_model(
             self.pretrained,
@@ -218,6 +224,7 @@ class Options:
             sampler=sampler,
             cache=cache,
             verifier=parse_verifier(self.verifier, lambda source: target(source)),
+            blocks=blocks,
             estimator=MonteCarlo(self.mc_num) if self.nll == "mc" else LeftToRight(),
             decoding=self.config(),
             from_task=self.from_task(),

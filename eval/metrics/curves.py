@@ -19,8 +19,10 @@ def point_of(row: Row) -> Point:
 
 def method_of(settings: Mapping[str, Any]) -> str:
     """Returns the name of a method: the sampler without its numbers, and what goes with it."""
-    parts = [settings[name].partition("(")[0] for name in ("sampler", "cache", "verifier")]
-    return " + ".join(part for part in parts if part not in ("", "NoCache", "NoVerifier"))
+    names = ("sampler", "cache", "verifier", "blocks")
+    parts = [settings[name].partition("(")[0] for name in names]
+    usual = ("", "NoCache", "NoVerifier", "Sequential")
+    return " + ".join(part for part in parts if part not in usual)
 
 
 def mark_fronts(rows: Sequence[Row]) -> None:

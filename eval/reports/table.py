@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from eval.metrics.curves import Row
+from eval.runs.records import named_parts
 
 _HEAD = (
     "sampler",
@@ -89,7 +90,10 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     own = row["settings"]
     parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
     # The verifier asks the sampler or writes itself; seeds are pooled; the task stands above.
-    hidden = ("sampler", "seed", "task", "task_version", "examples", "num_examples", "model")
+    hidden = (
+        "sampler", "blocks", "seed", "task", "task_version", "examples", "num_examples", "model",
+    )  # fmt: skip
+    parts += named_parts(own["blocks"])
     for field in (name for name in own if name not in hidden):
         if len({str(other["settings"][field]) for other in rows}) > 1:
             parts.append(own[field] if field in ("cache", "verifier") else f"{field}={own[field]}")

@@ -161,6 +161,8 @@ def add_run(parser: ArgumentParser) -> None:
     add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: NoCache())")
     add("--verifier", action="append", metavar="EXPR",
         help="repeat to compare (default: NoVerifier())")  # fmt: skip
+    add("--blocks", action="append", metavar="EXPR",
+        help="block schedule; repeat to compare (default: Sequential())")  # fmt: skip
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
     add("--prompts", choices=("chat", "plain"), default="",
         help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
@@ -190,6 +192,8 @@ def add_cache_error(parser: ArgumentParser) -> None:
     add_model(parser)
     add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR")
     add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: all)")
+    add("--blocks", default="Sequential()", metavar="EXPR",
+        help="block schedule (default: Sequential())")  # fmt: skip
     add("--num-prompts", type=positive, default=16, help="random prompts (default: 16)")
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
     add("--json", metavar="FILE", help="also write the figures to this file")

@@ -30,13 +30,14 @@ from dllm_decode import (
     decode,
     load_model,
 )
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.loop import Decoder
 from dllm_decode.session import Session
 from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
-from eval.runs.names import Selection, parse_cache, parse_sampler, parse_task
+from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
@@ -54,7 +55,9 @@ CACHES: tuple[CachePolicy, ...] = (
     DelayedCache(),
 )
 
-_SETTINGS = ("task", "model", "revision", "dtype", "sampler", "num_prompts", "batch_size")
+_SETTINGS = (
+    "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
+)  # fmt: skip
 
 # Of answers to random prompts.
 _RANDOM_LENGTH = 64
@@ -132,13 +135,19 @@ class Compared(Verifier[SamplerState]):
         block: Block,
         carry: SamplerState | None,
     ) -> tuple[Canvas, SamplerState]:
-        view = session.forward(canvas, block, sampler)
-        exact = self.exact.forward(canvas, block, sampler)
+        blocks, length = session.blocks, session.block_length
+        closed, view = canvas, session.forward(canvas, block, sampler)
+        canvas, view = blocks.chosen(closed, view)
+        session.view = view
+        # What is open may depend on the logits, too.
+        expected, exact = blocks.chosen(closed, self.exact.forward(closed, block, sampler))
         state = first_state(sampler, view) if carry is None else carry.state
         other, _ = sampler.step(exact, state)
+        other = blocks.completed(expected, exact, other, length)
         decision, state = next_step(sampler, view, state)
+        decision = blocks.completed(canvas, view, decision, length)
         after = settle(canvas, view, decision, sampler)
-        changed = (settle(canvas, exact, other, sampler).tokens != after.tokens).any(-1)
+        changed = (settle(expected, exact, other, sampler).tokens != after.tokens).any(-1)
         divergence = _divergence(exact.computed.logits, view.computed.logits).masked_fill(
             ~view.eligible, 0.0
         )
@@ -161,6 +170,7 @@ class Trial:
         decoding: All other options of the decode.
         batch_size: Rows decoded together.
         score: Scores the answers; `None` leaves accuracy out.
+        blocks: Which positions are open.
     """
 
     model: MaskPredictor
@@ -169,6 +179,21 @@ class Trial:
     decoding: DecodeConfig = DecodeConfig()
     batch_size: int = 16
     score: Score | None = None
+    blocks: BlockSchedule = Sequential()
+
+    def check(self, cache: CachePolicy) -> None:
+        """Refuses a policy that does not fit, before anything is decoded.
+
+        Raises:
+            ValueError: As `decode`.
+        """
+        self._decoder(cache)
+
+    def _decoder(self, cache: CachePolicy) -> Decoder:
+        verifier = NoVerifier()
+        return Decoder(
+            self.model, self.sampler, cache, verifier, self.decoding, schedule=self.blocks
+        )
 
     def error_of(self, cache: CachePolicy) -> CacheError:
         """Decodes the prompts, each step beside an exact forward on the same canvas.
@@ -200,12 +225,12 @@ class Trial:
     def _decode(
         self, prompts: Sequence[Sequence[int]], cache: CachePolicy
     ) -> tuple[Tally, DecodeOutput]:
-        exactly = Decoder(self.model, self.sampler, NoCache(), NoVerifier(), self.decoding)
+        exactly = self._decoder(NoCache())
         tally = Tally(len(prompts))
         exact = exactly.session(exactly.blank(prompts))
         out = decode(
             self.model, prompts, self.sampler, cache=cache, verifier=Compared(exact, tally),
-            config=self.decoding,
+            blocks=self.blocks, config=self.decoding,
         )  # fmt: skip
         return tally, out
 
@@ -213,7 +238,7 @@ class Trial:
 def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
     caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
-    sampler = parse_sampler(options.sampler)
+    sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
     given = given_of(options)
     decoding = DecodeConfig(**{"gen_length": _RANDOM_LENGTH, **given})
     selection = parse_task(options.task) if options.task else None
@@ -229,17 +254,19 @@ def run(options: argparse.Namespace) -> int:
         revision=options.revision or None, tokenizer="required" if selection else "optional",
     )  # fmt: skip
     prompts = random_prompts(model, options.num_prompts, seed=decoding.seed)
-    trial = Trial(model, prompts, sampler, decoding, options.batch_size)
+    trial = Trial(model, prompts, sampler, decoding, options.batch_size, blocks=blocks)
     if selection:
         if tokenizer is None:
             raise ValueError(f"A task needs a tokenizer, got none in {options.model}.")
-        trial = on_task(replace(trial, decoding=decoding_of(selection, given)), selection,
-                        cast(Tokenizer, tokenizer))  # fmt: skip
+        own = decoding_of(selection, given, blocks)
+        trial = on_task(replace(trial, decoding=own), selection, cast(Tokenizer, tokenizer))
+    for cache in caches:
+        trial.check(cache)
     errors = [trial.error_of(cache) for cache in caches]
     Console().print(markdown(errors), markup=False, highlight=False, soft_wrap=True, end="")
     if written:
-        own = {name: value for name, value in vars(options).items() if name in _SETTINGS}
-        settings = own | asdict(trial.decoding)
+        named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+        settings = named | asdict(trial.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
         written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> Folder:
         samplers=tuple(options.sampler or ("FixedSchedule()", "ConfidenceThreshold(0.9)")),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
+        blocks=tuple(options.blocks or ("Sequential()",)),
         decoding=axes_of(options),
         batch_size=options.batch_size,
         prompts=options.prompts,

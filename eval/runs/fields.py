@@ -11,8 +11,8 @@ SCORE = int | float | None
 
 _HEAD: Fields = {
     "key": str, "settings": str, "example": str, "sampler": str, "cache": str, "verifier": str,
-    "git": str | None, "machine": str | None, "date": str | None, "error": str | None,
-    "primary": str, "prompt": str, "target": str,
+    "blocks": str, "git": str | None, "machine": str | None, "date": str | None,
+    "error": str | None, "primary": str, "prompt": str, "target": str,
 }  # fmt: skip
 _FINISHED: Fields = {
     "text": str, "scores": dict[str, SCORE], "prompt_length": int, "length": int, "nfe": int,

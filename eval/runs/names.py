@@ -1,4 +1,4 @@
-"""Tasks, caches, verifiers and models by text, as the command line and sweep files name them."""
+"""Tasks and plug-ins by text, as the command line and sweep files name them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import unquote
 
 import dllm_decode
-from dllm_decode import CachePolicy, CausalTarget, Verifier, verify
+from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, verify
+from dllm_decode.blocks import BlockSchedule
 from eval.runs.records import digest
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
@@ -49,6 +50,9 @@ JSON_LINES = "jsonl:"
 PARALLEL_BENCH = "parallelbench:"
 SELECTION = ("split", "limit", "examples_seed")
 MAX_LIMIT = 1_000_000
+
+TITLES = {"blocks": "block schedule"}
+"""What messages call a part of a setting, where that is not its name."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +134,19 @@ def parse_sampler(text: str) -> Sampler:
 
 
 def _of_card(path: str, part: str) -> str:
-    """Returns the sampler, cache or verifier that a card of `calibrate` certifies.
+    """Returns the sampler, cache, verifier or block schedule that a card of `calibrate` certifies.
 
     Raises:
         ValueError: If the file is no such card.
     """
     try:
         written = json.loads(Path(path).read_text(encoding="utf-8"))
-        chosen = written["expressions"][part]
+        # Cards of format 1 name no schedule.
+        chosen = {"blocks": "Sequential()", **written["expressions"]}[part]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"A {part} after @ must be named by a card that calibrate wrote, got {shown(path)}."
+            f"A {TITLES.get(part, part)} after @ must be named by a card that calibrate wrote, "
+            f"got {shown(path)}."
         ) from None
     return str(chosen)
 
@@ -173,6 +179,15 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     text = _of_card(text[1:], "verifier") if text.startswith("@") else text
     known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
     return parse_plugin(text, Verifier, known)  # type: ignore[type-abstract]  # never constructed
+
+
+def parse_blocks(text: str) -> BlockSchedule:
+    """Builds a block schedule from its repr, such as `MultiBlock(32, open_at=0.5)`.
+
+    Raises:
+        ValueError: If the text does not describe one.
+    """
+    return blocks.parse(_of_card(text[1:], "blocks") if text.startswith("@") else text)
 
 
 def _exported(base: type) -> dict[str, Callable[..., Any]]:

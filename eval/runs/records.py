@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from filelock import FileLock, Timeout
 
+from dllm_decode.blocks import Sequential
 from dllm_decode.config import DecodeConfig
 from eval.runs.fields import Fields, require_fields, require_record
 
@@ -18,9 +19,9 @@ Record: TypeAlias = dict[str, Any]
 """What `eval.runs.worker` writes for one example; `eval.runs.fields` lists the fields."""
 
 SETTINGS_FILE = "settings.json"
-FORMAT = 3
+FORMAT = 4
 
-_NOTHING = ("", "NoCache()", "NoVerifier()")
+_NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Settings:
         sampler: Its repr; empty if the verifier asks none.
         cache: Its repr.
         verifier: Its repr.
+        blocks: The repr of the block schedule.
         decoding: All other options of the decode, with the block length that was used.
         batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
         prompts: "chat" or "plain".
@@ -53,6 +55,7 @@ class Settings:
     sampler: str
     cache: str
     verifier: str
+    blocks: str
     decoding: DecodeConfig
     batch_size: int
     prompts: str
@@ -69,9 +72,8 @@ class Settings:
 
     @property
     def parts(self) -> list[str]:
-        """Sampler, cache and verifier, as far as there are any."""
-        parts = (self.sampler, self.cache, self.verifier)
-        return [text for text in parts if text not in _NOTHING]
+        """Sampler, cache, verifier and block schedule, as far as they are not the usual ones."""
+        return named_parts(self.sampler, self.cache, self.verifier, self.blocks)
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
@@ -103,6 +105,11 @@ class Settings:
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
         decoding = DecodeConfig(**values)
         return Settings(decoding=decoding, **{name: written[name] for name in own})
+
+
+def named_parts(*parts: str) -> list[str]:
+    """Returns those of the reprs that a setting is named by: not those that change nothing."""
+    return [text for text in parts if text not in _NOTHING]
 
 
 class Skipped(NamedTuple):

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
+from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.loop import Decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import require_template
-from eval.runs.records import Settings
+from eval.runs.records import Settings, named_parts
 from eval.tasks import Example
 from eval.tasks.tokenizer import Tokenizer
 from samplers import Sampler
@@ -49,7 +50,7 @@ ALONE = Place()
 
 @dataclass(frozen=True)
 class Run:
-    """One setting: a model on some examples with a sampler, a cache and a verifier.
+    """One setting: a model on some examples with a sampler and what goes with it.
 
     Attributes:
         model: The mask predictor.
@@ -58,6 +59,7 @@ class Run:
         sampler: Which positions to commit.
         cache: Which columns to recompute.
         verifier: How proposals are checked.
+        blocks: Which positions are open.
         decoding: All other options of the decode.
         batch_size: Rows decoded together.
         prompts: "chat" or "plain"; None is the task's habit.
@@ -73,6 +75,7 @@ class Run:
     sampler: Sampler
     cache: CachePolicy = field(default_factory=NoCache)
     verifier: Verifier = field(default_factory=NoVerifier)
+    blocks: BlockSchedule = field(default_factory=Sequential)
     decoding: DecodeConfig = field(default_factory=DecodeConfig)
     batch_size: int = 16
     prompts: str | None = None
@@ -90,18 +93,22 @@ class Run:
     @property
     def name(self) -> str:
         """The setting in words, for messages."""
-        parts = (self.sampler, self.cache, self.verifier)
-        shown = [repr(part) for part in parts if repr(part) not in ("NoCache()", "NoVerifier()")]
+        parts = (self.sampler, self.cache, self.verifier, self.blocks)
+        shown = named_parts(*(repr(part) for part in parts))
         return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}"
 
     def check(self, examples: Sequence[Example]) -> None:
         """Refuses, before anything is decoded, what no prompt could make right.
 
         Raises:
-            ValueError: If model, sampler, cache, verifier and lengths do not fit together, answers
-                cannot be scored, or prompts need a chat template that is not there.
+            ValueError: If model, sampler, cache, verifier, block schedule and lengths do not fit
+                together, answers cannot be scored, or prompts need a chat template that is not
+                there.
         """
-        Decoder(self.model, self.sampler, self.cache, self.verifier, self.decoding)
+        Decoder(
+            self.model, self.sampler, self.cache, self.verifier, self.decoding,
+            schedule=self.blocks,
+        )  # fmt: skip
         self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.prompts) == "chat":
@@ -110,7 +117,9 @@ class Run:
     def settings(self, examples: Sequence[Example]) -> Settings:
         """Returns what decides the answers to these examples."""
         inner = self.model.causal_block_length
-        block_length = self.decoding.resolved_block_length(inner, model=self.model.name)
+        own = self.blocks.block_length
+        decoding = self.decoding if own is None else replace(self.decoding, block_length=own)
+        block_length = decoding.resolved_block_length(inner, model=self.model.name)
         return Settings(
             model=self.model_source or self.model.name,
             revision=self.revision,
@@ -122,7 +131,8 @@ class Run:
             sampler=repr(self.sampler) if self.verifier.asks_sampler else "",
             cache=repr(self.cache),
             verifier=repr(self.verifier),
-            decoding=replace(self.decoding, block_length=block_length),
+            blocks=repr(self.blocks),
+            decoding=replace(decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.prompts,
         )

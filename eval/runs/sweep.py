@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
+from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.runs.fields import is_of
 from eval.runs.names import (
     Selection,
     no_target,
+    parse_blocks,
     parse_cache,
     parse_sampler,
     parse_task,
@@ -56,6 +58,7 @@ class Sweep:
         samplers: Expressions.
         caches: Expressions.
         verifiers: Expressions.
+        blocks: Expressions of block schedules.
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         batch_size: Rows decoded together.
@@ -68,6 +71,7 @@ class Sweep:
     samplers: tuple[str, ...]
     caches: tuple[str, ...] = ("NoCache()",)
     verifiers: tuple[str, ...] = ("NoVerifier()",)
+    blocks: tuple[str, ...] = ("Sequential()",)
     decoding: Axes = field(default_factory=dict)
     batch_size: int = 16
     prompts: str = ""
@@ -83,6 +87,7 @@ class Sweep:
         # A target is loaded once, later, beside the model.
         own = [v if "CausalTarget(" in v else repr(parse_verifier(v)) for v in self.verifiers]
         _require_distinct("verifiers", self.verifiers, own)
+        _require_distinct("blocks", self.blocks, [repr(parse_blocks(b)) for b in self.blocks])
         for name, values in self.decoding.items():
             _require_distinct(name, values, values)
         for chosen in self._options():
@@ -114,13 +119,15 @@ class Sweep:
             selections: As `selections` returns them.
             trace: Record step and confidence of every position.
         """
-        for source, selection, cache, verifier, options, sampler in product(
-            self.models, selections, self.caches, self.verifiers, self._options(), self.samplers
-        ):
+        for source, selection, cache, verifier, blocks, options, sampler in product(
+            self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
+            self.samplers,
+        ):  # fmt: skip
             own = loaded[source]
             parsed = parse_verifier(verifier, own.target)
             if not parsed.asks_sampler and sampler != self.samplers[0]:
                 continue
+            schedule = parse_blocks(blocks)
             yield Run(
                 model=own.model,
                 tokenizer=own.tokenizer,
@@ -128,7 +135,8 @@ class Sweep:
                 sampler=parse_sampler(sampler),
                 cache=parse_cache(cache),
                 verifier=parsed,
-                decoding=decoding_of(selection, options),
+                blocks=schedule,
+                decoding=decoding_of(selection, options, schedule),
                 batch_size=self.batch_size,
                 prompts=self.prompts or None,
                 model_source=source,
@@ -146,15 +154,19 @@ class Sweep:
         ]
 
 
-def decoding_of(selection: Selection, options: Mapping[str, Any]) -> DecodeConfig:
+def decoding_of(
+    selection: Selection, options: Mapping[str, Any], blocks: BlockSchedule = Sequential()
+) -> DecodeConfig:
     """Returns the options of a decode: those given, else the task's own, else the defaults.
+
+    A block schedule with a block length of its own takes the place of the task's block length.
 
     Raises:
         ValueError: If an option is out of its range.
     """
     task = selection.task
     given = {"gen_length": task.gen_length, **options}
-    if task.block_length is not None:
+    if task.block_length is not None and blocks.block_length is None:
         # A published block length may be more than the answer length that was asked for.
         own = min(task.block_length, given["gen_length"])
         given = {"block_length": own, **given}

@@ -181,6 +181,7 @@ class Worker:
             run.sampler,
             cache=run.cache,
             verifier=run.verifier,
+            blocks=run.blocks,
             config=replace(self._settings.decoding, seed=seed),
             observers=observers,
         )
@@ -203,6 +204,7 @@ class Worker:
             "sampler": self._settings.sampler,
             "cache": self._settings.cache,
             "verifier": self._settings.verifier,
+            "blocks": self._settings.blocks,
             "git": package_commit(),
             "machine": self._machine,
             "date": now(),

@@ -331,6 +331,7 @@ tasks = ["lists/copy?n=4&limit=20"]
 samplers = ["FixedSchedule(steps_per_block=16)", "ConfidenceThreshold(threshold=0.9)"]
 caches = ["NoCache()", "DualCache()"]
 verifiers = ["SelfVerify(2)"]
+blocks = ["Sequential()", "Sequential(8)"]
 temperature = [0.0, 0.5]
 gen_length = 16
 banned_ids = [3, 4]

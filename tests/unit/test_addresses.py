@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from dllm_decode import NoCache, NoVerifier
-from eval.runs.names import digest_of, parse_cache, parse_task, parse_verifier
+from dllm_decode.blocks import MultiBlock, Sequential
+from eval.runs.names import digest_of, parse_blocks, parse_cache, parse_task, parse_verifier
 from eval.runs.sweep import read_sweep
 from eval.tasks import LatinSquare, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
@@ -71,11 +72,15 @@ def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_o
     assert parse_task("word_problems").prompts == "chat"
 
 
-def test_caches_and_verifiers_are_expressions() -> None:
+def test_caches_verifiers_and_block_schedules_are_expressions() -> None:
     assert parse_cache("NoCache()") == NoCache()
     assert parse_verifier("NoVerifier") == NoVerifier()
     with pytest.raises(ValueError, match="not known here"):
         parse_cache("NoVerifier()")
+    assert parse_blocks("MultiBlock(8, open_at=0.5)") == MultiBlock(8, open_at=0.5)
+    assert parse_blocks("dllm_decode.blocks:Sequential(4)") == Sequential(4)
+    with pytest.raises(ValueError, match="not known here"):
+        parse_blocks("NoCache()")
 
 
 def write(path: Path, *lines: str) -> str:
@@ -161,6 +166,16 @@ def test_every_sweep_of_the_repository_can_be_read() -> None:
         (
             'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\ntop_p = 0.0',
             "top_p must be in",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+            'blocks = ["MultiBlock(8)", "MultiBlock(block_length=8)"]',
+            r"blocks must be distinct, got 'MultiBlock\(block_length=8\)' twice",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+            'blocks = ["NoCache()"]',
+            "not known here",
         ),
     ],
 )

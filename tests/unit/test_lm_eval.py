@@ -24,6 +24,7 @@ from dllm_decode import (
     decode,
     load_model,
 )
+from dllm_decode.blocks import MultiBlock, Sequential
 from eval.__main__ import main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
@@ -33,7 +34,7 @@ from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from eval.runs.ranks import Ranks
 from eval.runs.settings import Place
-from samplers import FixedSchedule
+from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[2]
 
@@ -427,6 +428,27 @@ def test_the_command_keeps_the_answers_of_settings_apart(
     assert texts[1] == [[[text]] for text in _by_hand(folder, 3)[0]]
 
 
+def test_a_block_schedule_decides_what_is_open() -> None:
+    several = replace(make_lm().settings, sampler=ConfidenceThreshold(0.2), blocks=MultiBlock(4))
+    usual = replace(several, blocks=Sequential())
+    forwards = []
+    for settings in (usual, several):
+        lm = DecodeLM(Opened(HashModel(), Numbers(), settings), Ranks())
+        lm.generate_until([asked("1 2 3")], disable_tqdm=True)
+        out = decode(
+            HashModel(), [[1, 2, 3]], settings.sampler, blocks=settings.blocks, gen_length=8,
+            block_length=4,
+        )  # fmt: skip
+        assert lm.ledger.records()[0]["nfe"] == int(out.nfe[0])
+        assert lm.get_model_info()["decoding"]["blocks"] == repr(settings.blocks)
+        forwards.append(int(out.nfe[0]))
+    assert forwards[0] != forwards[1]
+    assert usual.fingerprint() != several.fingerprint()
+    counting = replace(several, sampler=FixedSchedule(2))
+    with pytest.raises(ValueError, match="counts the masks or the steps of a block"):
+        DecodeLM(Opened(HashModel(), Numbers(), counting), Ranks()).generate_until([asked("1")])
+
+
 # Mistakes.
 
 
@@ -445,6 +467,7 @@ def test_the_command_keeps_the_answers_of_settings_apart(
         ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
         ({"cache": "Nothing()"}, "'Nothing' is not known here"),
         ({"verifier": "Nothing()"}, "'Nothing' is not known here"),
+        ({"blocks": "Nothing()"}, "'Nothing' is not known here"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
 """One box of options: none can be missing in a command, and help is there at once."""
 
 import argparse
+import inspect
 import subprocess
 import sys
 import time
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from dllm_decode import DecodeConfig
+from dllm_decode import DecodeConfig, decode
+from dllm_decode.compatibility import require_plugins
+from eval import cli
 from eval.__main__ import COMMANDS, main, make_parser
 from eval.lm_harness.settings import Options
 from eval.runs.arguments import DECODING, axes_of, given_of
@@ -31,6 +34,15 @@ NEEDED = {
     "cache-error": ["lists/copy"],
     "lm": ["--tasks", "a"],
 }
+
+
+# A plug-in of each kind. `cache-error` verifies by a verifier of its own; a sweep has its file.
+PLUGINS = {
+    "sampler": "Factor(0.8)", "cache": "DualCache()", "verifier": "SelfVerify(2)",
+    "blocks": "MultiBlock(8)",
+}  # fmt: skip
+WITHOUT = {("cache-error", "verifier"), *(("sweep", name) for name in PLUGINS)}
+TALKING = {"generate": ["text"], "chat": []}
 
 
 def written(name: str, value: Any) -> list[str]:
@@ -58,6 +70,42 @@ def test_every_option_of_the_decode_is_in_every_command_that_decodes(
     if command in ("run", "sweep"):
         assert axes_of(options) == {name: (value,)}
         DecodeConfig(**{name: axes_of(options)[name][0]})
+
+
+def test_every_plug_in_of_the_decode_has_an_expression_to_try() -> None:
+    plugins = set(inspect.signature(require_plugins).parameters) - {"model"}
+    assert plugins == PLUGINS.keys() <= set(inspect.signature(decode).parameters)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("command", [*NEEDED, *TALKING])
+def test_every_plug_in_is_in_every_command_that_decodes(command: str, name: str) -> None:
+    """A block schedule was in none."""
+    parser = cli.make_parser() if command in TALKING else make_parser()
+    words = [command, *{**NEEDED, **TALKING}[command], f"--{name}", PLUGINS[name]]
+    if (command, name) in WITHOUT:
+        with pytest.raises(SystemExit):
+            parser.parse_args(words)
+        return
+    given = vars(parser.parse_args(words))
+    # In calibrate a sampler is a setting, to which other parts may be added.
+    found = given["settings" if (command, name) == ("calibrate", "sampler") else name]
+    assert found in (PLUGINS[name], [PLUGINS[name]])
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [("sampler", "samplers"), ("cache", "caches"), ("verifier", "verifiers"), ("blocks", "blocks")],
+)
+def test_every_plug_in_arrives_in_a_sweep_and_in_the_harness(
+    tmp_path: Path, name: str, axis: str
+) -> None:
+    file = tmp_path / "sweep.toml"
+    head = {"samplers": '["Factor()"]', axis: f'["{PLUGINS[name]}"]'}
+    lines = [f"{key} = {value}\n" for key, value in head.items()]
+    file.write_text("".join(['model = "mini"\ntasks = ["lists/copy"]\n', *lines]))
+    assert getattr(read_sweep(file), axis) == (PLUGINS[name],)
+    assert getattr(Options.of({name: PLUGINS[name]}), name) == PLUGINS[name]
 
 
 @pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])

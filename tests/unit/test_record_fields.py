@@ -69,7 +69,7 @@ def test_wrong_settings_are_named(whole: Path, tmp_path: Path) -> None:
             (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run]}))
             with pytest.raises(ValueError, match=rf"Run 1 of .*settings\.json must have .*{name}"):
                 Folder(tmp_path).settings()
-    for content in ("[]", "1", "{", "[" * 100_000, '{"format": 3}', '{"format": 3, "runs": 1}'):
+    for content in ("[]", "1", "{", "[" * 100_000, '{"format": 4}', '{"format": 4, "runs": 1}'):
         (tmp_path / "settings.json").write_text(content)
         with pytest.raises(ValueError, match=r"settings\.json must"):
             Folder(tmp_path).settings()

@@ -7,6 +7,7 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
+from dllm_decode.blocks import Sequential
 from eval.metrics.curves import method_of
 from eval.metrics.metrics import Point
 from eval.metrics.statistics import wilson
@@ -27,7 +28,8 @@ from samplers import FixedSchedule
 SETTINGS = Settings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=4, sampler="FixedSchedule(4)", cache="NoCache()",
-    verifier="NoVerifier()", decoding=DecodeConfig(gen_length=6, block_length=3),
+    verifier="NoVerifier()", blocks=repr(Sequential()),
+    decoding=DecodeConfig(gen_length=6, block_length=3),
     batch_size=2, prompts="chat",
 )  # fmt: skip
 
@@ -38,6 +40,7 @@ def record(
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
         "sampler": settings.sampler, "cache": "NoCache()", "verifier": "NoVerifier()",
+        "blocks": settings.blocks,
         "git": "abc", "machine": None, "date": None, "error": None,
         "primary": "answer", "prompt": "ask </script>",
         "target": "say", "text": "said", "scores": {"answer": score, "style": None},
@@ -53,8 +56,8 @@ def record(
 
 # What the records of examples that raised have as well.
 HEAD = (
-    "settings", "sampler", "cache", "verifier", "primary", "git", "machine", "date", "prompt",
-    "target",
+    "settings", "sampler", "cache", "verifier", "blocks", "primary", "git", "machine", "date",
+    "prompt", "target",
 )  # fmt: skip
 
 

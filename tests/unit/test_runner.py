@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
+from dllm_decode.blocks import Sequential
 from eval.reports.summary import summarise
 from eval.runs import provenance
 from eval.runs.progress import Bar, Lines, reporter_for
@@ -65,6 +66,7 @@ def test_a_record_holds_what_every_number_is_computed_from(whole: Path) -> None:
     assert first["sampler"] == repr(FixedSchedule(8))
     assert first["cache"] == "NoCache()"
     assert first["verifier"] == "NoVerifier()"
+    assert first["blocks"] == repr(Sequential())
     assert first["batch_length"] == 4
     assert first["nfe"] <= 8
     assert first["committed"] == sum(first["gains"]) <= 8
@@ -273,7 +275,7 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"without it"):
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be in format 3, got format None"):
+    with pytest.raises(ValueError, match="must be in format 4, got format None"):
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").unlink()
     (tmp_path / "part-0.jsonl").write_text("")
@@ -284,11 +286,11 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_a_folder_of_an_older_format_is_refused(whole: Path, tmp_path: Path) -> None:
     """Its records lack what is summarised, so that an old folder would end in a KeyError."""
     written = json.loads((whole / "settings.json").read_text())
-    (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 1}))
+    (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 3}))
     (tmp_path / "part-0.jsonl").write_text("")
     for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
         with pytest.raises(
-            ValueError, match=r"must be in format 3, got format 1: .* another folder"
+            ValueError, match=r"must be in format 4, got format 3: .* another folder"
         ):
             use()
 

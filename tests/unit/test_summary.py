@@ -10,6 +10,7 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
+from dllm_decode.blocks import Sequential
 from eval.metrics.curves import point_of
 from eval.metrics.statistics import paired_bootstrap, wilson
 from eval.reports.pooling import per_example
@@ -24,7 +25,7 @@ from samplers import FixedSchedule
 SETTINGS = Settings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
-    verifier="NoVerifier()",
+    verifier="NoVerifier()", blocks=repr(Sequential()),
     decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
     batch_size=1, prompts="chat",
 )  # fmt: skip
@@ -34,6 +35,7 @@ def record(settings: Settings, example: str, score: float | None, **own: Any) ->
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
         "sampler": settings.sampler, "cache": settings.cache, "verifier": settings.verifier,
+        "blocks": settings.blocks,
         "git": None, "machine": None, "date": None, "error": None,
         "primary": "answer", "prompt": "", "target": "", "text": "",
         "scores": {"answer": score}, "prompt_length": 2, "length": 4, "nfe": 2,
@@ -44,7 +46,10 @@ def record(settings: Settings, example: str, score: float | None, **own: Any) ->
 
 
 # What the records of examples that raised have as well.
-HEAD = ("git", "machine", "date", "primary", "sampler", "cache", "verifier", "prompt", "target")
+HEAD = (
+    "git", "machine", "date", "primary", "sampler", "cache", "verifier", "blocks", "prompt",
+    "target",
+)  # fmt: skip
 
 
 def seeded(run: Run, seed: int) -> Run:

@@ -1,0 +1,215 @@
+"""The block schedule as a part of a setting: every command takes it, every record names it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import eval_runs
+import pytest
+from spied import MODELS, tiny
+
+from dllm_decode import NoCache, decode, load_model
+from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
+from dllm_decode.config import DecodeConfig
+from eval import cli
+from eval.__main__ import main
+from eval.calibrate.card import FORMAT, read_card
+from eval.calibrate.ladders import rung_of
+from eval.runs.cache_error import Trial
+from eval.runs.names import parse_blocks, parse_sampler, parse_task
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from eval.runs.settings import Run
+from eval.runs.sweep import decoding_of
+from samplers import ConfidenceThreshold
+
+TASK = "word_problems?split=test&limit=3"
+USUAL, SEVERAL = repr(Sequential()), repr(MultiBlock(8))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over two schedules, on the embedded model."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "sweep.toml").write_text(
+        f'model = "mini"\ntasks = ["{TASK}"]\nsamplers = ["ConfidenceThreshold(0.9)"]\n'
+        'blocks = ["Sequential()", "MultiBlock(8)"]\ngen_length = 64\nblock_length = 8\n'
+    )
+    assert main(["sweep", str(folder / "sweep.toml"), str(folder / "out")]) == 0
+    return folder / "out"
+
+
+def test_records_and_settings_name_the_schedule_that_decoded_them(compared: Path) -> None:
+    records = Folder(compared).records()
+    usual, several = ([r for r in records if r["blocks"] == name] for name in (USUAL, SEVERAL))
+    assert len(usual) == len(several) == 3
+    assert [own.blocks for own in Folder(compared).settings()] == [USUAL, SEVERAL]
+    assert sum(r["nfe"] for r in several) < sum(r["nfe"] for r in usual)
+    model, tokenizer = load_model("mini")
+    for schedule, own in ((Sequential(), usual), (MultiBlock(8), several)):
+        out = decode(
+            model,
+            [
+                tokenizer.apply_chat_template(
+                    example.turns(), add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+                for example in parse_task(TASK).examples()
+            ],
+            ConfidenceThreshold(0.9), blocks=schedule, gen_length=64, block_length=8,
+        )  # fmt: skip
+        assert out.tokens.tolist() == [record["tokens"] for record in own]
+        assert out.nfe.tolist() == [record["nfe"] for record in own]
+
+
+def test_the_report_labels_a_setting_with_any_but_the_usual_schedule(compared: Path) -> None:
+    found = json.loads((compared / "summary.json").read_text())
+    assert [row["settings"]["blocks"] for row in found["rows"]] == [USUAL, SEVERAL]
+    methods = ["ConfidenceThreshold", "ConfidenceThreshold + MultiBlock"]
+    assert [method["method"] for method in found["methods"]] == methods
+    report = (compared / "report.md").read_text()
+    labelled = [line for line in report.splitlines() if line.startswith("| ") and "0.9" in line]
+    assert sum(SEVERAL in line for line in labelled) == 1
+    assert not any(USUAL in line for line in labelled)
+    assert f"- blocks: {USUAL}, {SEVERAL}" in report
+    assert f"+ {SEVERAL}" in (compared / "report.html").read_text()
+
+
+def test_a_frame_has_a_column_for_it(compared: Path) -> None:
+    pytest.importorskip("pandas")
+    from eval import frame
+
+    assert set(frame(compared)["blocks"]) == {USUAL, SEVERAL}
+
+
+def test_run_repeats_the_option_and_a_schedule_brings_its_block_length(tmp_path: Path) -> None:
+    """The task's or the model's block length is not asked for beside the schedule's own."""
+    command = ["run", "word_problems?split=test&limit=1", str(tmp_path), "--gen-length", "16",
+               "--sampler", "ConfidenceThreshold(0.9)", "--no-trace",
+               "--blocks", "Sequential(4)", "--blocks", "MultiBlock(16)"]  # fmt: skip
+    assert main(command) == 0
+    found = Folder(tmp_path).settings()
+    assert [own.block_length for own in found] == [4, 16]
+    assert [own.parts[1:] for own in found] == [[repr(Sequential(4))], [repr(MultiBlock(16))]]
+    records = (tmp_path / "part-0.jsonl").read_bytes()
+    assert main(command) == 0
+    assert (tmp_path / "part-0.jsonl").read_bytes() == records
+    published = parse_task("gsm8k?path=x&protocol=llada")
+    assert decoding_of(published, {}).block_length is not None
+    assert decoding_of(published, {}, Sequential(4)).block_length is None
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sampler", "FixedSchedule(4)"], "counts the masks or the steps of a block"),
+        (["--verifier", "SelfVerify()"], "opens masks after each step of the sampler"),
+        (["--block-length", "4"], "block_length must be said once, got 4 and MultiBlock("),
+    ],
+)
+def test_what_does_not_go_with_a_schedule_is_refused_before_anything_is_decoded(
+    tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = more if "--sampler" in more else [*more, "--sampler", "Factor()"]
+    options = ["lists/copy?limit=1", str(tmp_path / "out"), *parts, "--blocks", "MultiBlock(8)"]
+    for command in ("run", "calibrate"):
+        assert main([command, *options, "--gen-length", "16"]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_block_causal_model_refuses_blocks_that_end_anywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(
+        eval_runs.runs(samplers=(ConfidenceThreshold(0.05),))[0],
+        model=replace(eval_runs.model(), causal_block_length=4),
+    )
+    assert isinstance(run, Run)
+    adaptive = replace(run, blocks=AdaptiveBlocks((4,)))
+    with pytest.raises(ValueError, match="ends blocks where the text does, got hash model"):
+        execute([adaptive], tmp_path)
+    assert not list(tmp_path.iterdir())
+    folder = execute([run, adaptive], tmp_path, skip_impossible=True)
+    assert [own.blocks for own in folder.settings()] == [USUAL]
+    (skipped,) = folder.skipped()
+    assert "AdaptiveBlocks(delimiters=(4,)" in skipped.setting
+    command = ["cache-error", "--model", str(MODELS / "sdar"), "--gen-length", "8",
+               "--blocks", "AdaptiveBlocks((4,))"]  # fmt: skip
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert "ends blocks where the text does" in shown.err
+    assert not shown.out
+
+
+def test_a_rung_may_be_a_block_schedule_and_its_card_names_it(tmp_path: Path) -> None:
+    usual = {"cache": "NoCache()", "verifier": "NoVerifier()", "blocks": "Sequential()"}
+    rung = rung_of("MultiBlock(8) + ConfidenceThreshold(0.9)", **usual)
+    assert (rung.sampler, rung.blocks) == ("ConfidenceThreshold(0.9)", "MultiBlock(8)")
+    assert rung_of("Factor()", **{**usual, "blocks": "SubBlocks()"}).blocks == "SubBlocks()"
+    with pytest.raises(ValueError, match="must have one block schedule"):
+        rung_of("Factor() + MultiBlock() + Sequential()", **usual)
+    status = main([
+        "calibrate", "word_problems?split=val&limit=3", str(tmp_path), "--agreement",
+        "--sampler", "ConfidenceThreshold(0.9) + MultiBlock(8)", "--test", "binomial",
+        "--reference", "ConfidenceThreshold(0.9)", "--max-drop", "0.99", "--confidence", "0.05",
+        "--gen-length", "64",
+    ])  # fmt: skip
+    assert status == 0
+    path = tmp_path / "card.json"
+    card = read_card(path)
+    assert card.setting["blocks"] == SEVERAL
+    assert card.reference["blocks"] == USUAL
+    assert parse_blocks(f"@{path}") == card.settings()["blocks"] == MultiBlock(8)
+    assert f"ConfidenceThreshold(threshold=0.9) + {SEVERAL}" in card.text()
+    (own,) = (one for one in Folder(tmp_path).settings() if one.blocks == SEVERAL)
+    assert card.misfits(replace(own, examples="others")) == []
+    (misfit,) = card.misfits(replace(own, examples="others", blocks=USUAL))
+    assert misfit == f"blocks is {USUAL}, the card's is {SEVERAL}"
+    _check_older_card(path)
+
+
+def _check_older_card(path: Path) -> None:
+    """A card that was written before schedules were parts of a setting has the usual one."""
+    written = json.loads(path.read_text())
+    settings = [written["setting"], written["reference"]]
+    settings += [rating["setting"] for rating in written["ratings"]]
+    for setting in [*settings, written["expressions"]]:
+        setting.pop("blocks")
+    path.write_text(json.dumps(written))
+    with pytest.raises(ValueError, match="must have a field 'blocks'"):
+        read_card(path).settings()
+    path.write_text(json.dumps(written | {"format": FORMAT.replace("2", "1")}))
+    card = read_card(path)
+    assert card.settings()["blocks"] == parse_blocks(f"@{path}") == Sequential()
+    assert parse_sampler(f"@{path}") == ConfidenceThreshold(0.9)
+    assert card.setting["blocks"] == card.reference["blocks"] == USUAL
+
+
+# Some of what the tiny model writes.
+WRITTEN = (19, 30, 63, 99, 145, 264, 305, 391, 430, 443)
+
+
+@pytest.mark.parametrize("blocks", [MultiBlock(4), AdaptiveBlocks(WRITTEN, 0.05, 4)])
+def test_cache_error_decodes_as_the_schedule_says(blocks: MultiBlock | AdaptiveBlocks) -> None:
+    """Without a cache nothing is wrong; and the steps are those of a decode without the tally."""
+    config = DecodeConfig(gen_length=16)
+    model, prompts, sampler = tiny("llada"), [[5, 6, 7], [9, 10, 11, 12]], ConfidenceThreshold(0.7)
+    error = Trial(model, prompts, sampler, config, blocks=blocks).error_of(NoCache())
+    assert error.divergence == pytest.approx(0.0, abs=1e-12)
+    assert error.changed == 0.0
+    plain = decode(model, prompts, sampler, blocks=blocks, config=config)
+    usual = decode(model, prompts, sampler, config=replace(config, block_length=4))
+    assert error.nfe == plain.nfe.float().mean() != usual.nfe.float().mean()
+
+
+def test_generate_takes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    question = "emma has 12 apples. emma buys 5 more. how many apples does emma have now?"
+
+    def forwards(*more: str) -> int:
+        command = ["generate", question, "--gen-length", "64", "--block-length", "8", *more]
+        assert cli.main(command) == 0
+        return int(capsys.readouterr().err.partition(" forwards")[0])
+
+    assert forwards("--blocks", "MultiBlock()") < forwards()
+    assert cli.main(["generate", question, "--blocks", "Nothing()"]) == 2
+    assert "'Nothing' is not known here" in capsys.readouterr().err
