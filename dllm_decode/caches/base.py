@@ -110,8 +110,9 @@ class CachePolicy(ABC):
     not last is computed again next time.
 
     The properties promise something to samplers and verifiers. Unless overridden they promise
-    nothing, so a policy that forgets one is refused more often, and is never wrong. A promise that
-    a forward breaks is an error that names the policy.
+    nothing, so a policy that forgets one is refused more often, and is never wrong. That forwards
+    keep `needs_kv_cache` is checked; the other promises are taken on trust: a false
+    `is_path_dependent` lets `SelfVerify` change tokens.
 
     Concrete policies are frozen dataclasses without state whose repr is their configuration.
     """
@@ -161,9 +162,10 @@ class CachePolicy(ABC):
     def recompute(self, query: CacheQuery) -> Columns:
         """Returns the absolute columns to compute.
 
-        Every column that predicts a masked one of the window is among them. A row with fewer
-        columns than another repeats some of its own. What predicts a committed column may be left
-        out: the sampler then sees certainty about the token in place.
+        Every column that predicts a masked one of the window is among them, and, at a row's first
+        forward (`previous` is None), every column that is not hidden: nothing else fills its slots.
+        A row with fewer columns than another repeats some of its own. What predicts a committed
+        column may be left out: the sampler then sees certainty about the token in place.
         """
 
 

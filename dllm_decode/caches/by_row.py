@@ -109,7 +109,31 @@ def _answer_of(policy: CachePolicy, query: CacheQuery) -> _Own:
             f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
             f"each of {num_rows}, got {got}."
         )
-    return _Own(columns, policy.hidden(query))
+    hidden = policy.hidden(query)
+    if None in query.previous:
+        _require_filled(policy, query, columns, hidden)
+    return _Own(columns, hidden)
+
+
+def _require_filled(
+    policy: CachePolicy, query: CacheQuery, columns: Columns, hidden: slice | None
+) -> None:
+    """Raises RuntimeError if a row's first forward leaves out a column that it attends to.
+
+    Only the device knows which columns a tensor lists, so of these the number is compared.
+    """
+    wanted = query.end - (0 if hidden is None else len(range(*hidden.indices(query.end))))
+    found = _width(columns, query.end)
+    if found < wanted:
+        raise RuntimeError(
+            f"recompute of {policy!r} must return every column at a row's first forward, the "
+            f"prompt's too: {wanted}, got {found}. The others would be attended to, and hold "
+            "nothing."
+        )
+
+
+def _width(columns: Columns, end: int) -> int:
+    return len(range(*columns.indices(end))) if isinstance(columns, slice) else columns.shape[1]
 
 
 def _is_same(one: _Own, other: _Own) -> bool:

@@ -20,6 +20,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode import prompts as reading
+from dllm_decode.caches import CacheQuery
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.models.loading.load import find_model
 from samplers import ConfidenceThreshold, Decision, Sampler, View
@@ -99,6 +100,21 @@ class Listing(CachePolicy):
 def test_a_policy_that_returns_no_columns_is_named(columns: Any, got: str) -> None:
     with pytest.raises(RuntimeError, match=rf"(?s)^recompute of Listing.* slice .*, got {got}\.$"):
         run(ConfidenceThreshold(0.9), cache=Listing(columns))
+
+
+@dataclass(frozen=True)
+class BlockAlone(CachePolicy):
+    """Never computes the prompt."""
+
+    def recompute(self, query: CacheQuery) -> Any:
+        return query.needed
+
+
+def test_a_policy_that_never_computes_the_prompt_is_named() -> None:
+    """Once the answer was decoded from slots that hold nothing."""
+    sentence = r"^recompute of BlockAlone\(\) must return every column at .*: 10, got 8\. "
+    with pytest.raises(RuntimeError, match=sentence):
+        run(ConfidenceThreshold(0.9), cache=BlockAlone())
 
 
 @dataclass(frozen=True)
