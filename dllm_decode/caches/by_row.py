@@ -96,23 +96,28 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
 
 
 def _answer_of(policy: CachePolicy, query: CacheQuery) -> _Own:
-    """Asks for the rows of one pace, and checks the kind of the answer."""
-    columns: object = policy.recompute(query)
-    num_rows = len(query.canvas)
-    is_listed = isinstance(columns, Tensor) and columns.ndim == 2 and len(columns) == num_rows
-    is_listed = is_listed and not (columns.is_floating_point() or columns.dtype is torch.bool)
-    if not isinstance(columns, slice) and not is_listed:
-        got = shown(columns)
-        if isinstance(columns, Tensor):
-            got = f"{columns.dtype} {tuple(columns.shape)}"
-        raise RuntimeError(
-            f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
-            f"each of {num_rows}, got {got}."
-        )
-    hidden = policy.hidden(query)
-    if None in query.previous:
+    """Asks for the rows of one pace, and checks the answer as far as the host can."""
+    columns, hidden = _columns_of(policy, query), policy.hidden(query)
+    if policy.needs_kv_cache and None in query.previous:
         _require_filled(policy, query, columns, hidden)
     return _Own(columns, hidden)
+
+
+def _columns_of(policy: CachePolicy, query: CacheQuery) -> Columns:
+    """Returns what a policy computes; RuntimeError if that is of another kind."""
+    returned: object = policy.recompute(query)
+    if isinstance(returned, slice):
+        return returned
+    num_rows, got = len(query.canvas), shown(returned)
+    if isinstance(returned, Tensor):
+        is_integer = not (returned.is_floating_point() or returned.dtype is torch.bool)
+        if is_integer and returned.ndim == 2 and len(returned) == num_rows:
+            return returned
+        got = f"{returned.dtype} {tuple(returned.shape)}"
+    raise RuntimeError(
+        f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
+        f"each of {num_rows}, got {got}."
+    )
 
 
 def _require_filled(
