@@ -1,5 +1,13 @@
 from .batching import decode_many
-from .blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
+from .blocks import (
+    AdaptiveBlocks,
+    BlockSchedule,
+    MultiBlock,
+    Opening,
+    Phase,
+    Sequential,
+    SubBlocks,
+)
 from .caches import (
     CachePolicy,
     DelayedCache,
@@ -72,7 +80,9 @@ __all__ = [
     "NoCache",
     "NoVerifier",
     "Observer",
+    "Opening",
     "PathSearch",
+    "Phase",
     "PipelineCache",
     "PrefixCache",
     "PrefixStream",

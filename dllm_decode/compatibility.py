@@ -19,6 +19,7 @@ from dllm_decode.caches import (
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.verify.base import Verifier
 from samplers.base import Sampler
+from samplers.checks import shown
 from samplers.view import Scope
 
 Part: TypeAlias = Literal["sampler", "cache", "verifier", "model", "blocks"]
@@ -42,6 +43,7 @@ class Demands:
         ends_anywhere: See `BlockSchedule.ends_anywhere`.
         needs_whole_block: See `Sampler.needs_whole_block`.
         edits: See `Sampler.edits`.
+        reads_committed: See `Sampler.reads_committed`.
     """
 
     scope: Scope = "block"
@@ -54,6 +56,7 @@ class Demands:
     ends_anywhere: bool = False
     needs_whole_block: bool = False
     edits: bool = False
+    reads_committed: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,13 @@ REFUSALS = (
         "Use PrefixCache().",
     ),
     Refusal(
+        ("sampler", "cache"),
+        lambda demands, cache: demands.reads_committed and not cache.recomputes_committed,
+        "reads the model's logits at committed positions of the block",
+        "which shows it certainty there once they are frozen",
+        "Use PrefixCache() or DualCache().",
+    ),
+    Refusal(
         ("blocks", "verifier"),
         lambda demands, cache: (
             demands.opens_parts and (demands.looks_ahead or not demands.asks_sampler)
@@ -191,6 +201,9 @@ REFUSALS = (
 )
 
 
+_PARSERS = {"sampler": "samplers.parse", "blocks": "dllm_decode.blocks.parse"}
+
+
 def require_plugins(
     model: object,
     sampler: object,
@@ -210,7 +223,17 @@ def require_plugins(
         if isinstance(given, type):
             raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
         if not isinstance(given, kind):
-            raise ValueError(f"{name} must be {example}, got {given!r}.")
+            raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
+
+
+def _hint(name: str, given: object) -> str:
+    """Says how to get the plug-in from what was given in its place."""
+    if name == "model" and isinstance(given, tuple):
+        return " load_model returns two: model, tokenizer = load_model(...)."
+    if name == "model" or not isinstance(given, str):
+        return ""
+    reader = f"; {_PARSERS[name]} reads text" if name in _PARSERS else ""
+    return f" Pass the object, not its text{reader}."
 
 
 def check(
@@ -237,6 +260,7 @@ def check(
         ends_anywhere=blocks.ends_anywhere,
         needs_whole_block=sampler.needs_whole_block,
         edits=sampler.edits,
+        reads_committed=sampler.reads_committed,
     )
     refusal = refusal_of(demands, cache)
     if refusal is None:
@@ -287,6 +311,7 @@ KINDS = {
     "a verifier that writes, model predicts the next column": Demands(
         asks_sampler=False, is_shifted=True
     ),
+    "reads committed positions: `Learn2PD()`": Demands(reads_committed=True),
     "edits: `JointThreshold()`": Demands(edits=True),
     "the same, with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
     "`MultiBlock()` with `SelfVerify()`": Demands(opens_parts=True, looks_ahead=True),

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from dllm_decode import compatibility
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.blocks.base import Opening, Phase, with_openings
+from dllm_decode.blocks.base import (
+    Opening,
+    Phase,
+    require_measured,
+    require_opening,
+    require_overrides,
+    with_openings,
+)
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
@@ -90,7 +97,7 @@ def decode(
     Raises:
         ValueError: If sampler, cache, verifier, blocks, model and lengths do not fit together.
         RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
-            stated bound.
+            stated bound, or another plug-in breaks its contract.
     """
     options = config.updated(
         gen_length=gen_length,
@@ -153,6 +160,8 @@ class Decoder:
             model, self.sampler, self.cache, verifier=self.verifier, blocks=self.schedule
         )
         self.verifier.check(model)
+        require_overrides(self.schedule)
+        self.schedule.check(model)
         _check_options(model, self.cache, self.verifier, config)
 
     @property
@@ -178,8 +187,14 @@ class Decoder:
         return self.verifier.blocks(canvas, self.block_length)
 
     def measured(self, canvas: Canvas) -> tuple[Int[Tensor, " B"], ...]:
-        """Returns what the schedule must know of each row before a round."""
-        return self.schedule.measured(canvas, self.block_length)
+        """Returns what the schedule must know of each row before a round.
+
+        Raises:
+            RuntimeError: If the schedule returns anything but integers, one of each row.
+        """
+        found = self.schedule.measured(canvas, self.block_length)
+        require_measured(found, len(canvas), owner=self.schedule)
+        return found
 
     def opened(
         self,
@@ -195,6 +210,9 @@ class Decoder:
             block: The phase.
             measured: What `measured` returned, read by the host.
             last: What was open in each row before; `None` before its first round in the phase.
+
+        Raises:
+            RuntimeError: If the schedule returns no `Opening`, or one that opens nothing.
         """
         if not self.schedule.opens_parts or not last:
             return canvas, last
@@ -204,6 +222,8 @@ class Decoder:
             self.schedule.opening([numbers[row] for numbers in measured], opening, phase)
             for row, opening in enumerate(last)
         ]
+        for opening in openings:
+            require_opening(opening, owner=self.schedule)
         return (canvas if openings == last else with_openings(canvas, openings)), [*openings]
 
     def blank(self, prompts: Sequence[Prompt], templates: Sequence[Sequence[int]] = ()) -> Canvas:
@@ -282,6 +302,8 @@ def finish_block(
             part.num_open(block), steps, moved.long(), *decoder.measured(part)
         )
         _tell(observers, session, before, part, block, where=None if all(now) else moved)
+        if not any(now):
+            _check_open(decoder.schedule, session, before, block)
         _check_progress(sampler, left, taken, limits, moved=any(now))
         kept = [row for row, masks in enumerate(left) if masks]
         if not all(left):
@@ -308,6 +330,20 @@ def _narrow(session: Session, ids: Sequence[int], openings: Sequence[Opening | N
     }
     if reaches:
         session.narrow(reaches)
+
+
+def _check_open(schedule: BlockSchedule, session: Session, canvas: Canvas, block: Block) -> None:
+    """Blames the schedule where no row has moved because none had an open mask.
+
+    It is asked only then, so the host may wait for the answers.
+    """
+    assert session.view is not None
+    has_masks = canvas.masked[:, block.start : block.end].any()
+    if has_masks and not session.view.eligible.any():
+        raise RuntimeError(
+            f"{schedule!r} must open at least one mask of every row that has masks left, but none "
+            "of the masks that are left is open; its `opening` or its `chosen` is wrong."
+        )
 
 
 def _check_progress(

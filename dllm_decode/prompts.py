@@ -36,24 +36,28 @@ def token_lists(
         return token_lists(prompts["input_ids"], prompts.get("attention_mask", attention_mask))
     if isinstance(prompts, Tensor):
         return _rows_of(prompts, attention_mask)
-    if attention_mask is not None:
-        return token_lists_of_masked(prompts, attention_mask)
+    _require_rows(prompts)
+    return list(prompts) if attention_mask is None else masked_rows(prompts, attention_mask)
+
+
+def _require_rows(prompts: object) -> None:
+    """Raises ValueError unless each row of a batch is a sequence of its own."""
+    wanted = "prompts must be lists of token ids or a torch tensor, one prompt a row"
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
-        raise ValueError(
-            f"prompts must be sequences of token ids, one a row, got {shown(prompts)}."
-        )
+        raise ValueError(f"{wanted}, got {shown(prompts)}.{_hint(prompts)}")
     for row, prompt in enumerate(prompts):
         if isinstance(prompt, str) or not isinstance(prompt, Sequence | Tensor):
-            raise ValueError(
-                f"prompts must be sequences of token ids, one a row, got {shown(prompt)} "
-                f"in row {row}."
-            )
-    return list(prompts)
+            raise ValueError(f"{wanted}, got {shown(prompt)} in row {row}.{_hint(prompt)}")
 
 
-def token_lists_of_masked(
-    prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Tensor
-) -> list[Prompt]:
+def _hint(found: object) -> str:
+    """Says what to do with what is no prompt."""
+    if isinstance(found, str):
+        return " `generate` takes texts."
+    return " A single prompt is a batch of one: [prompt]." if isinstance(found, int) else ""
+
+
+def masked_rows(prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Tensor) -> list[Prompt]:
     """Returns the tokens of each row where its mask is not 0."""
     if len(prompts) != len(attention_mask):
         raise ValueError(
@@ -84,7 +88,7 @@ def _rows_of(
     rows: list[Prompt] = prompts.tolist()
     if attention_mask is not None:
         masks = attention_mask.tolist() if isinstance(attention_mask, Tensor) else attention_mask
-        return token_lists_of_masked(rows, masks)
+        return masked_rows(rows, masks)
     if len(rows) > 1:
         raise ValueError(
             "attention_mask must be given with a tensor of several prompts, so that padding is "

@@ -90,9 +90,14 @@ a run that was stopped goes on where it stopped: give the same command again.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 1 if examples failed, 2 if refused."""
-    parser = make_parser()
+def main(arguments: Sequence[str] | None = None, *, program: str = "python -m eval") -> int:
+    """Runs the command line and returns the exit status: 1 if examples failed, 2 if refused.
+
+    Args:
+        arguments: The words; `None`: those of the process.
+        program: How the user calls it, for help and messages.
+    """
+    parser = make_parser(program)
     options = parser.parse_args(arguments)
     command = COMMANDS[options.name]
     module, _, function = command.action.partition(":")
@@ -107,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(program: str = "python -m eval") -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval",
+        prog=program,
         description="Measures how well and how fast a decoder fills answers.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["eval"]:
         from eval.__main__ import main as evaluate
 
-        return evaluate(words[1:])
+        return evaluate(words[1:], program="dllm-decode eval")
     if words[:1] == ["bench"]:
         return _bench(words[1:])
     parser = make_parser()

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Literal
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from samplers.checks import shown
 from samplers.state import State, check_state, same_structure
 from samplers.view import Scope, View
 
@@ -115,10 +117,17 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
     """Lets a sampler decide one step.
 
     Raises:
-        RuntimeError: If the state it returns is of a kind whose rows cannot be taken, or of another
-            kind than the one before.
+        RuntimeError: If it returns no decision of the view's shape, or a state whose rows cannot
+            be taken, or of another kind than the one before.
     """
-    decision, after = sampler.step(view, state)
+    returned: object = sampler.step(view, state)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise RuntimeError(
+            f"step of {sampler!r} must return the pair (Decision, state), got a "
+            f"{type(returned).__name__}. Without a state, return (Decision(...), None)."
+        )
+    decision, after = returned
+    _require_decision(sampler, decision, view)
     check_state(after, len(view.tokens), owner=sampler)
     if not same_structure(state, after):
         raise RuntimeError(
@@ -127,6 +136,44 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
             "those of step, filled with zeros if nothing is known yet."
         )
     return decision, after
+
+
+def _require_decision(sampler: Sampler, decision: object, view: View) -> None:
+    """Raises RuntimeError unless a decision's tensors are of the view's shape and of their kind."""
+    if not isinstance(decision, Decision):
+        raise RuntimeError(
+            f"step of {sampler!r} must return the pair (Decision, state), got a "
+            f"{type(decision).__name__} in place of the Decision."
+        )
+    shape = tuple(view.tokens.shape)
+    masks = (("commit", decision.commit), ("remask", decision.remask), ("edit", decision.edit))
+    for name, mask in masks:
+        _require_tensor(sampler, name, mask, "bool", shape, optional=name != "commit")
+    _require_tensor(sampler, "tokens", decision.tokens, "integer", shape)
+    _require_tensor(sampler, "goes_on", decision.goes_on, "bool", shape[:1])
+
+
+def _require_tensor(
+    sampler: Sampler,
+    name: str,
+    found: object,
+    wanted: Literal["bool", "integer"],
+    shape: tuple[int, ...],
+    *,
+    optional: bool = True,
+) -> None:
+    if found is None and optional:
+        return
+    got = shown(found)
+    if isinstance(found, Tensor):
+        is_integer = not (found.is_floating_point() or found.is_complex())
+        kind = "bool" if found.dtype is torch.bool else "integer" if is_integer else "other"
+        if kind == wanted and tuple(found.shape) == shape:
+            return
+        got = _described(found)
+    raise RuntimeError(
+        f"step of {sampler!r} must return {name} of kind {wanted} and shape {shape}, got {got}."
+    )
 
 
 def _described(state: object) -> str:

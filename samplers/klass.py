@@ -76,11 +76,6 @@ class Klass(Sampler[History]):
         require_count("steps_per_block", self.steps_per_block, 1)
 
     @property
-    def reads_committed(self) -> bool:
-        # The last step's logits are compared with those of this one, whichever were masked.
-        return True
-
-    @property
     def needs_whole_block(self) -> bool:
         return True
 

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule, Opened, Opening, Phase
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
 from samplers.checks import (
     require_count,
     require_probability,
     require_share,
     require_tuple,
+    shown,
 )
 from samplers.view import View
 
@@ -58,6 +60,11 @@ class AdaptiveBlocks(BlockSchedule):
     def __post_init__(self) -> None:
         require_tuple("delimiters", self.delimiters)
         for token in self.delimiters:
+            if isinstance(token, str):
+                raise ValueError(
+                    f"delimiters must be token ids, got the text {shown(token)}. Pass for example "
+                    "(tokenizer.convert_tokens_to_ids('.'),)."
+                )
             require_count("delimiters", token, 0)
         require_probability("threshold", self.threshold)
         if self.block_length is not None:
@@ -71,6 +78,14 @@ class AdaptiveBlocks(BlockSchedule):
     @property
     def ends_anywhere(self) -> bool:
         return True
+
+    def check(self, model: MaskPredictor) -> None:
+        beyond = [token for token in self.delimiters if token >= model.vocab_size]
+        if beyond:
+            raise ValueError(
+                f"delimiters must be token ids of {model.name}, in [0, {model.vocab_size}), got "
+                f"{beyond[0]}."
+            )
 
     def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         return canvas.blocks(canvas.region_length)

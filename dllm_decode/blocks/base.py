@@ -10,7 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.canvas import Block, Canvas
+from dllm_decode.models.base import MaskPredictor
 from samplers.base import Decision
+from samplers.checks import shown
 from samplers.view import View
 
 _NOWHERE = Block(0, 0)
@@ -86,6 +88,9 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
         """True if blocks may end where a model that attends in blocks has no end of a block."""
         return False
 
+    def check(self, model: MaskPredictor) -> None:  # noqa: B027 - most serve every model
+        """Raises ValueError if it cannot serve this model; nothing unless overridden."""
+
     def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
         """Splits the answer region into phases, from left to right: blocks unless overridden.
 
@@ -99,14 +104,14 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
         """Returns what `opening` must know of each row: nothing unless overridden.
 
-        The host reads it together with all else that it reads once a step.
+        The host reads it together with all else that it reads once a step, so it is integers.
         """
         return ()
 
     def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
-        """Says what is open in one row, before each step; asked if `opens_parts`.
+        """Says what is open in one row, before each step; asked only if `opens_parts`.
 
-        The row has masks in the phase, and one of them is open.
+        The row has masks in the phase, and at least one of them must be open.
 
         Args:
             measured: What `measured` returned, of this row.
@@ -135,6 +140,49 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     ) -> Decision:
         """Returns a decision with what the schedule itself commits: nothing unless overridden."""
         return decision
+
+
+def require_overrides(schedule: BlockSchedule) -> None:
+    """Raises ValueError if a schedule says what is open, but not that it does."""
+    says_what = type(schedule).opening is not BlockSchedule.opening
+    if says_what and not schedule.opens_parts:
+        raise ValueError(
+            f"opens_parts must be True in a schedule that overrides opening, got False from "
+            f"{schedule!r}, whose opening would never be asked. Override opens_parts too, and "
+            "phases if several blocks may be open at once."
+        )
+
+
+def require_measured(measured: object, num_rows: int, *, owner: BlockSchedule) -> None:
+    """Raises RuntimeError unless `measured` returned integers, one of each row."""
+    if not isinstance(measured, tuple):
+        raise RuntimeError(_broken(owner, "measured", "a tuple of Int[B] tensors", measured))
+    for part in measured:
+        if not isinstance(part, Tensor):
+            raise RuntimeError(_broken(owner, "measured", "a tuple of Int[B] tensors", part))
+        if part.shape != (num_rows,) or part.is_floating_point():
+            raise RuntimeError(
+                f"measured of {owner!r} must return a tuple of Int[B] tensors, got one of "
+                f"{part.dtype} {tuple(part.shape)} for {num_rows} rows."
+            )
+
+
+def require_opening(opening: object, *, owner: BlockSchedule) -> None:
+    """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
+    if not isinstance(opening, Opening) or not isinstance(opening.opened, Block):
+        raise RuntimeError(_broken(owner, "opening", "an Opening such as Opening(block)", opening))
+    parts = (opening.opened, opening.opened if opening.reach is None else opening.reach)
+    if any(part.start >= part.end for part in parts):
+        raise RuntimeError(
+            f"opening of {owner!r} must open at least one position of a row that has masks left, "
+            f"got {opening}."
+        )
+
+
+def _broken(owner: BlockSchedule, method: str, wanted: str, found: object) -> str:
+    return (
+        f"{method} of {owner!r} must return {wanted}, got {shown(found)} ({type(found).__name__})."
+    )
 
 
 def with_openings(canvas: Canvas, openings: Sequence[Opening]) -> Canvas:

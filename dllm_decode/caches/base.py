@@ -112,12 +112,12 @@ class CachePolicy(ABC):
     The properties promise something to the engine, samplers and verifiers. Unless overridden they
     promise nothing, so a policy that forgets one is refused more often, and is never wrong.
 
-    Three things are checked, and an error names the policy: a forward that leaves out columns
+    Four things are checked, and an error names the policy: a forward that leaves out columns
     though `needs_kv_cache` is False, one that leaves out what predicts an open mask which the
-    sampler sees, and history that is read though `reads_history` is False. All else is taken on
-    trust. With a false `is_path_dependent`, `SelfVerify` may change tokens; with a false
-    `recomputes_committed`, a sampler that asks for the model's logits at committed tokens is shown
-    certainty.
+    sampler sees, a row's first forward that leaves out a column which is not hidden, and history
+    that is read though `reads_history` is False. All else is taken on trust. With a false
+    `is_path_dependent`, `SelfVerify` may change tokens; with a false `recomputes_committed`, a
+    sampler that asks for the model's logits at committed tokens is shown certainty.
 
     Concrete policies are frozen dataclasses without state whose repr is their configuration.
     """

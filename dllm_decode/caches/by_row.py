@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns
 from dllm_decode.canvas import Block
+from samplers.checks import shown
 
 
 class Pace(NamedTuple):
@@ -68,8 +69,11 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
 
     A row's columns are those that it would have alone. A row with fewer of them than another
     repeats its last one.
+
+    Raises:
+        RuntimeError: If the policy answers with anything but columns.
     """
-    answers = [_Own(policy.recompute(one.query), policy.hidden(one.query)) for one in asked]
+    answers = [_answer_of(policy, one.query) for one in asked]
     first = answers[0]
     if all(_is_same(first, answer) for answer in answers):
         return Answer(*first)
@@ -89,6 +93,52 @@ def ask(policy: CachePolicy, asked: Sequence[Asked]) -> Answer:
             limits[one.places, 1] = answer.hidden.stop
     is_hidden = any(answer.hidden is not None for answer in answers)
     return Answer(merged, limits if is_hidden else None)
+
+
+def _answer_of(policy: CachePolicy, query: CacheQuery) -> _Own:
+    """Asks for the rows of one pace, and checks the answer as far as the host can."""
+    columns, hidden = _columns_of(policy, query), policy.hidden(query)
+    if policy.needs_kv_cache and None in query.previous:
+        _require_filled(policy, query, columns, hidden)
+    return _Own(columns, hidden)
+
+
+def _columns_of(policy: CachePolicy, query: CacheQuery) -> Columns:
+    """Returns what a policy computes; RuntimeError if that is of another kind."""
+    returned: object = policy.recompute(query)
+    if isinstance(returned, slice):
+        return returned
+    num_rows, got = len(query.canvas), shown(returned)
+    if isinstance(returned, Tensor):
+        is_integer = not (returned.is_floating_point() or returned.dtype is torch.bool)
+        if is_integer and returned.ndim == 2 and len(returned) == num_rows:
+            return returned
+        got = f"{returned.dtype} {tuple(returned.shape)}"
+    raise RuntimeError(
+        f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
+        f"each of {num_rows}, got {got}."
+    )
+
+
+def _require_filled(
+    policy: CachePolicy, query: CacheQuery, columns: Columns, hidden: slice | None
+) -> None:
+    """Raises RuntimeError if a row's first forward leaves out a column that it attends to.
+
+    Only the device knows which columns a tensor lists, so of these the number is compared.
+    """
+    wanted = query.end - (0 if hidden is None else len(range(*hidden.indices(query.end))))
+    found = _width(columns, query.end)
+    if found < wanted:
+        raise RuntimeError(
+            f"recompute of {policy!r} must return every column at a row's first forward, the "
+            f"prompt's too: {wanted}, got {found}. The others would be attended to, and hold "
+            "nothing."
+        )
+
+
+def _width(columns: Columns, end: int) -> int:
+    return len(range(*columns.indices(end))) if isinstance(columns, slice) else columns.shape[1]
 
 
 def _is_same(one: _Own, other: _Own) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -51,7 +52,11 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
     )  # fmt: skip
     errors = sum(row["num_errors"] for row in rows)
     if errors:
-        sys.stderr.write(f"{errors} examples raised an error; see {path}.\n")
+        said, count = Counter(r["error"] for r in folder.records() if r["error"]).most_common(1)[0]
+        sys.stderr.write(
+            f"{errors} examples raised an error, {count} of them: {said}\nSee {path}. Once it is "
+            "mended, the command that ran them decodes them anew with --retry-errors.\n"
+        )
     return 1 if errors else 0
 
 

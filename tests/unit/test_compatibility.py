@@ -43,10 +43,20 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
+@dataclass(frozen=True)
+class Curious(ConfidenceThreshold):
+    """Wants to know what the model says at committed positions."""
+
+    @property
+    def reads_committed(self) -> bool:
+        return True
+
+
 def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     """Finds a sampler, a verifier and a family that make such a decode."""
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
+    sampler = Curious() if demands.reads_committed else sampler
     if demands.opens_parts and (demands.looks_ahead or demands.ends_anywhere):
         sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()

@@ -1,5 +1,6 @@
 """Reads official checkpoints from an embedded asset, a folder or the hub; safetensors only."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,14 +236,16 @@ def find_model(source: str | Path, revision: str | None = None) -> Path:
     embedded = _embedded()
     if str(source) in embedded:
         return ASSETS / str(source)
-    if Path(source).is_dir():
+    # An empty text would be the folder that Python runs in.
+    is_path = isinstance(source, str | os.PathLike) and source != ""
+    if is_path and Path(source).is_dir():
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return _download(source, revision)
     raise FileNotFoundError(
         f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
-        f"({', '.join(embedded) or 'none is installed'}), got {str(source)!r}, which is none of "
-        "these. Check the path."
+        f"({', '.join(embedded) or 'none is installed'}), got "
+        f"{str(source) if is_path else source!r}, which is none of these. Check the path."
     )
 
 

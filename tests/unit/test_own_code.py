@@ -1,0 +1,95 @@
+"""Records of a plug-in that was edited since are not taken for those of the new one."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import eval_runs
+import pytest
+
+from eval.cli import main
+from eval.reports.command import show
+from eval.runs.own_code import OWN_CODE_FILE
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from eval.runs.settings import Run
+from samplers import FixedSchedule, parse
+
+RULE = """
+from dataclasses import dataclass
+from samplers import Decision, Sampler
+
+
+@dataclass(frozen=True)
+class Mine(Sampler):
+    def step(self, view, state):
+        return Decision(commit=view.eligible{end}), state
+"""
+
+
+class Module:
+    """A module of the user's own that is edited."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def runs(self, end: str) -> list[Run]:
+        """Writes the module, and returns a run with its class inside another sampler."""
+        self.file.write_text(RULE.format(end=end))
+        sys.modules.pop(self.file.stem, None)
+        importlib.invalidate_caches()
+        sampler = parse(f"CreditDecoding({self.file.stem}:Mine())")
+        return eval_runs.runs(samplers=(sampler, FixedSchedule(4)))
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
+    monkeypatch.syspath_prepend(tmp_path)
+    # What is compiled is told apart by seconds, and edits here are faster.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Module(tmp_path / "edited_rule.py")
+
+
+def test_an_edited_sampler_is_not_given_its_old_answers(module: Module, tmp_path: Path) -> None:
+    """Once they were shown again, without a word: records are found by the sampler's repr."""
+    out = tmp_path / "out"
+    records = execute(module.runs(""), out).records()
+    assert execute(module.runs(""), out).records() == records
+    with pytest.raises(ValueError, match=r"^edited_rule must be as it was .*another folder\."):
+        execute(module.runs(" & (view.masked.cumsum(-1) == 1)"), out)
+    fresh = execute(module.runs(" & (view.masked.cumsum(-1) == 1)"), tmp_path / "fresh").records()
+    assert sum(r["nfe"] for r in fresh) > sum(r["nfe"] for r in records)
+    # Undone, the old answers are those of the code again.
+    assert execute(module.runs(""), out).records() == records
+
+
+def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
+    module: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    execute(module.runs(" & False"), out)
+    assert show(Folder(out)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
+    assert "must commit at least one eligible position" in said
+    assert said.endswith("decodes them anew with --retry-errors.\n")
+    with pytest.raises(ValueError, match="--retry-errors decodes them anew"):
+        execute(module.runs(""), out)
+    folder = execute(module.runs(""), out, retry_errors=True)
+    assert len(folder.records()) == 20
+    assert all(record["error"] is None for record in folder.records())
+
+
+def test_folders_of_known_samplers_hold_no_note(tmp_path: Path) -> None:
+    execute(eval_runs.runs(samplers=(FixedSchedule(8),)), tmp_path)
+    assert not (tmp_path / OWN_CODE_FILE).exists()
+
+
+def test_the_command_names_itself_as_it_was_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("dllm-decode eval report: A results folder must")
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    assert capsys.readouterr().out.startswith("usage: dllm-decode eval [-h]")

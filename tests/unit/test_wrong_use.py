@@ -1,0 +1,177 @@
+"""What newcomers get wrong is told in one sentence that names the plug-in and the rule."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from spied import tiny
+from toys import HashModel
+
+from dllm_decode import (
+    CachePolicy,
+    DecodeOutput,
+    DelayedCache,
+    NoCache,
+    NoVerifier,
+    SettledCache,
+    decode,
+    load_model,
+)
+from dllm_decode import prompts as reading
+from dllm_decode.caches import CacheQuery
+from dllm_decode.compatibility import require_plugins
+from dllm_decode.models.loading.load import find_model
+from samplers import ConfidenceThreshold, Decision, Sampler, View
+
+
+def decision(**fields: Any) -> Decision:
+    """Makes a decision past the type checker of the tests, which users do not have."""
+    made = Decision(commit=torch.ones(1, 1, dtype=torch.bool))
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@dataclass(frozen=True)
+class Returning(Sampler[None]):
+    """Returns what it is told to make of the view."""
+
+    kind: str
+
+    def step(self, view: View, state: None) -> Any:
+        commit, tokens = view.eligible, view.tokens
+        return {
+            "share": lambda: (decision(commit=view.confidence), state),
+            "narrow": lambda: (decision(commit=commit[:, :3]), state),
+            "none": lambda: (decision(commit=None), state),
+            "remask": lambda: (decision(commit=commit, remask=commit[0]), state),
+            "tokens": lambda: (decision(commit=commit, tokens=tokens.double()), state),
+            "alone": lambda: Decision(commit=commit),
+            "mask": lambda: (commit, state),
+            "right": lambda: (Decision(commit=commit, tokens=torch.full_like(tokens, 3)), state),
+        }[self.kind]()
+
+
+def run(sampler: Sampler, **options: Any) -> DecodeOutput:
+    options = {"gen_length": 8, "block_length": 8, "stop_at_eos": False, **options}
+    return decode(tiny("llada"), [[3, 4], [5]], sampler, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("share", r"must return commit of kind bool and shape .*, got torch.float64"),
+        ("narrow", r"must return commit of kind bool and shape \(2, 8\), got torch.bool \(2, 3\)"),
+        ("none", r"must return commit of kind bool and shape \(2, 8\), got None"),
+        ("remask", r"must return remask of kind bool .* got torch.bool \(8,\)"),
+        ("tokens", r"must return tokens of kind integer .* got torch.float64 \(2, 8\)"),
+        ("alone", r"must return the pair \(Decision, state\), got a Decision"),
+        ("mask", r"must return the pair .*, got a Tensor in place of the Decision"),
+    ],
+)
+def test_a_step_that_returns_no_decision_of_the_view_is_named(kind: str, sentence: str) -> None:
+    """Once these were errors of torch and Python from inside the engine."""
+    assert run(Returning("right")).forwards == 1
+    with pytest.raises(RuntimeError, match=rf"^step of Returning\(kind='{kind}'\) {sentence}"):
+        run(Returning(kind))
+
+
+@dataclass(frozen=True)
+class Listing(CachePolicy):
+    """Names columns in a form that may be wrong."""
+
+    columns: Any
+
+    def recompute(self, query: Any) -> Any:
+        return self.columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "got"),
+    [
+        ([1, 2], r"\[1, 2\]"),
+        (torch.tensor([1, 2]), r"torch.int64 \(2,\)"),
+        (torch.ones(3, 4).long(), r"torch.int64 \(3, 4\)"),
+        (torch.ones(2, 10).bool(), r"torch.bool \(2, 10\)"),
+    ],
+)
+def test_a_policy_that_returns_no_columns_is_named(columns: Any, got: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"(?s)^recompute of Listing.* slice .*, got {got}\.$"):
+        run(ConfidenceThreshold(0.9), cache=Listing(columns))
+
+
+@dataclass(frozen=True)
+class BlockAlone(CachePolicy):
+    """Never computes the prompt."""
+
+    def recompute(self, query: CacheQuery) -> Any:
+        return query.needed
+
+
+def test_a_policy_that_never_computes_the_prompt_is_named() -> None:
+    """Once the answer was decoded from slots that hold nothing."""
+    sentence = r"^recompute of BlockAlone\(\) must return every column at .*: 10, got 8\. "
+    with pytest.raises(RuntimeError, match=sentence):
+        run(ConfidenceThreshold(0.9), cache=BlockAlone())
+
+
+@dataclass(frozen=True)
+class Reading(Sampler[None]):
+    """Reads committed positions."""
+
+    @property
+    def reads_committed(self) -> bool:
+        return True
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        return ConfidenceThreshold(0.9).step(view, state)
+
+
+@pytest.mark.parametrize("cache", [DelayedCache(), SettledCache()], ids=repr)
+def test_who_reads_committed_positions_is_refused_where_they_are_frozen(cache: Any) -> None:
+    """Once it read certainty there, though it had asked for what the model says."""
+    with pytest.raises(ValueError, match=r"^Reading\(\) reads the model's logits at committed .*"):
+        run(Reading(), cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sentence"),
+    [
+        ({"input_ids": [5, 6], "attention_mask": [1, 1]}, r"got 5 in row 0\. A single prompt"),
+        ([5, 6], r"got 5 in row 0\. A single prompt is a batch of one: \[prompt\]\.$"),
+        (["hello"], r"got 'hello' in row 0\. `generate` takes texts\.$"),
+        ("hello", r"got 'hello'\. `generate` takes texts\.$"),
+        (torch.ones(2, 3).numpy(), r"lists of token ids or a torch tensor.*, got array"),
+    ],
+    ids=["encoded", "ids", "texts", "text", "array"],
+)  # fmt: skip
+def test_prompts_of_another_form_are_refused_with_the_remedy(
+    prompts: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked = inspect.unwrap(reading.token_lists)
+    monkeypatch.setattr(reading, "token_lists", unchecked)
+    with pytest.raises(ValueError, match=rf"^prompts must be .*{sentence}"):
+        unchecked(prompts)
+
+
+@pytest.mark.parametrize("source", [None, 3, ""])
+def test_a_model_that_is_none_is_refused_as_a_misspelt_one(source: Any) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"^A model is a folder, .* got {source!r}, which"):
+        inspect.unwrap(find_model)(source)
+
+
+def test_what_stands_in_place_of_a_plug_in_is_told_how_to_become_one() -> None:
+    model, cache, sampler = HashModel(), NoCache(), ConfidenceThreshold(0.9)
+    for place, text, hint in (
+        (0, load_model("mini"), "model, tokenizer = load_model"),
+        (1, "ConfidenceThreshold(0.9)", "not its text; samplers.parse reads text"),
+        (2, "DualCache()", "Pass the object, not its text"),
+        (4, "MultiBlock()", "not its text; dllm_decode.blocks.parse reads text"),
+    ):
+        parts: list[Any] = [model, sampler, cache, NoVerifier()]
+        parts[place : place + 1] = [text]
+        with pytest.raises(ValueError, match=hint) as refused:
+            require_plugins(*parts)
+        assert len(str(refused.value)) < 300
