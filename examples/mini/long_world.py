@@ -203,7 +203,8 @@ def run(
             resume=options.resume,
         )
         record = {
-            "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()},
+            "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()}
+            | {"start_from": Path(options.start_from).name},
             "world": [repr(Ledgers(*steps)) for steps, _, _ in MIXTURE],
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
             "samples": progress.samples,

@@ -1,6 +1,7 @@
 """Trains `mini-long-ar`, a small causal model that answers ledgers.
 
-    python examples/mini/train_long_ar.py --minutes 25
+    python examples/mini/train_long_ar.py --minutes 60 --compile \
+        --start-from examples/mini/started/mini-long-ar
 
 The folder `runs/mini-long-ar` then loads with transformers' `AutoModelForCausalLM`. An interrupted
 run goes on with `--resume`.
