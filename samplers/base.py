@@ -164,13 +164,13 @@ def _require_tensor(
 ) -> None:
     if found is None and optional:
         return
-    got = shown(found)
     if isinstance(found, Tensor):
         is_integer = not (found.is_floating_point() or found.is_complex())
         kind = "bool" if found.dtype is torch.bool else "integer" if is_integer else "other"
         if kind == wanted and tuple(found.shape) == shape:
             return
-        got = _described(found)
+    # Of a tensor not the numbers: showing them would wait for the device.
+    got = _described(found) if isinstance(found, Tensor) else shown(found)
     raise RuntimeError(
         f"step of {sampler!r} must return {name} of kind {wanted} and shape {shape}, got {got}."
     )

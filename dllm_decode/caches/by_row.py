@@ -108,12 +108,15 @@ def _columns_of(policy: CachePolicy, query: CacheQuery) -> Columns:
     returned: object = policy.recompute(query)
     if isinstance(returned, slice):
         return returned
-    num_rows, got = len(query.canvas), shown(returned)
+    num_rows = len(query.canvas)
     if isinstance(returned, Tensor):
         is_integer = not (returned.is_floating_point() or returned.dtype is torch.bool)
         if is_integer and returned.ndim == 2 and len(returned) == num_rows:
             return returned
+        # Not the numbers: showing them would wait for the device.
         got = f"{returned.dtype} {tuple(returned.shape)}"
+    else:
+        got = shown(returned)
     raise RuntimeError(
         f"recompute of {policy!r} must return a slice of columns, or Int[B, Q] with a row for "
         f"each of {num_rows}, got {got}."
