@@ -169,7 +169,7 @@ def _require_tensor(
         kind = "bool" if found.dtype is torch.bool else "integer" if is_integer else "other"
         if kind == wanted and tuple(found.shape) == shape:
             return
-    # Of a tensor not the numbers: showing them would wait for the device.
+    # A tensor is described by its shape: showing its numbers would wait for the device.
     got = _described(found) if isinstance(found, Tensor) else shown(found)
     raise RuntimeError(
         f"step of {sampler!r} must return {name} of kind {wanted} and shape {shape}, got {got}."

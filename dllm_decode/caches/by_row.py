@@ -113,7 +113,7 @@ def _columns_of(policy: CachePolicy, query: CacheQuery) -> Columns:
         is_integer = not (returned.is_floating_point() or returned.dtype is torch.bool)
         if is_integer and returned.ndim == 2 and len(returned) == num_rows:
             return returned
-        # Not the numbers: showing them would wait for the device.
+        # The shape says enough: showing the numbers would wait for the device.
         got = f"{returned.dtype} {tuple(returned.shape)}"
     else:
         got = shown(returned)

@@ -12,17 +12,14 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dllm_decode.training.examples import Batch
-from dllm_decode.training.loop import Report
+from dllm_decode.training.loop import MAX_GRADIENT_NORM, Report, attention_in_training
 from dllm_decode.training.objective import Objective
 from dllm_decode.training.schedule import Budget, LinearDecay
 from dllm_decode.training.teacher import Demonstration, make_rows
-
-MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,9 +119,7 @@ class _Losses(nn.Module):
         self, tokens: Int[Tensor, "B L"], pads: Int[Tensor, " B"], gen_length: int, seed: int
     ) -> Float[Tensor, ""]:
         generator = torch.Generator(tokens.device).manual_seed(seed)
-        # On a CPU the backward of fused attention takes longer than plain attention.
-        plain = tokens.device.type == "cpu"
-        with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
+        with attention_in_training(tokens.device):
             return self._objective.loss(Batch(tokens, pads, gen_length), generator)
 
 
@@ -153,7 +148,7 @@ class _Run:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the model is as it was when it was last evaluated."""
+        """True if no step was taken since the last evaluation."""
         history = self.progress.history
         return bool(history) and history[-1]["step"] == self.progress.step
 

@@ -134,7 +134,7 @@ class Run:
 
     @property
     def is_stable(self) -> bool:
-        """Whether small changes of the logits leave the trace that is compared as it is."""
+        """True if rounding of the logits does not change the recorded tokens."""
         return bool(self.record["stable"] or self.record.get("repaired_stable", False))
 
     @property

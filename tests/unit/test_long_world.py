@@ -1,0 +1,79 @@
+"""The recipe of the long models: what a step is made of, and weights to go on from."""
+
+import argparse
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm_decode import load_model
+from dllm_decode.models import new_llada
+from dllm_decode.training.examples import make_rows
+from eval.tasks.ledger_words import build_ledger_tokenizer
+from eval.tasks.word_problem_templates import HELD_OUT_NAMES, HELD_OUT_OBJECTS
+
+RECIPES = Path(__file__).parents[2] / "examples" / "mini"
+HELD_OUT = {*HELD_OUT_NAMES, *HELD_OUT_OBJECTS}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import long_world
+
+    return long_world
+
+
+def test_examples_fit_and_held_out_words_come_in_stories_only(world: Any) -> None:
+    parser = argparse.ArgumentParser()
+    world.arguments(parser)
+    tokenizer = build_ledger_tokenizer()
+    encode = world.Encoder(tokenizer)
+    kinds = world.kinds_of(parser.parse_args([]), encode)
+    question = tokenizer.get_vocab()["?"]
+    held_out = torch.tensor([tokenizer.get_vocab()[word] for word in HELD_OUT])
+    assert [kind.name for kind in kinds][-1] == "stories"
+    for kind in kinds:
+        # Raises where an example is longer than its columns.
+        rows = make_rows(kind, 300, int(tokenizer.eos_token_id), "0")
+        is_story = kind.name == "stories"
+        assert bool((rows == question).any(-1).all()) is not is_story
+        assert bool(torch.isin(rows, held_out).any()) is is_story
+
+
+def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
+    tokenizer = build_ledger_tokenizer()
+    prompt, answer = world.draw_story(random.Random(0))
+    ids, answered = world.Encoder(tokenizer)(prompt, answer)
+    assert ids == tokenizer.encode(f"{prompt} answer :", add_special_tokens=False)
+    assert answered == tokenizer.encode(answer, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["mini-long", "mini-long-ar"])
+def test_a_training_goes_on_from_the_weights_that_are_kept(world: Any, name: str) -> None:
+    import train_long
+
+    tokenizer = build_ledger_tokenizer()
+    model = new_llada(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        num_layers=5,
+        num_heads=4,
+        mlp_hidden_size=384,
+        mask_id=int(tokenizer.mask_token_id),
+        eos_ids=(int(tokenizer.eos_token_id),),
+        rope_theta=10_000.0,
+        seed=0,
+    )
+    before = model.transformer.parts()["embedding.weight"].clone()
+    train_long.start(model, tokenizer, RECIPES / "started" / name)
+    found = model.transformer.parts()
+    assert not torch.equal(found["embedding.weight"], before)
+    if name == "mini-long":
+        kept, _ = load_model(RECIPES / "started" / name, dtype=torch.float32)
+        assert all(torch.equal(found[k], value) for k, value in kept.transformer.parts().items())
+    else:
+        # The causal model has four layers; the fifth begins as the identity.
+        assert not found["layers.4.output.weight"].any()
