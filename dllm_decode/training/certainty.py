@@ -1,12 +1,11 @@
 """Distillation that makes a masked-diffusion model sure of several tokens at a time.
 
-Both methods train on a model's own answers. Of each, one block is masked in two ways that
-complement each other; what lies behind it is masked and not in the loss. Beside the cross-entropy,
-the entropy of those predictions that are right already is lowered, so that more of them pass a
-decoder's threshold in the same forward.
+dParallel, here, and d3LLM, in `trajectories.py`, train on a model's own answers. Of each, one block
+is masked in two ways that complement each other; what lies behind it is masked and not in the loss.
+Beside the cross-entropy, the entropy of those predictions that are right already is lowered, so
+that more of them pass a decoder's threshold in the same forward.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +14,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.geometry import attention_mask
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.answer_blocks import (
+    BlockMasks,
+    ComplementaryCanvases,
+    choose_block,
+    is_end,
+    leads_of,
+    require_fitting,
+)
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
 
@@ -60,65 +66,16 @@ def certainty(
     return Certainty(losses, entropies.sum() / max(1, len(entropies)))
 
 
-class BlockMasks(NamedTuple):
-    """One block of each answer, masked in two ways.
+def require_weights(temperature: float, entropy_weight: float) -> None:
+    """Checks the settings of a loss.
 
-    Attributes:
-        first: Positions of the block that one canvas masks.
-        second: The other positions of the block, which the other canvas masks.
-        behind: Positions behind the block, masked on both.
+    Raises:
+        ValueError: If one is out of range.
     """
-
-    first: Bool[Tensor, "B G"]
-    second: Bool[Tensor, "B G"]
-    behind: Bool[Tensor, "B G"]
-
-
-class ComplementaryCanvases:
-    """Predicts an answer from two canvases that mask complementary parts of a block.
-
-    Works for every family. Where the logits at a column predict the next one they are shifted; in
-    a block-causal model a column sees its own block and those before it, as in a decode.
-
-    Args:
-        model: The model, on its device.
-    """
-
-    def __init__(self, model: MaskedTransformer) -> None:
-        self._model = model
-
-    def logits(
-        self, batch: Batch, masks: BlockMasks
-    ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
-        """Returns the predictions of every answer position, from either canvas."""
-        model = self._model
-        answers = batch.tokens[:, batch.start :]
-        prompts = batch.tokens[:, : batch.start]
-        canvases = [
-            torch.cat((prompts, answers.masked_fill(part | masks.behind, model.mask_id)), 1)
-            for part in (masks.first, masks.second)
-        ]
-        # A decode fills up the last block of a block-causal model with masks.
-        num_more = max(0, model.causal_block_length - 1)
-        tokens = F.pad(torch.cat(canvases), (0, num_more), value=model.mask_id)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        every = columns.expand(len(tokens), -1)
-        pads = batch.pads.repeat(2)
-        wanted = columns[batch.start : batch.tokens.shape[1]] - model.logit_shift
-        hidden = model.transformer(
-            tokens,
-            (columns - pads[:, None]).clamp(min=0),
-            attend=attention_mask(
-                every,
-                every,
-                firsts=pads,
-                ends=torch.full_like(pads, tokens.shape[1]),
-                block_length=model.causal_block_length,
-            ),
-            wanted=wanted.clamp(min=0).expand(len(tokens), -1),
-        )
-        one, other = model.transformer.head(hidden).float().chunk(2)
-        return one, other
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}.")
+    if not entropy_weight >= 0:
+        raise ValueError(f"entropy_weight must be at least 0, got {entropy_weight}.")
 
 
 @dataclass(frozen=True)
@@ -145,46 +102,6 @@ class CertaintyLoss:
         """Adds up what the two canvases say."""
         entropy = first.entropy + second.entropy
         return first.cross_entropy + second.cross_entropy + self.entropy_weight * entropy
-
-
-@dataclass(frozen=True)
-class TrajectoryLoss:
-    """The loss of d3LLM: only the teacher's own state is to be more certain.
-
-        loss = (CE(A) + CE(A') + entropy_weight H(A)) / 4
-
-    Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
-    Distillation", https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
-
-    Attributes:
-        temperature: Of the entropy, above 0.
-        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
-        complementary: Whether the second canvas counts.
-    """
-
-    temperature: float = 0.5
-    entropy_weight: float = 2.0
-    complementary: bool = True
-
-    def __post_init__(self) -> None:
-        require_weights(self.temperature, self.entropy_weight)
-
-    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
-        """Adds up what the two canvases say."""
-        total = first.cross_entropy + self.entropy_weight * first.entropy
-        return (total + second.cross_entropy if self.complementary else total) / 4
-
-
-def require_weights(temperature: float, entropy_weight: float) -> None:
-    """Checks the settings of a loss.
-
-    Raises:
-        ValueError: If one is out of range.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}.")
-    if not entropy_weight >= 0:
-        raise ValueError(f"entropy_weight must be at least 0, got {entropy_weight}.")
 
 
 class CertaintyForcing(Objective):
@@ -252,219 +169,3 @@ class CertaintyForcing(Objective):
         block = (positions >= start[:, None]) & (positions < end[:, None])
         first = block & (coins < 0.5)
         return BlockMasks(first, block & ~first, positions >= end[:, None])
-
-
-class Blocks(NamedTuple):
-    """A block of each answer.
-
-    Attributes:
-        start: Its first position.
-        end: The position behind it.
-        last: The last position of the answer, which holds its first EOS.
-    """
-
-    start: Int[Tensor, " B"]
-    end: Int[Tensor, " B"]
-    last: Int[Tensor, " B"]
-
-
-def choose_block(
-    ends: Bool[Tensor, "B G"],
-    block_length: int,
-    uniform: Float[Tensor, " B"],
-    leads: Int[Tensor, " B"] | None = None,
-) -> Blocks:
-    """Chooses a block of each answer; its first and its last may be shorter.
-
-    Args:
-        ends: Positions that hold an EOS.
-        block_length: In tokens.
-        uniform: In [0, 1), a number a row that says which block.
-        leads: Tokens of each prompt that belong to the block in which the answer begins; `None`:
-            0 everywhere.
-    """
-    gen_length = ends.shape[1]
-    leads = torch.zeros_like(uniform, dtype=torch.long) if leads is None else leads
-    lengths = ((~ends).long().cumprod(-1).sum(-1) + 1).clamp(max=gen_length)
-    num_blocks = (lengths + leads + block_length - 1) // block_length
-    start = (uniform * num_blocks).long() * block_length - leads
-    return Blocks(start.clamp(min=0), torch.minimum(start + block_length, lengths), lengths - 1)
-
-
-def is_end(tokens: Int[Tensor, "B G"], eos_ids: tuple[int, ...]) -> Bool[Tensor, "B G"]:
-    """Says which tokens end an answer."""
-    return torch.isin(tokens, torch.tensor(eos_ids, device=tokens.device))
-
-
-def leads_of(model: MaskedTransformer, batch: Batch) -> Int[Tensor, " B"]:
-    """Counts the tokens of each prompt that belong to the block in which its answer begins.
-
-    0 unless the model is block-causal: there blocks count from the first token of the prompt.
-    """
-    return (batch.start - batch.pads) % max(1, model.causal_block_length)
-
-
-def require_fitting(model: MaskedTransformer, block_length: int) -> None:
-    """Checks the length of the blocks that are learned.
-
-    Raises:
-        ValueError: If the model cannot be decoded in such blocks.
-    """
-    if block_length < 1:
-        raise ValueError(f"block_length must be at least 1, got {block_length}.")
-    own = model.causal_block_length
-    if own and block_length % own:
-        raise ValueError(
-            f"block_length must be a multiple of {own}, since {model.name} attends in blocks of "
-            f"{own} tokens, got {block_length}."
-        )
-
-
-@dataclass(frozen=True)
-class Curriculum:
-    """How much of a teacher's trajectory is left to do, as a run goes on.
-
-    The share of a block that is masked is uniform between a floor and `greatest_share`; the floor
-    rises from 0 to `greatest_share` over the run. The block grows through `block_lengths`, one for
-    each equal part of the run, linearly from the length before to its own within a part.
-
-    Source: As `TrajectoryLoss`: curriculum noise level and curriculum window size.
-
-    Attributes:
-        greatest_share: In (0, 1]; 0.8 in the authors' configuration.
-        block_lengths: In tokens, none smaller than the one before.
-    """
-
-    greatest_share: float = 0.8
-    block_lengths: tuple[int, ...] = (16, 16, 24, 24, 32, 32)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.greatest_share <= 1.0:
-            raise ValueError(f"greatest_share must be in (0, 1], got {self.greatest_share}.")
-        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
-        if not self.block_lengths or self.block_lengths[0] < 1 or not rising:
-            raise ValueError(
-                "block_lengths must be lengths of at least 1 that do not fall, got "
-                f"{self.block_lengths}."
-            )
-
-    def share(self, spent: float, uniform: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Returns the masked share of each row's block, `spent` of the run being over."""
-        floor = self.greatest_share * min(1.0, spent)
-        return floor + uniform * (self.greatest_share - floor)
-
-    def block_length(self, spent: float) -> int:
-        """Returns the length of blocks, `spent` of the run being over."""
-        num_parts = len(self.block_lengths)
-        part = min(int(spent * num_parts), num_parts - 1)
-        target = self.block_lengths[part]
-        before = self.block_lengths[max(0, part - 1)]
-        return round(before + (target - before) * min(1.0, spent * num_parts - part))
-
-
-class TrajectoryForcing(Objective):
-    """d3LLM: a block is masked as it was when the teacher decoded the same answer.
-
-    The state of the teacher is the one in which it had committed all before the block and a share
-    1 - t of it, t drawn by the curriculum. Only the masks are the teacher's; what is not masked
-    shows the final answer.
-
-    Call `advance` as the run goes on; the curriculum follows.
-
-    Source: As `TrajectoryLoss`.
-
-    Differs: A row without a recorded order is an error; the authors' code masks it at random.
-
-    Args:
-        model: The model that is distilled.
-        ranks: For the tokens of a row, prompt and answer without padding, the rank of each answer
-            position in the teacher's order of commits, first EOS included.
-        curriculum: How masks change over the run.
-        loss: How the parts are weighted.
-    """
-
-    model: MaskedTransformer
-
-    def __init__(
-        self,
-        model: MaskedTransformer,
-        ranks: Mapping[tuple[int, ...], tuple[int, ...]],
-        *,
-        curriculum: Curriculum,
-        loss: TrajectoryLoss,
-    ) -> None:
-        self.model = model
-        self.eos_id = model.eos_ids[0]
-        self._ranks = ranks
-        self._curriculum = curriculum
-        self._loss = loss
-        self._canvases = ComplementaryCanvases(model)
-        self._spent = 0.0
-
-    def advance(self, spent: float) -> None:
-        """Says which share of the run is over, in [0, 1]."""
-        self._spent = spent
-
-    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Masks a block of every answer as the teacher had it, and returns the loss."""
-        answers = batch.tokens[:, batch.start :]
-        masks = self.draw(batch, generator)
-        one, other = self._canvases.logits(batch, masks)
-        return self._loss(
-            certainty(one, answers, masks.first, self._loss.temperature),
-            certainty(other, answers, masks.second, self._loss.temperature),
-        )
-
-    def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
-        """Draws a block and a state of the teacher for each row."""
-        answers = batch.tokens[:, batch.start :]
-        uniform = torch.rand(2, len(answers), generator=generator, device=answers.device)
-        own = max(1, self.model.causal_block_length)
-        # A block-causal model knows multiples of its own blocks only.
-        block_length = max(own, self._curriculum.block_length(self._spent) // own * own)
-        ends, leads = is_end(answers, self.model.eos_ids), leads_of(self.model, batch)
-        blocks = choose_block(ends, block_length, uniform[0], leads)
-        share = self._curriculum.share(self._spent, uniform[1])
-        return masks_of_states(self._ranks_of(batch), blocks, share, block_length)
-
-    def _ranks_of(self, batch: Batch) -> Int[Tensor, "B G"]:
-        found = torch.full_like(batch.tokens[:, batch.start :], batch.gen_length)
-        rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
-        for i, (row, pads) in enumerate(rows):
-            answer = row[batch.start :]
-            ends = (i for i, token in enumerate(answer) if token in self.model.eos_ids)
-            length = next(ends, len(answer))
-            key = tuple(row[pads : batch.start + length])
-            if key not in self._ranks:
-                raise ValueError(
-                    "Every row must have the order in which the teacher committed it, got one "
-                    f"without: {key}. Record it when the answers are drawn."
-                )
-            ranks = self._ranks[key][: found.shape[1]]
-            found[i, : len(ranks)] = torch.tensor(ranks, device=found.device)
-        return found
-
-
-def masks_of_states(
-    ranks: Int[Tensor, "B G"],
-    blocks: Blocks,
-    share: Float[Tensor, " B"],
-    block_length: int,
-) -> BlockMasks:
-    """Masks of each block what the teacher had not committed yet.
-
-    The teacher commits one token a step, so the state with c commits masks the ranks from c on. It
-    is looked at when it has committed all before the block and 1 - share of a whole block.
-
-    Args:
-        ranks: Of each position in the order of commits; beyond the answer's, any greater number.
-        blocks: Where the blocks are.
-        share: How much of a whole block is to be left.
-        block_length: Of a whole block; the last of an answer may be shorter.
-    """
-    start, end, last = blocks
-    positions = torch.arange(ranks.shape[1], device=ranks.device)
-    block = (positions >= start[:, None]) & (positions < end[:, None])
-    committed = torch.minimum(start + ((1.0 - share) * block_length).long(), last)
-    first = block & (ranks >= committed[:, None])
-    return BlockMasks(first, block & ~first, positions >= end[:, None])

@@ -22,18 +22,12 @@ from dllm_decode.models.families import Family
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.training import Budget, Minutes, Objective, ProgressBar, Samples, make_optimisers
-from dllm_decode.training.certainty import (
-    CertaintyForcing,
-    CertaintyLoss,
-    Curriculum,
-    TrajectoryForcing,
-    TrajectoryLoss,
-    require_weights,
-)
+from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, require_weights
 from dllm_decode.training.distillation import DistilSettings, distil
 from dllm_decode.training.lora import LoRA, require_peft
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
+from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from eval.runs.command import DTYPES, code_for
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.provenance import machine_of

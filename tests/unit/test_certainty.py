@@ -10,15 +10,12 @@ from torch import Tensor
 
 from dllm_decode.models import new_llada
 from dllm_decode.training import Batch
-from dllm_decode.training.certainty import (
-    Blocks,
-    Certainty,
-    CertaintyForcing,
-    CertaintyLoss,
+from dllm_decode.training.answer_blocks import Blocks
+from dllm_decode.training.certainty import Certainty, CertaintyForcing, CertaintyLoss, certainty
+from dllm_decode.training.trajectories import (
     Curriculum,
     TrajectoryForcing,
     TrajectoryLoss,
-    certainty,
     masks_of_states,
 )
 

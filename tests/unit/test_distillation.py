@@ -21,19 +21,13 @@ from dllm_decode import DecodeConfig, StepEvent, decode
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import Batch, Progress, Report, Samples
-from dllm_decode.training.certainty import (
-    BlockMasks,
-    CertaintyForcing,
-    CertaintyLoss,
-    ComplementaryCanvases,
-    Curriculum,
-    TrajectoryForcing,
-    TrajectoryLoss,
-)
+from dllm_decode.training.answer_blocks import BlockMasks, ComplementaryCanvases
+from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss
 from dllm_decode.training.distillation import DistilSettings, distil
 from dllm_decode.training.lora import LoRA
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, make_rows, ranks_of
+from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from samplers import EntropyThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[2]
