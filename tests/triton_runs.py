@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,20 @@ def compile_for(
     constants: dict[str, object],
     *,
     num_warps: int,
+    aligned: Sequence[str] = (),
     **options: object,
 ) -> Any:
-    """Compiles a kernel for a GPU that need not be there; what has no type is a 32-bit integer."""
+    """Compiles a kernel for a GPU that need not be there.
+
+    Args:
+        capability: Of the GPU, such as 90.
+        kernel: The kernel.
+        types: Of its arguments; what has none is a 32-bit integer.
+        constants: Arguments that it is compiled for.
+        num_warps: Of a program.
+        aligned: Arguments that sixteen divides, as launches find out.
+        options: Of the compiler.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -67,6 +79,8 @@ def compile_for(
         dict.fromkeys(kernel.arg_names, "i32") | types | dict.fromkeys(constants, "constexpr")
     )
     assert set(signature) == set(kernel.arg_names)
-    source = ASTSource(kernel, signature, constants)
+    divided = [["tt.divisibility", 16]]
+    hints = {(kernel.arg_names.index(name),): divided for name in aligned}
+    source = ASTSource(kernel, signature, constants, hints)
     target = GPUTarget("cuda", capability, 32)
     return triton.compile(source, target=target, options={"num_warps": num_warps, **options})

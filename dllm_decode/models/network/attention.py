@@ -1,14 +1,12 @@
 """Attention of any column to any column, through a KV cache or not."""
 
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext
 from dllm_decode.models.network.norm import Norm
-from dllm_decode.models.network.operations import LayerKV
+from dllm_decode.models.network.operations import Heads, LayerKV
 
 
 class Attention(nn.Module):
@@ -48,25 +46,9 @@ class Attention(nn.Module):
         if wanted is not None:
             index = wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
             query = query.gather(2, index)
-        mixed: Tensor = self.output(self._attend(query, key, value, context.bias))
+        heads = Heads(query, key, value)
+        mixed: Tensor = self.output(context.operations.attend(heads, context.bias))
         return mixed
-
-    def _attend(
-        self,
-        query: Float[Tensor, "B H Q D"],
-        key: Float[Tensor, "B G K D"],
-        value: Float[Tensor, "B G K D"],
-        bias: Float[Tensor, "B 1 _ K"] | None,
-    ) -> Float[Tensor, "B Q C"]:
-        # Query heads that share a key head become further queries of it: nothing causal is left
-        # that would forbid it, and neither keys nor values are repeated, on any kernel.
-        group = self.num_heads // self.num_kv_heads
-        if group > 1:
-            query = rearrange(query, "b (g n) q d -> b g (n q) d", n=group)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        if group > 1:
-            mixed = rearrange(mixed, "b g (n q) d -> b (g n) q d", n=group)
-        return mixed.transpose(1, 2).flatten(2)
 
     def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
         """See `Transformer.parts`."""

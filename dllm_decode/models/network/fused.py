@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -28,6 +28,10 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is put down to rounding, as a share of the largest number compared."""
 
 
+# Rows x heads x columns: attention from more queries fills a GPU without splitting keys.
+_MOST_QUERIES = 8192
+
+
 def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "auto") -> Operations:
     """Returns the operations to use there, as torch is set now: fused ones have no gradients."""
     if not fused or device.type != "cuda" or dtype not in TOLERANCES:
@@ -39,7 +43,7 @@ def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "aut
 
 @cache
 def _checked(device: torch.device, dtype: torch.dtype, required: bool) -> "CheckedOperations":
-    return CheckedOperations(f"{device} in {dtype}", load_kernels, required=required)
+    return CheckedOperations(f"{device} in {dtype}", load_kernels, required, time=least_ms)
 
 
 def load_kernels() -> tuple[Operations, tuple[type[Exception], ...]]:
@@ -50,6 +54,17 @@ def load_kernels() -> tuple[Operations, tuple[type[Exception], ...]]:
     return operations_triton, operations_triton.COMPILE_ERRORS
 
 
+def least_ms(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the least milliseconds of some runs, each on cold caches, as in a forward.
+
+    While these are cleared the run is launched, so launching does not count; a graph has none.
+    """
+    from triton.testing import do_bench
+
+    with torch.cuda.device(device):
+        return float(do_bench(run, warmup=1, rep=5, return_mode="min"))
+
+
 @dataclass
 class CheckedOperations:
     """Fused operations that are compared with torch the first time that they meet a shape class.
@@ -58,18 +73,23 @@ class CheckedOperations:
     are there. If a kernel does not compile, or differs by more than rounding, one warning says so,
     and torch's operations are used from then on.
 
+    Attention must be faster as well, since torch has fused kernels of its own: both are timed once
+    for each shape class, and the faster one is used.
+
     Attributes:
         place: Device and dtype, for messages.
         load: Returns the fused operations and the errors of their compiler.
-        required: Raise instead of warning.
+        required: Raise instead of warning, and use what agrees even where torch is faster.
+        time: Says how long something takes on a device.
         failed: Torch's operations are used for good.
     """
 
     place: str
     load: Callable[[], tuple[Operations, tuple[type[Exception], ...]]]
     required: bool = False
+    time: Callable[[Callable[[], object], torch.device], float] = least_ms
     failed: bool = field(default=False, init=False)
-    _agreed: set[Hashable] = field(default_factory=set, init=False)
+    _chosen: dict[Hashable, Operations] = field(default_factory=dict, init=False)
 
     def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
         """See `Operations`."""
@@ -119,6 +139,19 @@ class CheckedOperations:
         self._compare(kind, run, (*expected, *stored))
         return expected
 
+    def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+        """See `Operations`."""
+        if heads.query[..., 0].numel() > _MOST_QUERIES:
+            return plain.attend(heads, bias)
+        kind = _attention_kind(heads, bias)
+        chosen = self._trusted(kind)
+        if chosen is not None:
+            return chosen.attend(heads, bias)
+        expected = plain.attend(heads, bias)
+        self._compare(kind, lambda fused: (fused.attend(heads, bias),), (expected,))
+        self._race(kind, lambda version: version.attend(heads, bias), heads.query.device)
+        return expected
+
     def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
         """See `Operations`."""
         kind = ("swiglu", gate_up.shape[-1])
@@ -130,9 +163,7 @@ class CheckedOperations:
         return expected
 
     def _trusted(self, kind: Hashable) -> Operations | None:
-        if self.failed or kind not in self._agreed:
-            return None
-        return self.load()[0]
+        return None if self.failed else self._chosen.get(kind)
 
     def _compare(
         self,
@@ -164,7 +195,24 @@ class CheckedOperations:
                     f"{allowed:.2g} is put down to rounding"
                 )
                 return
-        self._agreed.add(kind)
+        self._chosen[kind] = fused
+
+    def _race(
+        self, kind: Hashable, run: Callable[[Operations], object], device: torch.device
+    ) -> None:
+        """Leaves a kind to torch unless the fused operation is faster."""
+        fused = self._trusted(kind)
+        if fused is None or self.required:
+            return
+        try:
+            torch_ms, fused_ms = (
+                self.time(partial(run, version), device) for version in (plain, fused)
+            )
+        except torch.OutOfMemoryError:
+            # What cannot be measured was not measured faster.
+            torch_ms = fused_ms = 0.0
+        if fused_ms >= torch_ms:
+            self._chosen[kind] = plain
 
     def _fail(self, reason: str, error: Exception | None = None) -> None:
         self.failed = True
@@ -183,6 +231,13 @@ def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
         return (False, False, False)
     target = store.target
     return (True, isinstance(target.slots, slice), isinstance(target.rows, slice))
+
+
+def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> tuple[Hashable, ...]:
+    # What varies from forward to forward counts up to the next power of two: few kinds are met.
+    (B, H, Q, D), (G, K) = heads.query.shape, heads.key.shape[1:3]
+    sizes = (1 << (size - 1).bit_length() for size in (B, H // G * Q, K))
+    return ("attend", None if bias is None else bias.shape[2] == 1, H, G, D, *sizes)
 
 
 def _copied(store: LayerKV) -> LayerKV:

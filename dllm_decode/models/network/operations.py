@@ -114,6 +114,15 @@ class Operations(Protocol):
         """
         ...
 
+    def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+        """Attends from every query to every key, and joins the heads of each column.
+
+        Args:
+            heads: Query heads divided by key heads share a key head, in order.
+            bias: See `LayerContext`.
+        """
+        ...
+
     def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
         """Returns silu(gate) * up of two halves."""
         ...

@@ -1,6 +1,7 @@
 """The operations of a layer in torch: on every device, in every dtype, with gradients."""
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,6 +43,20 @@ def rotate_and_store(
         key = _store(store.keys, key, store.target)
         value = _store(store.values, value, store.target)
     return Heads(query, key, value)
+
+
+def attend(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+    """See `Operations`."""
+    query, key, value = heads
+    # Query heads that share a key head become further queries of it: nothing causal is left that
+    # would forbid it, and neither keys nor values are repeated, on any kernel.
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        query = rearrange(query, "b (g n) q d -> b g (n q) d", n=group)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    if group > 1:
+        mixed = rearrange(mixed, "b g (n q) d -> b (g n) q d", n=group)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 def swiglu(gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:

@@ -1,12 +1,13 @@
 # mypy: disable-error-code="import-not-found, import-untyped, misc"
-"""The operations of a layer as one Triton kernel each, for forwards without gradients.
+"""The operations of a layer as Triton kernels, for forwards without gradients.
 
 Half precision rounds where `plain` does; sums differ by their order. Importing this module imports
 Triton; see `operations_for`, which does so on CUDA only.
 """
 
+from functools import cache
 from subprocess import CalledProcessError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.errors import TritonError
 
-from dllm_decode.models.network import kernels
+from dllm_decode.models.network import attention_kernels, kernels
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.operations import (
     Heads,
@@ -32,6 +33,14 @@ COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError)
 # What one program computes: numbers of the MLP, and heads of one kind and column.
 _NUM_LANES = 1024
 _NUM_HEADS = 4
+# Of attention: sides of a tile, bytes of a tile of keys, shares of a row's keys, and the processors
+# that a CPU plays.
+_LEAST_SIDE = 16
+_MOST_QUERIES = 32
+_MOST_KEYS = 64
+_TILE_BYTES = 16_384
+_MOST_SHARES = 16
+_NUM_PROCESSORS = 132
 # A fused multiplication and addition would skip a rounding.
 _OPTIONS = {"enable_fp_fusion": False}
 _NO_SCALING = (None, 0.0, False)
@@ -87,6 +96,74 @@ def rotate_and_store(
     return Heads(query, keys[target.rows], values[target.rows])
 
 
+def attend(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+    """See `Operations`; few queries leave most of a GPU idle, so their keys are split.
+
+    Each program attends to one share of a row's keys, and a second kernel adds the shares up: in
+    float32, and always in the same order. Where there are programs enough without shares, or keys
+    for one share only, `plain` attends.
+
+    Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference",
+        https://pytorch.org/blog/flash-decoding/.
+    Differs: A share leaves its peak and its sum apart, not their logarithm: where a query sees
+        nothing, all scores are equal, and it gets the mean of all values, as from `plain`.
+    """
+    tiling = _tiling(heads)
+    if heads.key.shape[2] <= tiling.keys_per_share:
+        return plain.attend(heads, bias)
+    return _attend_by_shares(heads, bias, tiling)
+
+
+class _Tiling(NamedTuple):
+    """How attention is divided among programs.
+
+    Attributes:
+        lanes: Components of a head, rounded up to a power of two.
+        queries: Of a tile; query heads that share a key head are further queries of it.
+        keys: Of a tile.
+        keys_per_share: A multiple of `keys`, so small that most processors have a program.
+    """
+
+    lanes: int
+    queries: int
+    keys: int
+    keys_per_share: int
+
+
+def _tiling(heads: Heads) -> _Tiling:
+    (B, H, Q, D), (G, K) = heads.query.shape, heads.key.shape[1:3]
+    lanes = max(_LEAST_SIDE, triton.next_power_of_2(D))
+    side = _TILE_BYTES // (lanes * heads.key.element_size())
+    keys = min(_MOST_KEYS, max(_LEAST_SIDE, side))
+    queries = max(_LEAST_SIDE, triton.next_power_of_2(H // G * Q))
+    queries = min(_MOST_QUERIES, keys, queries)
+    num_programs = max(1, B * G * triton.cdiv(H // G * Q, queries))
+    num_shares = min(_MOST_SHARES, _num_processors(heads.query.device) // num_programs)
+    return _Tiling(lanes, queries, keys, keys * triton.cdiv(K, keys * max(1, num_shares)))
+
+
+def _attend_by_shares(
+    heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None, tiling: _Tiling
+) -> Float[Tensor, "B Q C"]:
+    query, key, value = (_dense(part) for part in heads)
+    (B, H, Q, D), (G, K) = query.shape, key.shape[1:3]
+    num_queries, num_shares = H // G * Q, triton.cdiv(K, tiling.keys_per_share)
+    mixed = query.new_empty((num_shares, B * H * Q, D), dtype=torch.float32)
+    sums, peaks = query.new_empty((2, num_shares, B * H * Q), dtype=torch.float32)
+    _launch(
+        attention_kernels.attend_share,
+        (B * G, triton.cdiv(num_queries, tiling.queries), num_shares),
+        query, *query.stride()[:3], key, *key.stride()[:3], value, *value.stride()[:3],
+        *_added(bias), mixed, sums, peaks, num_queries, Q, G, K, D**-0.5, D, *tiling, num_warps=4,
+    )  # fmt: skip
+    out = query.new_empty((B, Q, H * D))
+    _launch(
+        attention_kernels.add_shares, (B * H * Q,),
+        mixed, sums, peaks, out, Q, H, num_shares, D, tiling.lanes, _MOST_SHARES, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
 def swiglu(gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
     """See `Operations`."""
     B, Q, C = gate_up.shape
@@ -124,6 +201,28 @@ def _indices(
     slots = None if isinstance(target.slots, slice) else target.slots
     strides = (0, 0) if slots is None else slots.stride()
     return (rows, keys.shape[0], slots, *strides, keys.shape[2])
+
+
+def _dense(part: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Returns it with its last components side by side."""
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def _added(
+    bias: Float[Tensor, "B 1 _ K"] | None,
+) -> tuple[Float[Tensor, "B 1 _ K"] | None, int, int, bool]:
+    """Returns the bias, its strides, and whether all queries share it."""
+    if bias is None:
+        return (None, 0, 0, True)
+    bias = _dense(bias)
+    return (bias, bias.stride(0), bias.stride(2), bias.shape[2] == 1)
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _NUM_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
