@@ -23,6 +23,7 @@ from benchmarks.correctness import check_against_cpu
 from benchmarks.floor import Columns, least_seconds, measure_machine, wait_for
 from benchmarks.growth import measure_growth, points_of
 from benchmarks.setting import Setting
+from benchmarks.split_attention import split_attention
 from dllm_decode import CachePolicy, DualCache, NoCache, decode
 from dllm_decode.models import ForwardInputs, MaskedTransformer
 from samplers import FixedSchedule
@@ -371,6 +372,7 @@ PARTS: Mapping[str, Callable[[Setting], Found]] = {
     "collection": collection,
     "tests": tests,
     "correctness": correctness,
+    "split-attention": split_attention,
     "step": step,
     "no-cache": no_cache,
     "batch": batch,

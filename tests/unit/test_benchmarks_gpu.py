@@ -20,7 +20,7 @@ TINY = Setting(
 WORDS = ["--quick", "--device", "cpu", "--geometry", "tiny"]
 
 
-@pytest.mark.parametrize("part", ["collection", "batch", "free-cache", "tree"])
+@pytest.mark.parametrize("part", ["collection", "split-attention", "batch", "free-cache", "tree"])
 def test_a_part_measures_something(part: str) -> None:
     found = PARTS[part](TINY)
     assert len(found["rows"]) >= 2

@@ -84,7 +84,8 @@ def load_model(
             `quantize_layers`. Embedding, norms and head stay as they are. Needs the extra `int8`,
             and one device. `None`: all as `dtype` says.
         fused: Fused kernels on CUDA. "auto" compares each with torch when it first runs, and uses
-            torch with a warning if they differ; True raises then; False uses torch.
+            torch with a warning if they differ; True raises then; False uses torch. Attention must
+            be faster as well, unless this is True.
         graphs: CUDA graphs, likewise.
         family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; `None`: the
             one that config.json names.
