@@ -5,6 +5,7 @@ In a process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else 
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network import operations_triton as fused
 from dllm_decode.models.network.context import _as_bias
-from dllm_decode.models.network.fused import TOLERANCES
+from dllm_decode.models.network.fused import TOLERANCES, CheckedOperations, load_kernels
 from dllm_decode.models.network.operations import Heads
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -216,6 +217,37 @@ def test_an_empty_batch_stays_empty(random: Any, launches: list[Any]) -> None:
     assert fused.attend(heads, None).shape == (0, 3, 64)
 
 
+def test_the_kernels_are_trusted_once_they_agree(random: Any, launches: list[Any]) -> None:
+    operations = CheckedOperations("here", load_kernels, time=lambda run, _: run().ndim - 2.0)
+    heads = heads_of(random, (1, 2, 1, 4, 130, 16), torch.float32)
+    assert torch.equal(operations.attend(heads, None), plain.attend(heads, None))
+    # Both took one millisecond.
+    launches.clear()
+    operations.attend(heads, None)
+    assert not launches
+    operations = CheckedOperations("here", load_kernels, required=True)
+    for _ in range(2):
+        check(operations.attend(heads, None), heads, None)
+    assert len(launches) == 4
+
+
+def test_a_share_that_is_left_out_is_found(random: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = fused._launch
+
+    def forgetful(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if len(grid) == 1:
+            mixed, sums, peaks, out, num_columns, num_heads, num_shares, *sizes = arguments
+            arguments = (mixed, sums, peaks, out, num_columns, num_heads, num_shares - 1, *sizes)
+        launch(kernel, grid, *arguments, **options)
+
+    monkeypatch.setattr(fused, "_launch", forgetful)
+    operations = CheckedOperations("here", load_kernels)
+    heads = heads_of(random, (1, 2, 1, 4, 130, 16), torch.float32)
+    with pytest.warns(UserWarning, match="the kernel attend differs from torch by"):
+        found = operations.attend(heads, None)
+    assert torch.equal(found, plain.attend(heads, None))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
 def test_whole_forwards_are_those_of_torch(
@@ -231,8 +263,9 @@ def test_whole_forwards_are_those_of_torch(
     columns = torch.arange(200, device=DEVICE).expand(2, 200)
     attend = ragged(2, 200)
     logits = []
-    for version in (plain, fused):
-        chosen.append(version)
+    others = {name: getattr(plain, name) for name in ("add_norm", "rotate_and_store", "swiglu")}
+    for version in (plain, SimpleNamespace(attend=fused.attend, **others)):
+        chosen.append(plain)
         kv_cache = model.new_kv_cache(2, 200)
         model.predict(
             ForwardInputs(
@@ -243,7 +276,7 @@ def test_whole_forwards_are_those_of_torch(
         step = ForwardInputs(
             tokens[:, :8], block, block[:, ::2] - 120, attend, kv_cache, slots=block
         )
-        launches.clear()
+        chosen.append(version)
         logits.append(model.predict(step))
     assert sum(len(grid) == 3 for grid in launches) == len(model.transformer.layers)
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
