@@ -204,6 +204,15 @@ def test_most_processors_have_a_program(sizes: tuple[int, ...], num_shares: int)
     assert -(-K // per_share) == num_shares
 
 
+def test_processors_are_counted_that_hold_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused._num_processors.cache_clear()
+    for major, expected in ((7, 0), (8, 40), (9, 40)):
+        found = SimpleNamespace(major=major, multi_processor_count=40)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
+        assert fused._num_processors(torch.device("cuda", 50 + major)) == expected
+    fused._num_processors.cache_clear()
+
+
 def test_what_needs_no_shares_is_left_to_torch(random: Any, launches: list[Any]) -> None:
     for sizes in ((2, 4, 2, 3, 64, 16), (2, 4, 2, 3, 1, 16), (4, 34, 34, 1, 100, 16)):
         heads = heads_of(random, sizes, torch.bfloat16)

@@ -220,9 +220,12 @@ def _added(
 
 @cache
 def _num_processors(device: torch.device) -> int:
+    """Counts the processors that attention over split keys can use."""
     if device.type != "cuda":
         return _NUM_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    properties = torch.cuda.get_device_properties(device)
+    # Before Ampere they have too little shared memory for these tiles: torch attends.
+    return int(properties.multi_processor_count) if properties.major >= 8 else 0
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int) -> None:
