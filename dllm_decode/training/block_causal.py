@@ -25,13 +25,14 @@ class AllBlocks(Objective):
     Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
     Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training.
 
-    Differs: The length of blocks is drawn for each batch, and where the first one ends; every
-    masked position weighs the same.
+    Differs: The length of blocks is drawn for each batch, and where the first one ends, unless it
+    is whole; every masked position weighs the same.
 
     Args:
         model: The model that is trained.
         block_lengths: From which the length of blocks is drawn, each equally likely.
         ordered_share: Probability that a row's blocks are masked from the right.
+        whole_share: Probability that the first block of a batch is whole, as a decoder's is.
     """
 
     model: MaskedTransformer
@@ -41,25 +42,24 @@ class AllBlocks(Objective):
         model: MaskedTransformer,
         block_lengths: tuple[int, ...] = (1, 1, 4, 8, 16, 32),
         ordered_share: float = 0.5,
+        whole_share: float = 0.0,
     ) -> None:
         if not block_lengths or min(block_lengths) < 1:
             raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
-        if not 0.0 <= ordered_share <= 1.0:
-            raise ValueError(f"ordered_share must be a probability in [0, 1], got {ordered_share}.")
+        for name, share in {"ordered_share": ordered_share, "whole_share": whole_share}.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} must be a probability in [0, 1], got {share}.")
         self.model = model
         self.eos_id = model.eos_ids[0]
         self._block_lengths = block_lengths
         self._ordered_share = ordered_share
+        self._whole_share = whole_share
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks all blocks of a batch and returns the mean loss, in nats."""
         answers = batch.tokens[:, batch.start :]
         device = answers.device
-        drawn = torch.randint(1 << 30, (2,), generator=generator, device=device).tolist()
-        block_length = self._block_lengths[drawn[0] % len(self._block_lengths)]
-        blocks = (torch.arange(batch.gen_length, device=device) + drawn[1] % block_length) // (
-            block_length
-        )
+        blocks = self.draw_blocks(batch.gen_length, generator)
         masked = self.draw(len(answers), blocks, generator)
         noisy = answers.masked_fill(masked, self.model.mask_id)
         columns = torch.arange(batch.tokens.shape[1], device=device)
@@ -76,6 +76,14 @@ class AllBlocks(Objective):
         learned = masked & near
         logits = self.model.transformer.head(hidden[learned])
         return F.cross_entropy(logits.float(), answers[learned])
+
+    def draw_blocks(self, gen_length: int, generator: torch.Generator) -> Int[Tensor, " G"]:
+        """Draws the length of blocks and of the first one; returns the block of each position."""
+        device = generator.device
+        drawn = torch.rand(3, generator=generator, device=device).tolist()
+        block_length = self._block_lengths[int(drawn[0] * len(self._block_lengths))]
+        missing = 0 if drawn[1] < self._whole_share else int(drawn[2] * block_length)
+        return (torch.arange(gen_length, device=device) + missing) // block_length
 
     def draw(
         self, num_rows: int, blocks: Int[Tensor, " G"], generator: torch.Generator

@@ -43,9 +43,9 @@ Answer = Callable[[list[list[int]], int], list[list[int]]]
 SPLITS = ("val", "test_entity")
 
 MIXTURE = (
-    ((2, 4), (68, 68, 96), 0.40),
-    ((5, 7), (116, 128), 0.30),
-    ((8, 11), (180, 180, 256), 0.30),
+    ((2, 4), (68, 68, 96), 0.50),
+    ((5, 7), (116, 128), 0.32),
+    ((8, 11), (180, 180, 256), 0.18),
 )
 """Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
 

@@ -13,7 +13,6 @@ with: docs/embedded_models.md says how far they have come.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +21,13 @@ import torch
 from jaxtyping import Float
 from long_world import Answer, Encoder, accuracies, arguments, run
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
-from dllm_decode.training.from_causal import start_from_causal
-from dllm_decode.training.from_model import copy_by_words
+from dllm_decode.training.from_model import start_from
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -38,6 +35,7 @@ from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
+BLOCK_LENGTHS = (1, 4, 16, 32, 32)
 STARTED = Path(__file__).parent / "started"
 LINE_LENGTH = 16
 PLACES = {"amount": 2, "before": 4, "after": 8}
@@ -73,33 +71,16 @@ def main() -> None:
         seed=options.seed,
     ).to(options.device)
     if options.start_from:
-        start(model, tokenizer, find_model(options.start_from))
+        start_from(model, tokenizer, find_model(options.start_from))
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    objective = OneOfTwo(
-        SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
-    )
+    all_blocks = AllBlocks(model, BLOCK_LENGTHS, whole_share=0.5)
+    objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.
         torch._dynamo.config.recompile_limit = 64
         for layer in model.transformer.layers:
             layer.compile(dynamic=True)
     run(options, objective, name="mini-long", export=exporter(options, model))
-
-
-def start(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Copies the weights of a causal model, or of an earlier one of this kind."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] == "llama":
-        start_from_causal(model, folder)
-        return
-    known, known_tokenizer = load_model(folder, dtype=torch.float32)
-    assert known_tokenizer is not None
-    copy_by_words(
-        model.transformer.parts(),
-        tokenizer.get_vocab(),
-        known.transformer.parts(),
-        known_tokenizer.get_vocab(),
-    )
 
 
 class OneOfTwo(Objective):

@@ -11,6 +11,7 @@ import torch
 from dllm_decode import load_model
 from dllm_decode.models import new_llada
 from dllm_decode.training.examples import make_rows
+from dllm_decode.training.from_model import start_from
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.word_problem_templates import HELD_OUT_NAMES, HELD_OUT_OBJECTS
 
@@ -53,8 +54,6 @@ def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mini-long", "mini-long-ar"])
 def test_a_training_goes_on_from_the_weights_that_are_kept(world: Any, name: str) -> None:
-    import train_long
-
     tokenizer = build_ledger_tokenizer()
     model = new_llada(
         vocab_size=len(tokenizer),
@@ -68,7 +67,7 @@ def test_a_training_goes_on_from_the_weights_that_are_kept(world: Any, name: str
         seed=0,
     )
     before = model.transformer.parts()["embedding.weight"].clone()
-    train_long.start(model, tokenizer, RECIPES / "started" / name)
+    start_from(model, tokenizer, RECIPES / "started" / name)
     found = model.transformer.parts()
     assert not torch.equal(found["embedding.weight"], before)
     if name == "mini-long":

@@ -92,6 +92,19 @@ def test_every_block_has_masks_and_some_have_more_than_one() -> None:
     assert counts == {1, 2, 3, 4}
 
 
+@pytest.mark.parametrize(("whole_share", "first"), [(0.0, {1, 2, 3, 4}), (1.0, {4})])
+def test_the_first_block_is_whole_as_often_as_asked(whole_share: float, first: set[int]) -> None:
+    objective = AllBlocks(tiny_model(), (4,), whole_share=whole_share)
+    found = set()
+    for seed in range(40):
+        blocks = objective.draw_blocks(9, torch.Generator().manual_seed(seed))
+        lengths = blocks.bincount().tolist()
+        assert len(blocks) == 9
+        assert set(lengths[1:-1]) <= {4}
+        found.add(lengths[0])
+    assert found == first
+
+
 def test_both_losses_reach_every_weight() -> None:
     model = tiny_model()
     for objective in (SegmentDiffusion(model, SegmentSampler(3)), AllBlocks(model, (1, 4))):
@@ -107,6 +120,7 @@ def test_both_losses_reach_every_weight() -> None:
         (lambda: SegmentSampler(anywhere_share=1.5), "anywhere_share must be a probability"),
         (lambda: AllBlocks(tiny_model(), ()), "block_lengths must be lengths"),
         (lambda: AllBlocks(tiny_model(), ordered_share=-1.0), "ordered_share must be"),
+        (lambda: AllBlocks(tiny_model(), whole_share=2.0), "whole_share must be"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, sentence: str) -> None:  # type: ignore[no-untyped-def]
