@@ -23,11 +23,13 @@ from long_world import Answer, Encoder, accuracies, arguments, run
 from torch import Tensor
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
-from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
-from dllm_decode.training.from_model import start_from
+from dllm_decode.training.from_causal import write_dream
+from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -35,7 +37,7 @@ from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
-BLOCK_LENGTHS = (1, 4, 16, 32, 32)
+BLOCK_LENGTHS = (4, 8, 16, 32, 32)
 STARTED = Path(__file__).parent / "started"
 LINE_LENGTH = 16
 PLACES = {"amount": 2, "before": 4, "after": 8}
@@ -49,7 +51,7 @@ def main() -> None:
     parser.add_argument(
         "--start-from",
         default=str(STARTED / "mini-long-ar"),
-        help="causal or earlier model, '': none",
+        help="mini-long-ar or an earlier mini-long",
     )
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
@@ -58,20 +60,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tokenizer = build_ledger_tokenizer()
-    model = new_llada(
-        vocab_size=len(tokenizer),
-        hidden_size=options.hidden,
-        num_layers=options.layers,
-        num_heads=options.heads,
-        mlp_hidden_size=options.mlp,
-        mask_id=int(tokenizer.mask_token_id),
-        eos_ids=(int(tokenizer.eos_token_id),),
-        rope_theta=10_000.0,
-        name="mini-long",
-        seed=options.seed,
-    ).to(options.device)
-    if options.start_from:
-        start_from(model, tokenizer, find_model(options.start_from))
+    source = find_model(options.start_from)
+    if read_json(source / "config.json")["model_type"] == "llama":
+        begun = options.output / "mini-long-begun"
+        mask_id = int(tokenizer.mask_token_id)
+        write_dream(source, begun, mask_id=mask_id, num_layers=options.layers)
+        source = begun
+    model, _ = load_model(source, device=options.device, dtype=torch.float32)
+    model.requires_grad_(True)
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
     all_blocks = AllBlocks(model, BLOCK_LENGTHS, whole_share=0.5)
     objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
@@ -80,7 +76,7 @@ def main() -> None:
         torch._dynamo.config.recompile_limit = 64
         for layer in model.transformer.layers:
             layer.compile(dynamic=True)
-    run(options, objective, name="mini-long", export=exporter(options, model))
+    run(options, objective, name="mini-long", export=exporter(options, model, source))
 
 
 class OneOfTwo(Objective):
@@ -104,14 +100,13 @@ class OneOfTwo(Objective):
 
 
 def exporter(
-    options: argparse.Namespace, model: MaskedTransformer
+    options: argparse.Namespace, model: MaskedTransformer, source: Path
 ) -> Callable[[Path], Callable[[], dict[str, float]]]:
     """Returns what writes the model and then measures the files just written."""
     tokenizer = build_ledger_tokenizer()
 
     def export(folder: Path) -> Callable[[], dict[str, float]]:
-        save_model(model, folder, dtype=torch.bfloat16)
-        tokenizer.save_pretrained(folder)
+        save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
         written, _ = load_model(folder, device=options.device)
 
         def measure() -> dict[str, float]:
@@ -159,7 +154,7 @@ def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, flo
             tokens = [*prompt, *answer[:start], *[model.mask_id] * (192 - start)]
             with torch.inference_mode():
                 hidden = model.transformer(torch.tensor([tokens]))
-                logits = model.transformer.head(hidden[0, len(prompt) + start])
+                logits = model.transformer.head(hidden[0, len(prompt) + start - model.logit_shift])
             right += int(logits.argmax()) == answer[start]
         measured[f"val {name}"] = right / len(pairs)
     return measured
