@@ -1,5 +1,7 @@
 """Masked diffusion on all blocks of an answer at a time."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -25,13 +27,14 @@ class AllBlocks(Objective):
     Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
     Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training.
 
-    Differs: The length of blocks is drawn for each batch, and where the first one ends; every
-    masked position weighs the same.
+    Differs: The length of blocks is drawn for each batch, and where the first one ends, unless it
+    is whole; every masked position weighs the same.
 
     Args:
         model: The model that is trained.
         block_lengths: From which the length of blocks is drawn, each equally likely.
         ordered_share: Probability that a row's blocks are masked from the right.
+        whole_share: Probability that the first block of a batch is whole, as a decoder's is.
     """
 
     model: MaskedTransformer
@@ -41,41 +44,62 @@ class AllBlocks(Objective):
         model: MaskedTransformer,
         block_lengths: tuple[int, ...] = (1, 1, 4, 8, 16, 32),
         ordered_share: float = 0.5,
+        whole_share: float = 0.0,
     ) -> None:
         if not block_lengths or min(block_lengths) < 1:
             raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
-        if not 0.0 <= ordered_share <= 1.0:
-            raise ValueError(f"ordered_share must be a probability in [0, 1], got {ordered_share}.")
+        for name, share in {"ordered_share": ordered_share, "whole_share": whole_share}.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} must be a probability in [0, 1], got {share}.")
         self.model = model
         self.eos_id = model.eos_ids[0]
         self._block_lengths = block_lengths
         self._ordered_share = ordered_share
+        self._whole_share = whole_share
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks all blocks of a batch and returns the mean loss, in nats."""
         answers = batch.tokens[:, batch.start :]
-        device = answers.device
-        drawn = torch.randint(1 << 30, (2,), generator=generator, device=device).tolist()
-        block_length = self._block_lengths[drawn[0] % len(self._block_lengths)]
-        blocks = (torch.arange(batch.gen_length, device=device) + drawn[1] % block_length) // (
-            block_length
-        )
+        blocks = self.draw_blocks(batch.gen_length, generator)
         masked = self.draw(len(answers), blocks, generator)
-        noisy = answers.masked_fill(masked, self.model.mask_id)
-        columns = torch.arange(batch.tokens.shape[1], device=device)
-        positions = (columns - batch.pads[:, None]).clamp(min=0)
-        hidden = self.model.transformer(
-            torch.cat((batch.tokens, noisy), 1),
-            torch.cat((positions, positions[:, batch.start :]), 1),
-            attend=who_sees_whom(batch, blocks),
-            wanted=(columns[batch.start :] + batch.gen_length).expand_as(answers),
-        )
+        hidden = self.hidden(batch, blocks, masked)
         # The EOS that ends the answer is learned, and a few of those that fill it up.
         ends = (answers != self.eos_id).long().cumprod(-1).sum(-1)
-        near = torch.arange(batch.gen_length, device=device) <= ends[:, None] + 2
+        near = torch.arange(batch.gen_length, device=answers.device) <= ends[:, None] + 2
         learned = masked & near
         logits = self.model.transformer.head(hidden[learned])
         return F.cross_entropy(logits.float(), answers[learned])
+
+    def hidden(
+        self, batch: Batch, blocks: Int[Tensor, " G"], masked: Bool[Tensor, "B G"]
+    ) -> Float[Tensor, "B G H"]:
+        """Returns what the head makes the prediction of each answer position from.
+
+        Args:
+            batch: Prompts and answers.
+            blocks: The block of each position.
+            masked: What the copy hides of the answers.
+        """
+        copy = copy_of(blocks, self.model.logit_shift)
+        columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        positions = (columns - batch.pads[:, None]).clamp(min=0)
+        sources = batch.start + copy.sources
+        hidden_ones = masked[:, copy.sources] & ~copy.is_lead
+        copied = batch.tokens[:, sources].masked_fill(hidden_ones, self.model.mask_id)
+        return self.model.transformer(
+            torch.cat((batch.tokens, copied), 1),
+            torch.cat((positions, positions[:, sources]), 1),
+            attend=who_sees_whom(batch, blocks, copy),
+            wanted=(len(columns) + copy.predictors).expand_as(masked),
+        )
+
+    def draw_blocks(self, gen_length: int, generator: torch.Generator) -> Int[Tensor, " G"]:
+        """Draws the length of blocks and of the first one; returns the block of each position."""
+        device = generator.device
+        drawn = torch.rand(3, generator=generator, device=device).tolist()
+        block_length = self._block_lengths[int(drawn[0] * len(self._block_lengths))]
+        missing = 0 if drawn[1] < self._whole_share else int(drawn[2] * block_length)
+        return (torch.arange(gen_length, device=device) + missing) // block_length
 
     def draw(
         self, num_rows: int, blocks: Int[Tensor, " G"], generator: torch.Generator
@@ -101,14 +125,50 @@ class AllBlocks(Objective):
         return ranks < counts[:, blocks]
 
 
-def who_sees_whom(batch: Batch, blocks: Int[Tensor, " G"]) -> Bool[Tensor, "B Q K"]:
-    """Says for prompt, answer and masked copy which columns each column sees."""
+class Copy(NamedTuple):
+    """The columns of the masked copy, block after block.
+
+    Where the logits at a column predict the next token, each block begins with a lead: the token
+    before it, known, whose logits predict the first of the block.
+
+    Attributes:
+        sources: Position in the answer that a column is a copy of; -1: the prompt's last.
+        blocks: The block that a column belongs to, or leads.
+        is_lead: Whether a column is a lead.
+        predictors: The column whose logits predict a position of the answer.
+    """
+
+    sources: Int[Tensor, " C"]
+    blocks: Int[Tensor, " C"]
+    is_lead: Bool[Tensor, " C"]
+    predictors: Int[Tensor, " G"]
+
+
+def copy_of(blocks: Int[Tensor, " G"], logit_shift: int) -> Copy:
+    """Lays out the masked copy of an answer, given the block of each position."""
+    positions = torch.arange(len(blocks), device=blocks.device)
+    first = F.pad(blocks.diff(), (1, 0), value=1) > 0
+    held = positions.repeat_interleave(1 + first * logit_shift)
+    is_lead = F.pad(held.diff(), (0, 1), value=1) == 0
+    return Copy(
+        held - is_lead.long(), blocks[held], is_lead, (~is_lead).nonzero()[:, 0] - logit_shift
+    )
+
+
+def who_sees_whom(batch: Batch, blocks: Int[Tensor, " G"], copy: Copy) -> Bool[Tensor, "B Q K"]:
+    """Says for prompt, answer and masked copy which columns each column sees.
+
+    A lead stands for the token before its block, so its block does not see that token twice.
+    """
     device = batch.tokens.device
+    columns = torch.arange(batch.tokens.shape[1], device=device)
     prompt = torch.full((batch.start,), -1, device=device)
-    block = torch.cat((prompt, blocks, blocks))
-    is_copy = torch.arange(len(block), device=device) >= batch.tokens.shape[1]
-    earlier = block[:, None] > block
-    same = block[:, None] == block
-    seen = (earlier & ~is_copy) | (same & (is_copy[:, None] == is_copy))
-    padded = torch.arange(len(block), device=device) < batch.pads[:, None]
+    block = torch.cat((prompt, blocks))
+    own = block[:, None] >= block
+    begins = batch.start + F.pad(blocks.bincount(), (1, 0)).cumsum(0)[copy.blocks]
+    begins = begins - int(copy.is_lead.any())
+    earlier = columns < begins[:, None]
+    same = copy.blocks[:, None] == copy.blocks
+    seen = torch.cat((F.pad(own, (0, len(copy.blocks))), torch.cat((earlier, same), 1)))
+    padded = F.pad(columns < batch.pads[:, None], (0, len(copy.blocks)))
     return seen & ~padded[:, None]

@@ -1,9 +1,12 @@
 """Starts a masked-diffusion model from a causal one over the same tokens."""
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer
 
@@ -65,3 +68,68 @@ def start_from_causal(model: MaskedTransformer, folder: Path) -> None:
                 "choose the sizes of the checkpoint."
             )
         values.copy_(source)
+
+
+def write_dream(source: Path, folder: Path, *, mask_id: int, num_layers: int) -> None:
+    """Writes a Llama checkpoint as one of Dream, to go on training as a diffusion model.
+
+    Dream's logits are shifted as a causal model's are, and it attends in both directions. So the
+    model begins as its source where only earlier columns matter. Layers that the source lacks begin
+    as the identity, biases as zero. Configuration, tokenizer and weights are written.
+
+    Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487.
+
+    Args:
+        source: Folder of a Llama with plain rotations, in one `model.safetensors`.
+        folder: Made if it does not exist.
+        mask_id: A token of the source's vocabulary, the [MASK] from now on.
+        num_layers: At least as many as the source has.
+
+    Raises:
+        ValueError: If the source is another kind of model or has more layers.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "llama" or config["num_hidden_layers"] > num_layers:
+        raise ValueError(
+            f"The source must be a Llama of at most {num_layers} layers, got "
+            f"{config['model_type']!r} with {config['num_hidden_layers']} in {str(source)!r}."
+        )
+    kept = (
+        "attention_dropout", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size",
+        "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "pad_token_id",
+        "rms_norm_eps", "tie_word_embeddings", "vocab_size",
+    )  # fmt: skip
+    written = {name: config[name] for name in kept} | {
+        "architectures": ["DreamModel"],
+        "mask_token_id": mask_id,
+        "model_type": "Dream",
+        "num_hidden_layers": num_layers,
+        "rope_scaling": None,
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "use_sliding_window": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(written, indent=1, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
+        shutil.copyfile(file, folder / file.name)
+    tensors = _as_dream(load_file(source / "model.safetensors"), num_layers)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _as_dream(stored: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    known = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
+    last = f"model.layers.{known - 1}."
+    tensors = dict(stored)
+    for i in range(known, num_layers):
+        for name in (each for each in stored if each.startswith(last)):
+            part = name.removeprefix(last)
+            writes = part in ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+            tensors[f"model.layers.{i}.{part}"] = (
+                torch.zeros_like(stored[name]) if writes else stored[name].clone()
+            )
+    for i in range(num_layers):
+        for each in ("q", "k", "v"):
+            weight = tensors[f"model.layers.{i}.self_attn.{each}_proj.weight"]
+            tensors[f"model.layers.{i}.self_attn.{each}_proj.bias"] = weight.new_zeros(len(weight))
+    return tensors

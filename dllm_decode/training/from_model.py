@@ -1,9 +1,41 @@
 """Starts a model from another one with another vocabulary."""
 
+import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.training.from_causal import start_from_causal
+
+
+def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Copies the weights of a masked-diffusion model, or of a causal one over the same tokens.
+
+    Args:
+        model: Of the same sizes; a causal model may have fewer layers. Its weights are written.
+        tokenizer: Of the model; a masked-diffusion model to start from may know other words.
+        folder: With the model to start from, in a format that `load_model` reads or, causal,
+            in transformers' format of Llama.
+
+    Raises:
+        ValueError: If names or sizes differ, or no word is common.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] == "llama":
+        start_from_causal(model, folder)
+        return
+    known, known_tokenizer = load_model(folder, dtype=torch.float32)
+    assert known_tokenizer is not None
+    copy_by_words(
+        model.transformer.parts(),
+        tokenizer.get_vocab(),
+        known.transformer.parts(),
+        known_tokenizer.get_vocab(),
+    )
 
 
 def copy_by_words(

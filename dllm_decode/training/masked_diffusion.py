@@ -16,7 +16,7 @@ class MaskedDiffusion(Objective):
 
     The EOS tokens behind an answer are masked and learned like any other: no position behind the
     prompt is ever visible in training that is masked in decoding. Padding, positions and attention
-    are those of `decode`.
+    are those of `decode`; where the logits at a column predict the next one, they are shifted.
 
     Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992,
     SFT, where answers are padded with EOS and the padding is part of the answer.
@@ -48,6 +48,6 @@ class MaskedDiffusion(Objective):
             tokens,
             (columns - batch.pads[:, None]).clamp(min=0),
             attend=(columns >= batch.pads[:, None])[:, None],
-            wanted=columns[batch.start :].expand_as(answers),
+            wanted=(columns[batch.start :] - self.model.logit_shift).expand_as(answers),
         )
         return self.model.transformer.head(hidden)

@@ -13,7 +13,6 @@ with: docs/embedded_models.md says how far they have come.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +21,15 @@ import torch
 from jaxtyping import Float
 from long_world import Answer, Encoder, accuracies, arguments, run
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
-from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
-from dllm_decode.training.from_causal import start_from_causal
-from dllm_decode.training.from_model import copy_by_words
+from dllm_decode.training.from_causal import write_dream
+from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.ledgers import Ledgers
@@ -38,9 +37,10 @@ from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
+BLOCK_LENGTHS = (4, 8, 16, 32, 32)
 STARTED = Path(__file__).parent / "started"
-LINE_LENGTH = 16
-PLACES = {"amount": 2, "before": 4, "after": 8}
+LINE_LENGTH = 17
+PLACES = {"amount": 3, "before": 5, "after": 9}
 NO_CACHE = NoCache()
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument(
         "--start-from",
         default=str(STARTED / "mini-long-ar"),
-        help="causal or earlier model, '': none",
+        help="mini-long-ar or an earlier mini-long",
     )
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
@@ -60,46 +60,23 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tokenizer = build_ledger_tokenizer()
-    model = new_llada(
-        vocab_size=len(tokenizer),
-        hidden_size=options.hidden,
-        num_layers=options.layers,
-        num_heads=options.heads,
-        mlp_hidden_size=options.mlp,
-        mask_id=int(tokenizer.mask_token_id),
-        eos_ids=(int(tokenizer.eos_token_id),),
-        rope_theta=10_000.0,
-        name="mini-long",
-        seed=options.seed,
-    ).to(options.device)
-    if options.start_from:
-        start(model, tokenizer, find_model(options.start_from))
+    source = find_model(options.start_from)
+    if read_json(source / "config.json")["model_type"] == "llama":
+        begun = options.output / "mini-long-begun"
+        mask_id = int(tokenizer.mask_token_id)
+        write_dream(source, begun, mask_id=mask_id, num_layers=options.layers)
+        source = begun
+    model, _ = load_model(source, device=options.device, dtype=torch.float32)
+    model.requires_grad_(True)
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    objective = OneOfTwo(
-        SegmentDiffusion(model, states), AllBlocks(model), options.all_blocks_share
-    )
+    all_blocks = AllBlocks(model, BLOCK_LENGTHS, ordered_share=0.3, whole_share=0.5)
+    objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.
         torch._dynamo.config.recompile_limit = 64
         for layer in model.transformer.layers:
             layer.compile(dynamic=True)
-    run(options, objective, name="mini-long", export=exporter(options, model))
-
-
-def start(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Copies the weights of a causal model, or of an earlier one of this kind."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] == "llama":
-        start_from_causal(model, folder)
-        return
-    known, known_tokenizer = load_model(folder, dtype=torch.float32)
-    assert known_tokenizer is not None
-    copy_by_words(
-        model.transformer.parts(),
-        tokenizer.get_vocab(),
-        known.transformer.parts(),
-        known_tokenizer.get_vocab(),
-    )
+    run(options, objective, name="mini-long", export=exporter(options, model, source))
 
 
 class OneOfTwo(Objective):
@@ -123,14 +100,13 @@ class OneOfTwo(Objective):
 
 
 def exporter(
-    options: argparse.Namespace, model: MaskedTransformer
+    options: argparse.Namespace, model: MaskedTransformer, source: Path
 ) -> Callable[[Path], Callable[[], dict[str, float]]]:
     """Returns what writes the model and then measures the files just written."""
     tokenizer = build_ledger_tokenizer()
 
     def export(folder: Path) -> Callable[[], dict[str, float]]:
-        save_model(model, folder, dtype=torch.bfloat16)
-        tokenizer.save_pretrained(folder)
+        save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
         written, _ = load_model(folder, device=options.device)
 
         def measure() -> dict[str, float]:
@@ -178,7 +154,7 @@ def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, flo
             tokens = [*prompt, *answer[:start], *[model.mask_id] * (192 - start)]
             with torch.inference_mode():
                 hidden = model.transformer(torch.tensor([tokens]))
-                logits = model.transformer.head(hidden[0, len(prompt) + start])
+                logits = model.transformer.head(hidden[0, len(prompt) + start - model.logit_shift])
             right += int(logits.argmax()) == answer[start]
         measured[f"val {name}"] = right / len(pairs)
     return measured

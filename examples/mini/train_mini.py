@@ -27,8 +27,9 @@ from world import World, accuracies, accuracy, run, stop, world_arguments
 
 from dllm_decode import MaskPredictor, decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import MaskedDiffusion, MaskSampler
-from dllm_decode.training.from_causal import start_from_causal
+from dllm_decode.training.from_model import start_from
 from eval.tasks import ListTask
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.base import Sampler
@@ -43,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     world_arguments(parser)
     parser.add_argument("--name", default="mini", help="of the model and its folder")
-    parser.add_argument("--start-from", type=Path, help="folder of a causal model like mini-ar")
+    parser.add_argument("--start-from", default="", help="causal model like mini-ar, or masked")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--heads", type=int, default=4)
@@ -67,7 +68,7 @@ def main() -> None:
         seed=options.seed,
     ).to(options.device)
     if options.start_from:
-        start_from_causal(model, options.start_from)
+        start_from(model, world.tokenizer, find_model(options.start_from))
     if options.compile:
         for layer in model.transformer.layers:
             layer.compile(dynamic=False)

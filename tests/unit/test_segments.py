@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.training import Batch
-from dllm_decode.training.block_causal import AllBlocks, who_sees_whom
+from dllm_decode.training.block_causal import AllBlocks
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 
 EOS, MASK, VOCAB = 0, 1, 20
@@ -58,27 +59,46 @@ def test_without_segments_every_mask_is_learned() -> None:
     assert torch.equal(masked, learned)
 
 
-def test_a_block_is_predicted_as_if_nothing_behind_it_were_there() -> None:
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_block_is_predicted_as_if_nothing_behind_it_were_there(shift: int) -> None:
     """One forward over all blocks equals a forward for each, on what precedes it alone."""
     model, given = tiny_model(), batch()
+    model.logit_shift = shift
     blocks = torch.arange(9) // 4
-    copy = given.tokens[:, 4:].masked_fill(torch.rand(4, 9) < 0.5, MASK)
+    masked = torch.rand(4, 9) < 0.5
+    noisy = given.tokens[:, 4:].masked_fill(masked, MASK)
     columns = (torch.arange(13) - given.pads[:, None]).clamp(min=0)
     with torch.no_grad():
-        together = model.transformer(
-            torch.cat((given.tokens, copy), 1),
-            torch.cat((columns, columns[:, 4:]), 1),
-            attend=who_sees_whom(given, blocks),
-        )[:, 13:]
+        together = AllBlocks(model).hidden(given, blocks, masked)
         for block in range(3):
-            end = 4 + min(9, 4 * block + 4)
-            alone = given.tokens[:, :end].clone()
-            alone[:, 4 + 4 * block :] = copy[:, 4 * block : end - 4]
-            order = torch.cat((torch.full((4,), -1), blocks))[:end]
-            attend = (order[:, None] >= order) & (torch.arange(end) >= given.pads[:, None, None])
-            expected = model.transformer(alone, columns[:, :end], attend=attend)
-            found = together[:, 4 * block : end - 4]
-            torch.testing.assert_close(found, expected[:, 4 + 4 * block :], atol=1e-5, rtol=0)
+            begin, end = 4 + 4 * block, 4 + min(9, 4 * block + 4)
+            # A lead takes the place of the token before the block.
+            known, lead = given.tokens[:, :begin], given.tokens[:, begin - shift : begin]
+            alone = torch.cat((known, lead, noisy[:, begin - 4 : end - 4]), 1)
+            places = torch.cat((columns[:, :begin], columns[:, begin - shift : end]), 1)
+            order = torch.cat((torch.full((4,), -1), blocks))[:begin]
+            own = order[:, None] >= order
+            of_block = torch.ones(end - begin + shift, alone.shape[1], dtype=torch.bool)
+            of_block[:, begin - shift : begin] = False
+            attend = torch.cat((F.pad(own, (0, len(of_block))), of_block))
+            attend = attend & (torch.arange(alone.shape[1]) >= given.pads[:, None, None])
+            expected = model.transformer(alone, places, attend=attend)[:, begin:]
+            found = together[:, begin - 4 : end - 4]
+            torch.testing.assert_close(found, expected[:, : end - begin], atol=1e-5, rtol=0)
+
+
+def test_a_shifted_model_is_asked_at_the_column_before() -> None:
+    """The loss reads what a decode reads: all columns seen, the logits of the one before."""
+    model, given = tiny_model(), batch()
+    model.logit_shift = 1
+    answers = given.tokens[:, 4:].masked_fill(torch.rand(4, 9) < 0.5, MASK)
+    found = SegmentDiffusion(model, SegmentSampler())._plain.logits(given, answers)
+    tokens = torch.cat((given.tokens[:, :4], answers), 1)
+    for row in range(4):
+        alone = tokens[row : row + 1, given.pads[row] :]
+        hidden = model.transformer(alone, torch.arange(alone.shape[1])[None])
+        expected = model.transformer.head(hidden)[0, -10:-1]
+        torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_every_block_has_masks_and_some_have_more_than_one() -> None:
@@ -90,6 +110,19 @@ def test_every_block_has_masks_and_some_have_more_than_one() -> None:
         for block in range(3):
             counts |= set(masked[:, blocks == block].sum(1).tolist())
     assert counts == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("whole_share", "first"), [(0.0, {1, 2, 3, 4}), (1.0, {4})])
+def test_the_first_block_is_whole_as_often_as_asked(whole_share: float, first: set[int]) -> None:
+    objective = AllBlocks(tiny_model(), (4,), whole_share=whole_share)
+    found = set()
+    for seed in range(40):
+        blocks = objective.draw_blocks(9, torch.Generator().manual_seed(seed))
+        lengths = blocks.bincount().tolist()
+        assert len(blocks) == 9
+        assert set(lengths[1:-1]) <= {4}
+        found.add(lengths[0])
+    assert found == first
 
 
 def test_both_losses_reach_every_weight() -> None:
@@ -107,6 +140,7 @@ def test_both_losses_reach_every_weight() -> None:
         (lambda: SegmentSampler(anywhere_share=1.5), "anywhere_share must be a probability"),
         (lambda: AllBlocks(tiny_model(), ()), "block_lengths must be lengths"),
         (lambda: AllBlocks(tiny_model(), ordered_share=-1.0), "ordered_share must be"),
+        (lambda: AllBlocks(tiny_model(), whole_share=2.0), "whole_share must be"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, sentence: str) -> None:  # type: ignore[no-untyped-def]

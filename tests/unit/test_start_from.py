@@ -1,0 +1,90 @@
+"""Models that begin as other models: what carries over, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dllm_decode import decode, load_model
+from dllm_decode.models import MaskedTransformer, new_llada
+from dllm_decode.models.loading.load import find_model
+from dllm_decode.training.from_causal import write_dream
+from dllm_decode.training.from_model import start_from
+from samplers import ConfidenceThreshold
+
+CAUSAL = find_model("mini-ar")
+
+
+def begun(folder: Path, num_layers: int) -> MaskedTransformer:
+    tokenizer = AutoTokenizer.from_pretrained(CAUSAL)
+    write_dream(CAUSAL, folder, mask_id=tokenizer.mask_token_id, num_layers=num_layers)
+    model, _ = load_model(folder, dtype=torch.float32)
+    return model
+
+
+def test_a_dream_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
+    tmp_path: Path,
+) -> None:
+    causal = AutoModelForCausalLM.from_pretrained(CAUSAL, dtype=torch.float32)
+    model = begun(tmp_path, causal.config.num_hidden_layers + 2)
+    tokens = torch.randint(3, causal.config.vocab_size, (2, 20))
+    with torch.inference_mode():
+        expected = causal(tokens).logits
+        hidden = model.transformer(
+            tokens,
+            torch.arange(20).expand(2, -1),
+            attend=torch.ones(20, 20, dtype=torch.bool).tril().expand(2, -1, -1),
+        )
+        torch.testing.assert_close(model.transformer.head(hidden), expected)
+    assert model.logit_shift == 1
+    assert len(decode(model, [[5, 6]], ConfidenceThreshold(), gen_length=8).answers()) == 1
+
+
+def test_a_tokenizer_of_no_family_splits_as_its_file_says(tmp_path: Path) -> None:
+    """Dream's own class, Qwen2's, would split at other places, and silently."""
+    begun(tmp_path, 4)
+    _, tokenizer = load_model(tmp_path)
+    text = "emma has 12 apples . answer :"
+    assert tokenizer.encode(text) == AutoTokenizer.from_pretrained(CAUSAL).encode(text)
+    assert len(tokenizer.encode(text)) == 7
+
+
+def test_new_layers_can_learn(tmp_path: Path) -> None:
+    model = begun(tmp_path, 5)
+    model.requires_grad_(True)
+    hidden = model.transformer(torch.tensor([[5, 6, 7]]), torch.arange(3)[None])
+    hidden.square().sum().backward()
+    assert model.transformer.layers[4].attention.output.weight.grad.any()
+
+
+def test_a_dream_has_no_fewer_layers_than_its_source(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="The source must be a Llama of at most 2 layers"):
+        write_dream(CAUSAL, tmp_path, mask_id=1, num_layers=2)
+
+
+@pytest.mark.parametrize("source", ["mini", "mini-ar"])
+def test_a_masked_model_begins_as_either_kind(source: str) -> None:
+    known, tokenizer = load_model("mini", dtype=torch.float32)
+    shape = known.transformer.config
+    model = new_llada(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        num_layers=5,
+        num_heads=shape.num_heads,
+        mlp_hidden_size=shape.mlp_hidden_size,
+        mask_id=known.mask_id,
+        eos_ids=known.eos_ids,
+        rope_theta=shape.rope_theta,
+    )
+    before = model.transformer.parts()["embedding.weight"].clone()
+    start_from(model, tokenizer, find_model(source))
+    found = model.transformer.parts()
+    if source == "mini":
+        parts = known.transformer.parts()
+        assert all(torch.equal(values, parts[name]) for name, values in found.items())
+    else:
+        # The causal model has four layers; the fifth begins as the identity.
+        assert not torch.equal(found["embedding.weight"], before)
+        assert not found["layers.4.output.weight"].any()
+        assert not found["layers.4.down.weight"].any()
