@@ -101,9 +101,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--stories", type=int, default=16, help="stories without a question a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
-    add("--hidden", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--mlp", type=int, default=384)
 
 
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
