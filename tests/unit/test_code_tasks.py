@@ -383,7 +383,7 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(runs_command, "load_model", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
         assert command_line.main(command) == 2
     assert f"{task} is scored by running programs" in capsys.readouterr().err
     assert command_line.main([*command, "--allow-code"]) == 0
