@@ -96,6 +96,18 @@ def test_a_rotation_that_is_not_implemented_is_refused(rope_type: str) -> None:
         read_tiny("a2d_llama", rope_scaling=scaling)
 
 
+@pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"llada", "llada2_moe", "llada_moe"}))
+def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
+    """It was rotated whole, and the logits were wrong without a word."""
+    rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+    for changes in ({"partial_rotary_factor": 0.5}, {"rope_parameters": rope}):
+        with pytest.raises(
+            ValueError, match=r"'partial_rotary_factor' must be 1 or absent, got 0.5"
+        ):
+            read_tiny(key, **changes)
+    read_tiny(key, partial_rotary_factor=1.0)
+
+
 # Values
 
 
