@@ -121,7 +121,7 @@ class Ledgers(GeneratedTask):
     max_steps: int = 11
 
     name = "ledgers"
-    version = 2
+    version = 3
     primary = "answer"
     gen_length = 256
     splits = ("train", "val", "test", "test_entity", "test_length")
@@ -287,18 +287,10 @@ def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
 
 def tell(account: Account, rng: random.Random, thing: str) -> str:
     """Tells the story of one account."""
-    verb = rng.choice(("has", "has", "had", "owns", "starts with"))
-    text = f"{account.name} {verb} {account.start}{rng.choice(('', f' {thing}'))}"
+    verb = rng.choice(("has", "has", "had", "owns"))
+    text = f"{account.name} {verb} {account.start} {thing}"
     for change in account.changes:
-        sentence = f" . {account.name} ", f" . then {account.name} "
-        joint = rng.choice((" , ", " , ", " and ", " , then ", " and then ", *sentence, *sentence))
-        text += joint + write_change(change, rng, thing)
+        joint = rng.choice((" , ", " , ", " and ", f" . {account.name} "))
+        verb = rng.choice(GAIN_VERBS if change > 0 else LOSS_VERBS)
+        text += f"{joint}{verb} {abs(change)}"
     return text
-
-
-def write_change(change: int, rng: random.Random, thing: str) -> str:
-    """Says that some are gained or lost."""
-    verb = rng.choice(GAIN_VERBS if change > 0 else (*LOSS_VERBS, *GIVE_VERBS))
-    more = rng.choice(("", "", " more")) if change > 0 else ""
-    away = " away" if verb in GIVE_VERBS else ""
-    return f"{verb} {abs(change)}{more}{rng.choice(('', f' {thing}'))}{away}"

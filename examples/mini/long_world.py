@@ -49,7 +49,7 @@ MIXTURE = (
 )
 """Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
 
-LONGEST_PROMPT = 128
+LONGEST_PROMPT = 64
 
 
 @dataclass(frozen=True)

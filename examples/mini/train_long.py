@@ -69,7 +69,7 @@ def main() -> None:
     model, _ = load_model(source, device=options.device, dtype=torch.float32)
     model.requires_grad_(True)
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    all_blocks = AllBlocks(model, BLOCK_LENGTHS, whole_share=0.5)
+    all_blocks = AllBlocks(model, BLOCK_LENGTHS, ordered_share=0.3, whole_share=0.5)
     objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.

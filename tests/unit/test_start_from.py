@@ -41,6 +41,15 @@ def test_a_dream_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
     assert len(decode(model, [[5, 6]], ConfidenceThreshold(), gen_length=8).answers()) == 1
 
 
+def test_a_tokenizer_of_no_family_splits_as_its_file_says(tmp_path: Path) -> None:
+    """Dream's own class, Qwen2's, would split at other places, and silently."""
+    begun(tmp_path, 4)
+    _, tokenizer = load_model(tmp_path)
+    text = "emma has 12 apples . answer :"
+    assert tokenizer.encode(text) == AutoTokenizer.from_pretrained(CAUSAL).encode(text)
+    assert len(tokenizer.encode(text)) == 7
+
+
 def test_new_layers_can_learn(tmp_path: Path) -> None:
     model = begun(tmp_path, 5)
     model.requires_grad_(True)

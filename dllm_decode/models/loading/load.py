@@ -289,7 +289,9 @@ def _tokenizer(
             "tokenizer='optional' to work with token ids alone."
         )
     # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
-    kind = PreTrainedTokenizerFast if family.fast_tokenizer else Qwen2Tokenizer
+    # Qwen2's class puts its own rules in place of those in the file, so it is not for every file.
+    is_any = family.fast_tokenizer or (has_fast and _names_no_class(folder))
+    kind = PreTrainedTokenizerFast if is_any else Qwen2Tokenizer
     try:
         read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
         # Some wrong values in its files are first looked at when a text is.
@@ -301,6 +303,15 @@ def _tokenizer(
             "tokenizer.json and tokenizer_config.json again."
         ) from error
     return read
+
+
+def _names_no_class(folder: Path) -> bool:
+    """Says whether the tokenizer's file alone says how it splits a text."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return False
+    named = read_json(path).get("tokenizer_class")
+    return named in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _banned_ids(
