@@ -100,7 +100,11 @@ class Selection:
         if type(self.task).__module__.partition(".")[0] == "eval":
             return
         for example in self.examples()[:1]:
-            checked_scores(self.task.score(example, example.target), self.task.primary)
+            scores = self.task.score(example, example.target)
+            try:
+                checked_scores(scores, self.task.primary)
+            except ValueError as error:
+                raise ValueError(f"{self.address}: {error}") from None
 
     @property
     def prompts(self) -> str:

@@ -104,7 +104,7 @@ def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
     module: str, kind: str, message: str
 ) -> None:
     """A KeyError or an unreadable results folder came of it once all was decoded."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
         select(f"{module}:{kind}?path=lines.txt")
 
 
