@@ -30,8 +30,12 @@ MAX_NUMBER = 200
 
 GAIN_VERBS = words("gains gets finds buys wins earns")
 LOSS_VERBS = words("loses drops sells eats spends breaks")
-GIVE_VERBS = words("gives hands passes")
-"""What happens in questions: an account grows, shrinks, or gives some away."""
+"""What happens in questions: an account grows or shrinks."""
+
+MONTHS = words(
+    "january february march april may june july august september october november december"
+)
+"""When it happens; the changes of a question come one a month, from January on."""
 
 WRITTEN_GAINS = GAIN_VERBS[:2]
 WRITTEN_LOSSES = LOSS_VERBS[:2]
@@ -40,9 +44,8 @@ WRITTEN_LOSSES = LOSS_VERBS[:2]
 CONNECTIVES = ("so now", "which means")
 
 OTHER_WORDS = words(
-    "has had owns starts with there are have how many does do now at the end together in total all "
-    "more to from and then after that later first also finally they so takes which means "
-    "added away is"
+    "has had owns in with and how many does do now at the end they have together total all so "
+    "which means added is"
 )
 
 PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"
@@ -52,7 +55,7 @@ PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"
 def ledger_vocabulary() -> tuple[str, ...]:
     """Returns the words in the order of their ids, special tokens first, as `vocabulary` has it."""
     used_words = {*NAMES, *HELD_OUT_NAMES, *OBJECTS, *HELD_OUT_OBJECTS, *OTHER_WORDS}
-    used_words |= {*GAIN_VERBS, *LOSS_VERBS, *GIVE_VERBS, ANSWER_MARKER.split()[0]}
+    used_words |= {*GAIN_VERBS, *LOSS_VERBS, *MONTHS, ANSWER_MARKER.split()[0]}
     numbers = (str(number) for number in range(MAX_NUMBER + 1))
     used = (*SPECIAL_TOKENS, *MARKS, ";", "!", *numbers, *sorted(used_words))
     num_reserved = -len(used) % MULTIPLE

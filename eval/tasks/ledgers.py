@@ -9,8 +9,8 @@ from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_
 from eval.tasks.ledger_words import (
     CONNECTIVES,
     GAIN_VERBS,
-    GIVE_VERBS,
     LOSS_VERBS,
+    MONTHS,
     WRITTEN_GAINS,
     WRITTEN_LOSSES,
 )
@@ -30,12 +30,13 @@ START_BALANCES = (16, 45)
 MAX_TRIES = 10_000
 
 ENTRY = re.compile(
-    r"(?P<name>[a-z]+) (?P<verb>[a-z]+) (?P<amount>\d+) : (?P<before>\d+) (?P<sign>[-+]) "
-    r"(?P<operand>\d+) = (?P<after>\d+) , (?:so now|which means) (?P=name) has (?P=after) \. "
+    r"(?P<month>[a-z]+) (?P<name>[a-z]+) (?P<verb>[a-z]+) (?P<amount>\d+) : "
+    r"(?P<before>\d+) (?P<sign>[-+]) (?P<operand>\d+) = (?P<after>\d+) , "
+    r"(?:so now|which means) (?P=name) has (?P=after) \. "
 )
 TOTAL = re.compile(
     r"with (?P<name>[a-z]+) added : (?P<before>\d+) \+ (?P<operand>\d+) = (?P<after>\d+) , "
-    r"so the total is (?P=after) \. "
+    r"so the total is now (?P=after) \. "
 )
 RESULT = re.compile(r"#### (\d+)")
 
@@ -80,6 +81,14 @@ class Ledger:
         """The number that is asked for: what all accounts have together."""
         return sum(account.end for account in self.accounts)
 
+    def dated(self) -> dict[str, list[tuple[str, int]]]:
+        """Returns the changes of each account, by its name, with their months."""
+        months = iter(MONTHS)
+        return {
+            account.name: [(next(months), change) for change in account.changes]
+            for account in self.accounts
+        }
+
     def key(self) -> str:
         """Returns what the split is decided on: the numbers, no names."""
         return ";".join(f"{each.start}{each.changes}" for each in self.accounts)
@@ -89,21 +98,22 @@ class Ledger:
 class Ledgers(GeneratedTask):
     """Who has how many after gains and losses, and how many in all, with every step written down.
 
-    A question such as `anna has 40 beads , finds 7 and loses 3 . ben has 25 beads . ben buys 5
-    more . how many beads do they have together ?` is answered by one line for each change of an
-    account, a line that adds each account to the total, and the result:
+    A question such as `anna has 40 beads , in january anna finds 7 and in february anna loses 3 .
+    ben has 25 beads . in march ben buys 5 . how many beads do they have together ?` is answered by
+    one line for each change of an account, a line that adds each account to the total, and the
+    result:
 
-        anna gains 7 : 40 + 7 = 47 , so now anna has 47 .
-        anna loses 3 : 47 - 3 = 44 , which means anna has 44 .
-        with anna added : 0 + 44 = 44 , so the total is 44 .
-        ben gets 5 : 25 + 5 = 30 , so now ben has 30 .
-        with ben added : 44 + 30 = 74 , so the total is 74 . #### 74
+        january anna gains 7 : 40 + 7 = 47 , so now anna has 47 .
+        february anna loses 3 : 47 - 3 = 44 , which means anna has 44 .
+        with anna added : 0 + 44 = 44 , so the total is now 44 .
+        march ben gets 5 : 25 + 5 = 30 , so now ben has 30 .
+        with ben added : 44 + 30 = 74 , so the total is now 74 . #### 74
 
     (on one line of text). A change depends on the earlier changes of its account and on nothing
     else, a total on its account and on the total before it. So the lines of different accounts may
     be found at once, and accounts written in any order. In each line the verb (`gains` or `gets`,
-    `loses` or `drops`) and the connective (`so now` or `which means`) are free. A line has 16
-    tokens; an answer has 82 to 178, in `test_length` 194 to 226.
+    `loses` or `drops`) and the connective (`so now` or `which means`) are free. A line has 17
+    tokens; an answer has 87 to 189, in `test_length` 206 to 240.
 
     Starts are in [16, 45], balances in [1, 60], changes in [1, 15] and different within a question,
     totals at most 100.
@@ -181,7 +191,7 @@ def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
         How many right steps the text begins with, and the text behind them.
     """
     balances = {account.name: account.start for account in ledger.accounts}
-    pending = {account.name: list(account.changes) for account in ledger.accounts}
+    pending = ledger.dated()
     right, total = 0, 0
     while True:
         if (line := ENTRY.match(text)) and enters(line, balances, pending):
@@ -196,17 +206,20 @@ def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
 
 
 def enters(
-    line: re.Match[str], balances: Mapping[str, int], pending: Mapping[str, Sequence[int]]
+    line: re.Match[str],
+    balances: Mapping[str, int],
+    pending: Mapping[str, Sequence[tuple[str, int]]],
 ) -> bool:
     """Says whether a line is the next change of its account."""
     due = pending.get(line["name"])
     if not due:
         return False
-    before, change = balances[line["name"]], due[0]
-    verbs, sign = (GAIN_VERBS, "+") if change > 0 else ((*LOSS_VERBS, *GIVE_VERBS), "-")
+    before, (month, change) = balances[line["name"]], due[0]
+    verbs, sign = (GAIN_VERBS, "+") if change > 0 else (LOSS_VERBS, "-")
     amount = str(abs(change))
-    written = tuple(line[part] for part in ("amount", "before", "sign", "operand", "after"))
-    wanted = (amount, str(before), sign, amount, str(before + change))
+    parts = ("month", "amount", "before", "sign", "operand", "after")
+    written = tuple(line[part] for part in parts)
+    wanted = (month, amount, str(before), sign, amount, str(before + change))
     return line["verb"] in verbs and written == wanted
 
 
@@ -214,7 +227,7 @@ def adds_up(
     line: re.Match[str],
     total: int,
     balances: Mapping[str, int],
-    pending: Mapping[str, Sequence[int]],
+    pending: Mapping[str, Sequence[tuple[str, int]]],
 ) -> bool:
     """Says whether a line adds an account that is complete, and not added yet, to the total."""
     if pending.get(line["name"]) != []:
@@ -226,7 +239,7 @@ def adds_up(
 
 def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Ledger | None:
     """Draws a ledger with so many steps; None where the draw runs into a limit."""
-    num_accounts = rng.randint(1, min(MAX_ACCOUNTS, num_steps // 2))
+    num_accounts = rng.randint(max(1, num_steps - len(MONTHS)), min(MAX_ACCOUNTS, num_steps // 2))
     num_changes = num_steps - num_accounts
     cuts = sorted(rng.sample(range(1, num_changes), num_accounts - 1))
     amounts = rng.sample(range(1, MAX_CHANGE + 1), num_changes)
@@ -247,36 +260,35 @@ def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Le
 
 def write_answer(ledger: Ledger, rng: random.Random) -> str:
     """Writes a right answer, accounts in the order of the question; its words are drawn."""
-    lines, total = [], 0
+    dated, lines, total = ledger.dated(), [], 0
     for account in ledger.accounts:
         balance = account.start
-        for change in account.changes:
-            lines.append(write_line(account.name, balance, change, rng))
+        for month, change in dated[account.name]:
+            lines.append(write_line(month, account.name, balance, change, rng))
             balance += change
         lines.append(write_total(account.name, total, balance))
         total += balance
     return " ".join([*lines, f"#### {total}"])
 
 
-def write_line(name: str, before: int, change: int, rng: random.Random) -> str:
+def write_line(month: str, name: str, before: int, change: int, rng: random.Random) -> str:
     """Writes one change; its free choices are drawn."""
     verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
     after, sign = before + change, "+" if change > 0 else "-"
     equation = f"{before} {sign} {abs(change)} = {after}"
-    return (
-        f"{name} {verb} {abs(change)} : {equation} , {rng.choice(CONNECTIVES)} {name} has {after} ."
-    )
+    connective = rng.choice(CONNECTIVES)
+    return f"{month} {name} {verb} {abs(change)} : {equation} , {connective} {name} has {after} ."
 
 
 def write_total(name: str, total: int, balance: int) -> str:
     """Writes the line that adds an account to the total."""
     after = total + balance
-    return f"with {name} added : {total} + {balance} = {after} , so the total is {after} ."
+    return f"with {name} added : {total} + {balance} = {after} , so the total is now {after} ."
 
 
 def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
     """Writes a question; how clauses are worded and joined is drawn."""
-    text = " . ".join(tell(account, rng, thing) for account in ledger.accounts)
+    text = write_story(ledger, rng, thing)
     things = rng.choice((f"{thing} ", f"{thing} ", ""))
     if len(ledger.accounts) == 1:
         tail = rng.choice(("have", "have now", "have at the end"))
@@ -285,12 +297,14 @@ def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
     return f"{text} . how many {things}do they {tail} ?"
 
 
-def tell(account: Account, rng: random.Random, thing: str) -> str:
-    """Tells the story of one account."""
-    verb = rng.choice(("has", "has", "had", "owns"))
-    text = f"{account.name} {verb} {account.start} {thing}"
-    for change in account.changes:
-        joint = rng.choice((" , ", " , ", " and ", f" . {account.name} "))
-        verb = rng.choice(GAIN_VERBS if change > 0 else LOSS_VERBS)
-        text += f"{joint}{verb} {abs(change)}"
-    return text
+def write_story(ledger: Ledger, rng: random.Random, thing: str) -> str:
+    """Tells what all accounts go through, one after another."""
+    dated, stories = ledger.dated(), []
+    for account in ledger.accounts:
+        text = f"{account.name} {rng.choice(('has', 'has', 'had', 'owns'))} {account.start} {thing}"
+        for month, change in dated[account.name]:
+            verb = rng.choice(GAIN_VERBS if change > 0 else LOSS_VERBS)
+            joint = rng.choice((" . ", " , ", " and "))
+            text += f"{joint}in {month} {account.name} {verb} {abs(change)}"
+        stories.append(text)
+    return " . ".join(stories)

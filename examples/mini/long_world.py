@@ -29,7 +29,7 @@ from dllm_decode.training import (
 )
 from eval.tasks.base import Example
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import Ledgers, draw_ledger, tell, write_answer
+from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -43,13 +43,13 @@ Answer = Callable[[list[list[int]], int], list[list[int]]]
 SPLITS = ("val", "test_entity")
 
 MIXTURE = (
-    ((2, 4), (68, 68, 96), 0.50),
-    ((5, 7), (116, 128), 0.32),
-    ((8, 11), (180, 180, 256), 0.18),
+    ((2, 4), (72, 72, 96), 0.50),
+    ((5, 7), (122, 136), 0.32),
+    ((8, 11), (190, 190, 256), 0.18),
 )
 """Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
 
-LONGEST_PROMPT = 64
+LONGEST_PROMPT = 88
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def draw_story(rng: random.Random) -> tuple[str, str]:
     while ledger is None:
         ledger = draw_ledger(rng, rng.randint(2, 4), people)
     lines, _, _ = write_answer(ledger, rng).partition(" ####")
-    return " . ".join(tell(account, rng, thing) for account in ledger.accounts), lines
+    return write_story(ledger, rng, thing), lines
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,9 +101,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--stories", type=int, default=16, help="stories without a question a step")
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
-    add("--hidden", type=int, default=128)
-    add("--heads", type=int, default=4)
-    add("--mlp", type=int, default=384)
 
 
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
@@ -119,7 +116,7 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
 
     kinds = [ledgers(Ledgers(*steps), lengths, share) for steps, lengths, share in MIXTURE]
     if options.stories:
-        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 56, (66,), options.stories)
+        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 40, (70,), options.stories)
         kinds.append(stories)
     return kinds
 

@@ -39,8 +39,8 @@ from samplers.base import Sampler
 BLOCK_LENGTH = 32
 BLOCK_LENGTHS = (4, 8, 16, 32, 32)
 STARTED = Path(__file__).parent / "started"
-LINE_LENGTH = 16
-PLACES = {"amount": 2, "before": 4, "after": 8}
+LINE_LENGTH = 17
+PLACES = {"amount": 3, "before": 5, "after": 9}
 NO_CACHE = NoCache()
 
 

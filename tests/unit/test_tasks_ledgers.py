@@ -13,11 +13,11 @@ from eval.tasks.word_problem_templates import HELD_OUT_NAMES, NAMES
 TASK = Ledgers()
 LEDGER = Ledger((Account("anna", 40, (7, -3)), Account("ben", 25, (5,))))
 LINES = (
-    "anna gains 7 : 40 + 7 = 47 , so now anna has 47 .",
-    "anna loses 3 : 47 - 3 = 44 , which means anna has 44 .",
-    "with anna added : 0 + 44 = 44 , so the total is 44 .",
-    "ben gets 5 : 25 + 5 = 30 , so now ben has 30 .",
-    "with ben added : 44 + 30 = 74 , so the total is 74 .",
+    "january anna gains 7 : 40 + 7 = 47 , so now anna has 47 .",
+    "february anna loses 3 : 47 - 3 = 44 , which means anna has 44 .",
+    "with anna added : 0 + 44 = 44 , so the total is now 44 .",
+    "march ben gets 5 : 25 + 5 = 30 , so now ben has 30 .",
+    "with ben added : 44 + 30 = 74 , so the total is now 74 .",
     "#### 74",
 )
 EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
@@ -42,7 +42,7 @@ def test_the_reference_is_right() -> None:
         (0, "gains", "gets"),
         (0, "gains", "finds"),
         (1, "loses", "drops"),
-        (1, "loses", "gives"),
+        (1, "loses", "sells"),
         (1, "which means", "so now"),
         (3, "so now", "which means"),
     ],
@@ -56,8 +56,8 @@ def test_accounts_come_in_any_order() -> None:
     together = LINES[4]
     assert scores(third, first, second, total, together, last)["answer"] == 1.0
     assert scores(first, third, second, total, together, last)["answer"] == 1.0
-    ben = "with ben added : 0 + 30 = 30 , so the total is 30 ."
-    anna = "with anna added : 30 + 44 = 74 , so the total is 74 ."
+    ben = "with ben added : 0 + 30 = 30 , so the total is now 30 ."
+    anna = "with anna added : 30 + 44 = 74 , so the total is now 74 ."
     assert scores(third, ben, first, second, anna, last)["answer"] == 1.0
 
 
@@ -72,6 +72,7 @@ def test_steps_of_one_account_do_not() -> None:
         (0, "47", "48", 0),
         (0, "has 47", "has 48", 0),
         (0, "40", "41", 0),
+        (0, "january", "march", 0),
         (1, "- 3", "+ 3", 1),
         (1, "loses", "gains", 1),
         (1, "which means", "which now", 1),
@@ -100,7 +101,7 @@ def test_a_step_that_is_missing_or_there_twice_is_a_mistake() -> None:
 
 def test_a_total_waits_for_its_account() -> None:
     first, second, total, *rest = LINES
-    early = "with anna added : 0 + 47 = 47 , so the total is 47 ."
+    early = "with anna added : 0 + 47 = 47 , so the total is now 47 ."
     assert scores(first, early, second, *rest)["steps"] == 1 / 5
     assert scores(first, total, second, *rest)["steps"] == 1 / 5
 
@@ -110,7 +111,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
     tokenizer = build_ledger_tokenizer()
     people = HELD_OUT_NAMES if split == "test_entity" else NAMES
-    least, most = (194, 226) if split == "test_length" else (82, 178)
+    least, most = (206, 240) if split == "test_length" else (87, 189)
     for _ in range(100):
         example = TASK.sample(rng, split)
         ledger = example.meta["ledger"]
@@ -136,8 +137,8 @@ def test_splits_share_no_numbers() -> None:
 
 def test_a_question_may_be_written_as_anyone_would() -> None:
     tokenizer = build_ledger_tokenizer()
-    plain = "anna has 40 beads , ben has 25 . anna finds 7 . how many beads does ben have ?"
-    written = "Anna has 40 beads, Ben has 25. Anna finds 7. How many beads does Ben have?"
+    plain = "anna has 40 beads . in january anna finds 7 . how many beads does anna have ?"
+    written = "Anna has 40 beads. In January Anna finds 7. How many beads does Anna have?"
     assert tokenizer.encode(written) == tokenizer.encode(plain)
     assert tokenizer.decode(tokenizer.encode(LINES[-1])) == LINES[-1]
 
