@@ -76,7 +76,7 @@ def decode(
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
         blocks: Which positions are open: one block after another, or several blocks at once.
-        config: The options; those that follow `observers` are its fields, and override it.
+        config: The options; those that follow `stop` are its fields, and override it.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.

@@ -16,13 +16,13 @@ from dllm_decode import (
     MaskPredictor,
     Verifier,
     generate,
-    load_model,
     load_target,
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
+from eval.runs.models import open_address
 from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from samplers import Sampler
 
@@ -118,7 +118,7 @@ def _speaker(options: Namespace) -> Speaker:
 
         torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
-    model, tokenizer = load_model(
+    model, tokenizer = open_address(
         options.model, device=options.device, dtype=dtype, revision=options.revision or None
     )
     if tokenizer is None:

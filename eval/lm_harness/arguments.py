@@ -29,7 +29,9 @@ def add_lm(parser: ArgumentParser) -> None:
 
 def _add_model(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
+    add("--model", default="mini",
+        help="embedded name, folder or hub id, options behind a question mark as in run "
+        "(default: mini)")  # fmt: skip
     add("--revision", help="branch, tag or commit of a hub id")
     add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
     add("--cache", metavar="EXPR", help="(default: NoCache())")

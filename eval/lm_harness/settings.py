@@ -10,7 +10,6 @@ from dllm_decode import (
     DecodeConfig,
     MaskPredictor,
     Verifier,
-    load_model,
     load_target,
 )
 from dllm_decode.blocks import BlockSchedule, Sequential
@@ -18,6 +17,7 @@ from eval.lm_harness.arguments import NLL
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES
+from eval.runs.models import open_address
 from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.records import digest
 from eval.runs.settings import ALONE, Place
@@ -208,7 +208,7 @@ class Options:
         sampler, cache = parse_sampler(self.sampler), parse_cache(self.cache)
         blocks = parse_blocks(self.blocks)
         device = f"cuda:{place.local_rank}" if self.device == "cuda" else self.device
-        model, words = load_model(
+        model, words = open_address(
             self.pretrained,
             device=device,
             dtype=DTYPES[self.dtype],

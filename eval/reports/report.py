@@ -15,7 +15,14 @@ from eval.reports.page import report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import summarise
-from eval.reports.table import accepted_lengths, line, name_of, seeds_of, table
+from eval.reports.table import (
+    accepted_lengths,
+    line,
+    name_of,
+    other_scores,
+    seeds_of,
+    table,
+)
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings
 from eval.tasks import ListTask
@@ -48,7 +55,7 @@ def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
     parts = [_opening(summary)]
     for (model, task), rows in by_task.items():
         parts += [f"## {task}\n\nModel `{model}`.", notice and f"**{notice}**", table(rows)]
-        parts += [accepted_lengths(rows), _methods(summary, model, task)]
+        parts += [other_scores(rows), accepted_lengths(rows), _methods(summary, model, task)]
         parts += _pictures(folder, model, task, rows, exact[task])
     links = [f"- [{task}, example {example}]({name})" for (task, example), name in replays.items()]
     parts += ["## Replays", "\n".join(links)] if links else []

@@ -85,6 +85,29 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *lines]) if lines else ""
 
 
+def other_scores(rows: Sequence[Row]) -> str:
+    """Returns a table of the means of the scores beside the primary one; empty if there are none.
+
+    A score that is defined for no example of any row is left out.
+    """
+    names = sorted({
+        name
+        for row in rows
+        for name, mean in row["scores"].items()
+        if name != row["primary"] and mean is not None
+    })  # fmt: skip
+    if not names:
+        return ""
+    lines = [line(["sampler", *names]), line(["---"] * (1 + len(names)))]
+    for row in rows:
+        means = [row["scores"].get(name) for name in names]
+        cells = ["-" if mean is None else f"{mean:.3f}" for mean in means]
+        lines.append(line([f"`{name_of(row, rows)}`", *cells]))
+    return "\n".join(
+        ["Means of the other scores, of the examples where they are defined.", "", *lines]
+    )
+
+
 def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
     own = row["settings"]

@@ -122,7 +122,12 @@ def given_of(options: Namespace) -> dict[str, Any]:
 def add_model(parser: Parser, default: str | None = "mini") -> None:
     """Adds which model is decoded."""
     shown = f" (default: {default})" if default else ""
-    parser.add_argument("--model", default=default, help=f"embedded name, folder or hub id{shown}")
+    parser.add_argument(
+        "--model", default=default,
+        help=f"embedded name, folder or hub id{shown}; what its files do not say follows a "
+        "question mark: 'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, "
+        "adapter, quantize",
+    )  # fmt: skip
     parser.add_argument("--revision", default="", help="branch, tag or commit of a hub id")
 
 

@@ -28,7 +28,6 @@ from dllm_decode import (
     PrefixCache,
     Verifier,
     decode,
-    load_model,
 )
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.loop import Decoder
@@ -37,6 +36,7 @@ from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
+from eval.runs.models import open_address
 from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.sweep import decoding_of
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> int:
     written = _writable(options.json)
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, tokenizer = load_model(
+    model, tokenizer = open_address(
         options.model, device=options.device, dtype=DTYPES[options.dtype],
         revision=options.revision or None, tokenizer="required" if selection else "optional",
     )  # fmt: skip

@@ -10,8 +10,9 @@ from typing import TypeAlias, cast
 import torch
 from rich.console import Console
 
-from dllm_decode import load_model, load_target
+from dllm_decode import load_target
 from eval.runs.arguments import axes_of
+from eval.runs.models import open_address
 from eval.runs.progress import reporter_for
 from eval.runs.records import Folder, Settings
 from eval.runs.runner import Plan, execute
@@ -103,7 +104,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
     place = Place.of_launch()
     device = f"cuda:{place.local_rank}" if options.device == "cuda" else options.device
     wanted = DTYPES[options.dtype]
-    model, tokenizer = load_model(source, device=device, dtype=wanted, revision=revision or None)
+    model, tokenizer = open_address(source, device=device, dtype=wanted, revision=revision or None)
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {source}; add its files.")
     return Loaded(

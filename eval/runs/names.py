@@ -1,17 +1,17 @@
 """Tasks and plug-ins by text, as the command line and sweep files name them."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
+from inspect import isabstract
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin
-from urllib.parse import unquote
+from typing import Any
 
 import dllm_decode
 from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, verify
 from dllm_decode.blocks import BlockSchedule
+from eval.runs.addresses import construct, split_address, whole_number
 from eval.runs.records import digest
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
@@ -29,6 +29,7 @@ from eval.tasks import (
     WordProblems,
     WordsToSentence,
 )
+from eval.tasks.base import checked_scores
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
 from samplers.checks import shown
@@ -50,6 +51,7 @@ JSON_LINES = "jsonl:"
 PARALLEL_BENCH = "parallelbench:"
 SELECTION = ("split", "limit", "examples_seed")
 MAX_LIMIT = 1_000_000
+_EXAMPLE = "word_problems?split=test&limit=200"
 
 TITLES = {"blocks": "block schedule"}
 """What messages call a part of a setting, where that is not its name."""
@@ -77,18 +79,47 @@ class Selection:
         """Returns the examples, the same in every process.
 
         Raises:
-            ValueError: If the split has fewer than `limit`, does not exist or cannot be read.
+            ValueError: If the split has fewer than `limit`, does not exist or cannot be read, or
+                two examples have one id.
         """
         if self.limit is not None and self.limit > MAX_LIMIT:
             raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")
         found = self.task.examples(self.split, self.limit, self.examples_seed)
         self.task.require_enough(self.split, len(found), self.limit)
+        _require_distinct_ids(self.address, found)
         return found
+
+    def require_scores(self) -> None:
+        """Checks that a task of the user's own scores the target of its first example.
+
+        What is wrong with a scorer is better known before anything is decoded.
+
+        Raises:
+            ValueError: If it does not return the scores that a task must.
+        """
+        if type(self.task).__module__.partition(".")[0] == "eval":
+            return
+        for example in self.examples()[:1]:
+            scores = self.task.score(example, example.target)
+            try:
+                checked_scores(scores, self.task.primary)
+            except ValueError as error:
+                raise ValueError(f"{self.address}: {error}") from None
 
     @property
     def prompts(self) -> str:
         """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
         return self.task.prompts
+
+
+def _require_distinct_ids(address: str, examples: Sequence[Example]) -> None:
+    # Records are found again by the id of their example.
+    for name, times in Counter(example.id for example in examples).most_common(1):
+        if times > 1:
+            raise ValueError(
+                f"The examples of {shown(address)} must have distinct ids, got {name!r} {times} "
+                "times. `content_id` makes one of a text."
+            )
 
 
 def digest_of(examples: Sequence[Example]) -> str:
@@ -109,18 +140,17 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     Raises:
         ValueError: If the address names no task, or an option that the task does not have.
     """
-    name, _, query = address.strip().partition("?")
-    options = _options(query, address)
+    name, options = split_address(address, _EXAMPLE)
     make = _maker(name)
     own = {key: text for key, text in options.items() if key not in SELECTION}
-    task = _make(name, make, own).allowing(code)
+    task = construct(name, make, own, others=SELECTION).allowing(code)
     query = "&".join(f"{key}={text}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,
         task=task,
         split=options.get("split", "test"),
-        limit=_whole("limit", options["limit"]) if "limit" in options else None,
-        examples_seed=_whole("examples_seed", options.get("examples_seed", "0")),
+        limit=whole_number("limit", options["limit"]) if "limit" in options else None,
+        examples_seed=whole_number("examples_seed", options.get("examples_seed", "0")),
     )
 
 
@@ -199,20 +229,6 @@ def _exported(base: type) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _options(query: str, address: str) -> dict[str, str]:
-    pairs = [one.partition("=") for one in query.split("&") if one]
-    if any(not equals for _, equals, _ in pairs):
-        raise ValueError(
-            f"Options must be written name=value and joined by &, got {shown(address)}; "
-            "an address is such as 'word_problems?split=test&limit=200'."
-        )
-    # Of an URL's escapes only %26 and the like: a plus sign in a path is a plus sign.
-    options = dict(sorted((name, unquote(text)) for name, _, text in pairs))
-    if len(options) < len(pairs):
-        raise ValueError(f"An address must give each option once, got {shown(address)}.")
-    return options
-
-
 def _maker(name: str) -> Callable[..., Task]:
     if name.startswith(LISTS):
         keyword = name.removeprefix(LISTS)
@@ -231,8 +247,7 @@ def _maker(name: str) -> Callable[..., Task]:
     if name.startswith(PARALLEL_BENCH):
         return _parallel_bench(name)
     if ":" in name:
-        module, _, kind = name.partition(":")
-        return import_class(module, kind, (Task,))
+        return _own(name)
     if name not in TASKS:
         others = (
             f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>",
@@ -240,10 +255,21 @@ def _maker(name: str) -> Callable[..., Task]:
         )  # fmt: skip
         known = ", ".join([*TASKS, *others])
         raise ValueError(
-            f"A task must be one of {known}, got {shown(name)}; "
-            "an address is such as 'word_problems?split=test&limit=200'."
+            f"A task must be one of {known}, got {shown(name)}; an address is such as {_EXAMPLE!r}."
         )
     return TASKS[name]
+
+
+def _own(name: str) -> Callable[..., Task]:
+    module, _, kind = name.partition(":")
+    found = import_class(module, kind, (Task,))
+    if isabstract(found):
+        lacking = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+        raise ValueError(
+            f"{shown(name)} must define all that a task has, got none of {lacking}. A value that "
+            "is always the same is a class attribute, such as: version = 1"
+        )
+    return found
 
 
 def _parallel_bench(name: str) -> Callable[..., Task]:
@@ -258,62 +284,3 @@ def _parallel_bench(name: str) -> Callable[..., Task]:
         return ParallelBench(folder, task, primary)
 
     return make_parallel_bench
-
-
-def _make(name: str, make: Callable[..., Task], options: Mapping[str, str]) -> Task:
-    # Whether programs may run is for the user to say, not for an address.
-    known = {
-        key: option
-        for key, option in signature(make).parameters.items()
-        if option.annotation is not CodeRunner
-    }
-    for key in options:
-        if key not in known:
-            raise ValueError(
-                f"{name} has the options {', '.join([*SELECTION, *known])}, got {shown(key)}."
-            )
-    return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
-
-
-def _value(name: str, text: str, annotation: Any) -> object:
-    """Reads an option as the type that the task declares for it."""
-    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    if tuple[str, ...] in kinds:
-        return tuple(text.split(","))
-    if str in kinds:
-        return text
-    if type(None) in kinds and text == "None":
-        return None
-    if get_origin(annotation) is Literal:
-        return text
-    if bool in kinds:
-        return _one_of(name, text, {"true": True, "false": False, "1": True, "0": False})
-    if float in kinds:
-        return _number(name, text)
-    return _integer(name, text)
-
-
-def _one_of(name: str, text: str, values: Mapping[str, object]) -> object:
-    if text.lower() not in values:
-        raise ValueError(f"{name} must be true or false, got {shown(text)}.")
-    return values[text.lower()]
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {shown(text)}.") from None
-
-
-def _integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {shown(text)}.") from None
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
-    return int(text)

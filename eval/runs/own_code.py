@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TypeAlias
 
+from eval.runs.models import parse_model
 from eval.runs.settings import Run
 
 OWN_CODE_FILE = "own_code.json"
@@ -25,10 +26,14 @@ _PACKAGES = ("samplers", "dllm_decode", "eval")
 def sources_of(run: Run) -> Sources:
     """Returns the files that define the user's own classes among a run's plug-ins and its task.
 
+    A model family of the user's own counts too.
+
     What these files import is not looked at, nor is a class that no file defines.
     """
     plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
     modules = {module for plugin in plugins for module in _modules_of(plugin)}
+    own_family = parse_model(run.model_source).own_module if run.model_source else None
+    modules |= {own_family} if own_family else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
     return {
         module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()

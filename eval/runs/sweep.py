@@ -107,6 +107,7 @@ class Sweep:
         for selection in found:
             selection.task.require_scorable()
             selection.examples()
+            selection.require_scores()
         return found
 
     def runs(

@@ -14,6 +14,7 @@ from eval.runs.records import Record, Settings, append
 from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
+from eval.tasks.base import checked_scores
 
 # What code of a sampler, a scorer or a model raises when it is wrong about one example. Anything
 # else, such as an interrupt or a full disk, ends the run; its records are kept.
@@ -188,8 +189,9 @@ class Worker:
 
     def _scored(self, example: Example, text: str) -> Record:
         head = {**self._head(example), "text": text}
+        task = self._run.selection.task
         try:
-            return {**head, "scores": dict(self._run.selection.task.score(example, text))}
+            return {**head, "scores": checked_scores(task.score(example, text), task.primary)}
         except FAILURES as error:
             return {**head, "error": _said(error)}
 

@@ -24,9 +24,10 @@ class Example:
     """One question with its reference answer.
 
     Attributes:
-        id: Names the example within its task and split; a function of the content alone.
+        id: Names the example within its task and split, as no other; a function of the content
+            alone, such as `content_id(prompt)`.
         prompt: The question as plain text, or chat turns ending with a user turn.
-        target: A reference answer. The task's own scorer gives it 1.
+        target: A reference answer, as the model should write it. The task's own scorer gives it 1.
         meta: What the scorer needs besides the text, and where the example comes from.
     """
 
@@ -105,7 +106,10 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
-        """Returns the scores of an answer, each in [0, 1], or None where one is undefined."""
+        """Returns the scores of an answer, each in [0, 1], or None where one is undefined.
+
+        The one named `primary` is always there. True and False count as 1 and 0.
+        """
 
     def extract(self, text: str) -> str:
         """Returns what an answer comes to, to tell whether two answers agree; here all its text."""
@@ -195,6 +199,32 @@ def bucket_of(key: str) -> int:
 def content_id(text: str) -> str:
     """Returns a short id of a text, independent of process and PYTHONHASHSEED."""
     return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
+    """Returns what `Task.score` returned, as records hold it.
+
+    Args:
+        scores: What it returned.
+        primary: Name of the task's primary score.
+
+    Raises:
+        ValueError: If it is no mapping, the primary score is missing, or a score is not in [0, 1].
+    """
+    if not isinstance(scores, Mapping):
+        raise ValueError(
+            f"score must return a mapping such as {{{primary!r}: 1.0}}, got {scores!r}."
+        )
+    if primary not in scores:
+        raise ValueError(
+            f"score must return the primary score {primary!r} among others, got "
+            f"{', '.join(map(repr, scores)) or 'none'}."
+        )
+    found = {name: None if score is None else float(score) for name, score in scores.items()}
+    for name, score in found.items():
+        if score is not None and not 0 <= score <= 1:
+            raise ValueError(f"Scores must be in [0, 1], or None, got {name!r}: {score}.")
+    return found
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:

@@ -202,12 +202,12 @@ def row_of(found: Found) -> Row:
     fields, where = found
     if not all(isinstance(fields.get(name), str) for name in ("question", "answer")):
         raise ValueError(
-            f"{where} has the texts 'question' and 'answer', got {sorted(fields)}; "
+            f"{where} must have the texts 'question' and 'answer', got {sorted(fields)}; "
             "repair or remove the line."
         )
     if not STRICT.search(fields["answer"]):
         raise ValueError(
-            f"{where} has an answer that ends with '#### number', got {fields['answer'][-60:]!r}; "
-            "repair or remove the line."
+            f"{where} must have an answer that ends with '#### number', got "
+            f"{fields['answer'][-60:]!r}; repair or remove the line."
         )
     return Row(fields["question"], ANNOTATION.sub("", fields["answer"]))

@@ -57,18 +57,20 @@ class JsonLines(Task):
         self.require(split, num_examples)
         file = Path(self.path)
         if not file.is_file():
-            raise ValueError(f"Examples are read from {self.path}, got no such file.")
+            raise ValueError(f"{self.path} must be a file of examples, got no such file.")
         try:
             lines = file.read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path} must be text in UTF-8, got {error}.") from None
         found = [_example(line, self.path, i) for i, line in enumerate(lines, 1) if line.strip()]
         if not found:
-            raise ValueError(f"{self.path} holds one JSON object a line, got an empty file.")
+            raise ValueError(f"{self.path} must hold one JSON object a line, got an empty file.")
         ids = [example.id for example in found]
         if len(set(ids)) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
-            raise ValueError(f"Examples of {self.path} have distinct ids, got {twice!r} twice.")
+            raise ValueError(
+                f"Examples of {self.path} must have distinct ids, got {twice!r} twice."
+            )
         self.require_enough(split, len(found), num_examples)
         return found[:num_examples]
 
@@ -93,16 +95,18 @@ def _example(line: str, path: str, number: int) -> Example:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} is a JSON object, got {line[:60]!r} ({error}); repair or remove the line."
+            f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
+            "repair or remove the line."
         ) from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{where} is a JSON object, got {line[:60]!r}; repair or remove it.")
+        raise ValueError(f"{where} must be a JSON object, got {line[:60]!r}; repair or remove it.")
+    names = ", ".join(fields) or "none"
     prompt = fields.pop("prompt", None) or fields.pop("question", None)
     answer = fields.pop("answer", None)
     if not _is_prompt(prompt) or not isinstance(answer, str | int | float):
         raise ValueError(
-            f"{where} has a 'prompt' (text or chat turns) and an 'answer', got "
-            f"{line[:60]!r}; repair or remove the line."
+            f"{where} must have a 'prompt' (or 'question': text or chat turns) and an 'answer' "
+            f"(text or a number), got the fields {names}; repair or remove the line."
         )
     name = fields.pop("id", None)
     own = content_id(json.dumps([prompt, answer], sort_keys=True))

@@ -154,12 +154,12 @@ def problem_of(found: Found) -> Problem:
     number = found.fields.get("task_id")
     if not isinstance(number, int) or not any(number in split for split in NUMBERS.values()):
         raise ValueError(
-            f"{found.where} has a 'task_id' from 1 to 974, which decides its split, got "
+            f"{found.where} must have a 'task_id' from 1 to 974, which decides its split, got "
             f"{number!r}; repair or remove it."
         )
     assertions = texts_of(found, "test_list")
     if not assertions:
-        raise ValueError(f"{found.where} has a test in 'test_list', got none; remove it.")
+        raise ValueError(f"{found.where} must have a test in 'test_list', got none; remove it.")
     setup = text_of(found, "test_setup_code") if "test_setup_code" in found.fields else ""
     return Problem(
         number=number,

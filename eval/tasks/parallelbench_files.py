@@ -132,7 +132,7 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 fields = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(
-                    f"{where} is a JSON object, got {line[:60]!r} ({error}); "
+                    f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
                     "repair or remove the line."
                 ) from None
             yield where, _mapping(fields, where)
@@ -141,7 +141,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _row(fields: Mapping[str, Any], prompt: str, metric: str, where: str) -> Row:
     if "input" not in fields or "answer" not in fields:
         raise ValueError(
-            f"{where} has an 'input' and an 'answer', got {sorted(fields)}; repair or remove it."
+            f"{where} must have an 'input' and an 'answer', got {sorted(fields)}; "
+            "repair or remove it."
         )
     # The hub's tables hold both as text; a label that is a list stays one, as in the files.
     given, answer = (_unpacked(fields[name], where) for name in ("input", "answer"))
@@ -175,7 +176,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 def _texts(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> list[str]:
     missing = [name for name in names if not isinstance(fields.get(name), str)]
     if missing:
-        raise ValueError(f"{where} has the texts {', '.join(names)}, got no {missing[0]!r}.")
+        raise ValueError(f"{where} must have the texts {', '.join(names)}, got no {missing[0]!r}.")
     return [fields[name] for name in names]
 
 

@@ -39,7 +39,9 @@ def read_objects(path: str, names: Sequence[str], source: str) -> list[Found]:
     lines = text.split("\n")
     found = [_of_line(line, file, i) for i, line in enumerate(lines, start=1) if line.strip()]
     if not found:
-        raise ValueError(f"{file} holds one JSON object a line, got no line; download it again.")
+        raise ValueError(
+            f"{file} must hold one JSON object a line, got no line; download it again."
+        )
     return found
 
 
@@ -127,7 +129,8 @@ def _of_line(line: str, file: Path, number: int) -> Found:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} is a JSON object, got {line[:60]!r} ({error}); repair or remove the line."
+            f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
+            "repair or remove the line."
         ) from error
     _require_object(fields, where)
     return Found(fields, where)
@@ -135,4 +138,6 @@ def _of_line(line: str, file: Path, number: int) -> Found:
 
 def _require_object(fields: object, where: str) -> None:
     if not isinstance(fields, dict):
-        raise ValueError(f"{where} is a JSON object, got {str(fields)[:60]}; repair or remove it.")
+        raise ValueError(
+            f"{where} must be a JSON object, got {str(fields)[:60]}; repair or remove it."
+        )

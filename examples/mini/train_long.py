@@ -37,7 +37,6 @@ from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
-BLOCK_LENGTHS = (4, 8, 16, 32, 32)
 STARTED = Path(__file__).parent / "started"
 LINE_LENGTH = 17
 PLACES = {"amount": 3, "before": 5, "after": 9}
@@ -54,6 +53,7 @@ def main() -> None:
         help="mini-long-ar or an earlier mini-long",
     )
     parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--block-lengths", type=int, nargs="+", default=[8, 16, 32, 32])
     parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
@@ -69,7 +69,7 @@ def main() -> None:
     model, _ = load_model(source, device=options.device, dtype=torch.float32)
     model.requires_grad_(True)
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    all_blocks = AllBlocks(model, BLOCK_LENGTHS, ordered_share=0.3, whole_share=0.5)
+    all_blocks = AllBlocks(model, tuple(options.block_lengths), ordered_share=0.3, whole_share=0.5)
     objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.

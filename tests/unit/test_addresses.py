@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from families_under_test import MODELS
 
 from dllm_decode import NoCache, NoVerifier
 from dllm_decode.blocks import MultiBlock, Sequential
+from eval.runs.models import ModelAddress, open_address, parse_model
 from eval.runs.names import digest_of, parse_blocks, parse_cache, parse_task, parse_verifier
 from eval.runs.sweep import read_sweep
 from eval.tasks import LatinSquare, ListTask, WordProblems
@@ -47,6 +49,34 @@ def test_an_address_is_canonical_whatever_the_order() -> None:
 def test_wrong_addresses_are_refused(address: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_task(address)
+
+
+def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:
+    """The command line could not name a family, so some published checkpoints did not load."""
+    assert parse_model("GSAI-ML/LLaDA-8B") == ModelAddress("GSAI-ML/LLaDA-8B")
+    found = parse_model("path/to/open-dcoder?mask_id=151665&family=open_dllm")
+    assert found == ModelAddress("path/to/open-dcoder", family="open_dllm", mask_id=151665)
+    assert found.own_module is None
+    own = parse_model("folder?family=my_package.families:MINE&block_length=4&adapter=a%26b")
+    assert (own.own_module, own.block_length, own.adapter) == ("my_package.families", 4, "a&b")
+    for address, message in (
+        ("folder?fam=x", "A model has the options family, mask_id, .*, got 'fam'"),
+        ("folder?mask_id=x", "mask_id must be a whole number, got 'x'"),
+        ("folder?family", "name=value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_model(address)
+    odd = tmp_path / "odd?family=llada"
+    odd.mkdir()
+    assert parse_model(str(odd)) == ModelAddress(str(odd))
+
+
+def test_an_address_opens_a_model_as_its_options_say() -> None:
+    folder = str(MODELS / "open_dllm")
+    with pytest.raises(ValueError, match="name its family: family='open_dllm'"):
+        open_address(folder, tokenizer="optional")
+    model, _ = open_address(f"{folder}?family=open_dllm&mask_id=508", tokenizer="optional")
+    assert (model.name, model.mask_id, model.logit_shift) == ("open_dllm", 508, 1)
 
 
 def test_a_plus_sign_in_a_path_stays_one() -> None:

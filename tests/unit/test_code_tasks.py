@@ -234,8 +234,8 @@ def test_set_up_and_imports_of_mbpp_are_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"task_id": ', r"Line 2 of .* is a JSON object, got .*; repair or remove"),
-        ("3", r"Line 2 of .* is a JSON object, got 3"),
+        ('{"task_id": ', r"Line 2 of .* must be a JSON object, got .*; repair or remove"),
+        ("3", r"Line 2 of .* must be a JSON object, got 3"),
         (json.dumps({**PEAKS, "test": None}), r"Line 2 of .* has a text 'test', got \['can"),
         (json.dumps({"task_id": "a"}), r"Line 2 of .* has a text 'prompt', got \['task_id'\]"),
         (json.dumps(PEAKS), r"Problems of humaneval are distinct, got 'Own/0-.*' twice"),
@@ -251,11 +251,11 @@ def test_a_bad_line_of_humaneval_is_named(tmp_path: Path, line: str, message: st
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"task_id": 975}, "has a 'task_id' from 1 to 974, which decides its split, got 975"),
+        ({"task_id": 975}, "must have a 'task_id' from 1 to 974, which decides its split, got 975"),
         ({"task_id": "11"}, "got '11'; repair"),
         ({"text": None}, "has a text 'text' or 'prompt', got"),
         ({"code": 1}, "has a text 'code'"),
-        ({"test_list": []}, "has a test in 'test_list', got none"),
+        ({"test_list": []}, "must have a test in 'test_list', got none"),
         ({"test_list": [1]}, r"lists texts in 'test_list', got \[1\]"),
         ({"test_setup_code": 1}, "has a text 'test_setup_code'"),
     ],
@@ -285,7 +285,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a JSON list, got .*; download it again"):
         Mbpp(str(tmp_path)).examples()
     (tmp_path / "mbpp.jsonl").write_text("[1]")
-    with pytest.raises(ValueError, match=r"Entry 1 of .* is a JSON object, got 1"):
+    with pytest.raises(ValueError, match=r"Entry 1 of .* must be a JSON object, got 1"):
         Mbpp(str(tmp_path)).examples()
 
 
@@ -383,7 +383,7 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(runs_command, "load_model", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
         assert command_line.main(command) == 2
     assert f"{task} is scored by running programs" in capsys.readouterr().err
     assert command_line.main([*command, "--allow-code"]) == 0

@@ -2,15 +2,21 @@
 
 import json
 import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 from families_under_test import load_without_tokenizer as load_model
+from safetensors.torch import load_file, save_file
 
 from dllm_decode.models.families import FAMILIES, LLADA, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
+from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.transformer import Transformer
 
 DREAM, SDAR = FAMILIES["dream"], FAMILIES["sdar"]
@@ -88,6 +94,18 @@ def test_a_rotation_that_is_not_implemented_is_refused(rope_type: str) -> None:
     scaling = {"rope_type": rope_type, "factor": 2.0}
     with pytest.raises(ValueError, match=f"'default', 'llama3' or 'yarn', got '{rope_type}'"):
         read_tiny("a2d_llama", rope_scaling=scaling)
+
+
+@pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"llada", "llada2_moe", "llada_moe"}))
+def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
+    """It was rotated whole, and the logits were wrong without a word."""
+    rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+    for changes in ({"partial_rotary_factor": 0.5}, {"rope_parameters": rope}):
+        with pytest.raises(
+            ValueError, match=r"'partial_rotary_factor' must be 1 or absent, got 0.5"
+        ):
+            read_tiny(key, **changes)
+    read_tiny(key, partial_rotary_factor=1.0)
 
 
 # Values
@@ -348,3 +366,106 @@ def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
     bias = model.transformer.layers[1].mlp.router.selection_bias
     assert model.dtype == torch.bfloat16
     assert model.transformer.layers[1].mlp.router.weight.dtype == torch.bfloat16
+
+
+# A family of the user's own
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4,
+}  # fmt: skip
+OWN = Family(
+    name="Own",
+    architecture="OwnModel",
+    names={
+        name: official
+        for name, official in NAMES.items()
+        if not name.endswith((".gate.weight", ".up.weight"))
+    }
+    | {"layers.{n}.gate_up.weight": "model.layers.{n}.mlp.gate_up_proj.weight"},
+    read_shape=read_shape,
+    refusals=(),
+    mask_id=None,
+    eos_id=0,
+    mask_keys=("diffusion_mask", "mask_token_id"),
+)
+CONFIG = {"architectures": ["OwnModel"], "diffusion_mask": 7, **SIZES}
+
+
+def write_checkpoint(folder: Path, family: Family, config: dict[str, Any]) -> Transformer:
+    torch.manual_seed(0)
+    network = Transformer(family.read(config).shape)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: part.clone() for name, part in family.tensors(network).items()}
+    save_file(tensors, folder / "model.safetensors")
+    return network
+
+
+def test_a_family_of_ones_own_is_passed_or_named_with_its_module(tmp_path: Path) -> None:
+    network = write_checkpoint(tmp_path, OWN, CONFIG)
+    for family in (OWN, f"{__name__}:OWN"):
+        model, _ = load_model(tmp_path, family=family)
+        assert model.mask_id == 7
+        for name, weight in model.transformer.named_parameters():
+            assert torch.equal(weight, network.get_parameter(name))
+    with pytest.raises(ValueError, match=f"'{__name__}:CONFIG' must be a Family, got a dict"):
+        load_model(tmp_path, family=f"{__name__}:CONFIG")
+    with pytest.raises(ValueError, match="'no_such_module:OWN' must be importable"):
+        load_model(tmp_path, family="no_such_module:OWN")
+    with pytest.raises(ValueError, match=r"or pass a family of your own \(docs/extending.md\)"):
+        load_model(tmp_path)
+
+
+def test_gate_and_up_may_be_one_tensor_of_a_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint in Phi-3's format could not be named, and ended in a KeyError."""
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["model.layers.1.mlp.gate_up_proj.weight"].shape == (96, 32)
+    model, _ = load_model(tmp_path, family=OWN)
+    parts = model.transformer.parts()
+    for n in range(2):
+        both = torch.cat([parts[f"layers.{n}.gate.weight"], parts[f"layers.{n}.up.weight"]])
+        assert torch.equal(both, stored[f"model.layers.{n}.mlp.gate_up_proj.weight"])
+
+
+def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
+    whole = "model.layers.{n}.mlp.experts.{e}.w13.weight"
+    split = (".experts.{e}.gate.weight", ".experts.{e}.up.weight")
+    names = {name: one for name, one in MOE_NAMES.items() if not name.endswith(split)}
+    moe = MoEConfig(num_experts=3, num_active=2, hidden_size=8)
+    family = replace(
+        OWN,
+        names=names | {"layers.{n}.experts.{e}.gate_up.weight": whole},
+        read_shape=partial(read_shape, moe=moe),
+    )
+    network = Transformer(family.read(CONFIG).shape)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight)
+    tensors, parts = family.tensors(network), network.parts()
+    for n in range(2):
+        for e in range(3):
+            pieces = [parts[f"layers.{n}.experts.{e}.{kind}.weight"] for kind in ("gate", "up")]
+            assert torch.equal(tensors[whole.format(n=n, e=e)], torch.cat(pieces))
+
+
+def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
+    """The first ended in a KeyError, the second in tensors that were left over."""
+    network = Transformer(OWN.read(CONFIG).shape)
+    lacking = {name: one for name, one in OWN.names.items() if "down" not in name}
+    with pytest.raises(ValueError, match=r"family Own must have 'layers.{n}.down.weight', a tens"):
+        replace(OWN, names=lacking).tensors(network)
+    alike = {**OWN.names, "layers.{n}.down.weight": "model.layers.mlp.down_proj.weight"}
+    with pytest.raises(ValueError, match=r"'layers.1.down.weight' and for another. Is {n} or"):
+        replace(OWN, names=alike).tensors(network)
+
+
+def test_the_mask_token_is_read_from_the_keys_of_the_family() -> None:
+    assert OWN.read(CONFIG).mask_id == 7
+    assert OWN.read({**CONFIG, "diffusion_mask": None, "mask_token_id": 9}).mask_id == 9
+    assert OWN.read(CONFIG, mask_id=3).mask_id == 3
+    with pytest.raises(ValueError, match="'diffusion_mask' must be an integer from 0 to 63"):
+        OWN.read({**CONFIG, "diffusion_mask": 64})
+    with pytest.raises(ValueError, match="does not say which token is"):
+        OWN.read({**CONFIG, "diffusion_mask": None})

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import eval_runs
@@ -9,7 +10,7 @@ import pytest
 
 from eval.cli import main
 from eval.reports.command import show
-from eval.runs.own_code import OWN_CODE_FILE
+from eval.runs.own_code import OWN_CODE_FILE, sources_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -78,6 +79,19 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     folder = execute(module.runs(""), out, retry_errors=True)
     assert len(folder.records()) == 20
     assert all(record["error"] is None for record in folder.records())
+
+
+def test_an_edited_family_is_noted_like_a_sampler(tmp_path: Path, module: Module) -> None:
+    module.file.write_text("FAMILY = 1")
+    sys.modules.pop("edited_rule", None)
+    importlib.import_module("edited_rule")
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
+    assert sources_of(run) == {}
+    own = replace(run, model_source="folder?family=edited_rule:FAMILY")
+    before = sources_of(own)
+    assert list(before) == ["edited_rule"]
+    module.file.write_text("FAMILY = 2")
+    assert sources_of(own) != before
 
 
 def test_folders_of_known_samplers_hold_no_note(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from eval.oracle.joint import Joint
 from eval.reports.replay import replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
-from eval.reports.table import table
+from eval.reports.table import other_scores, table
 from eval.reports.terminal import picture_of
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings, append
@@ -127,6 +127,17 @@ def test_the_table_names_what_tells_rows_apart(folder: Folder) -> None:
     rows[1]["settings"]["cache"] = "DualCache()"
     assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows)
     assert method_of(rows[1]["settings"]) == "ConfidenceThreshold + DualCache"
+
+
+def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
+    """A scorer's further scores were in summary.json alone."""
+    rows = summarise(folder)["rows"]
+    assert other_scores(rows) == ""  # Its only other score is undefined everywhere.
+    rows[0]["scores"] |= {"steps": 0.25}
+    lines = other_scores(rows).splitlines()
+    assert lines[2] == "| sampler | steps |"
+    assert lines[4] == f"| `{rows[0]['settings']['sampler']}` | 0.250 |"
+    assert lines[5] == f"| `{rows[1]['settings']['sampler']}` | - |"
 
 
 def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from eval.runs.names import TASKS
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, cut_at
+from eval.tasks.base import Example, checked_scores, cut_at
 
 ROOT = Path(__file__).parents[2]
+NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
 PROGRAM = """
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence, vocabulary
 lists = [ListTask("insert_any"), ListTask("shuffle")]
@@ -37,6 +41,22 @@ def test_tasks_are_equal_by_their_settings_and_print_as_their_constructor() -> N
     for task in (WordProblems(100, 9), ListTask("copy", n=3), LatinSquare(3), Sudoku4(4, 5)):
         assert eval(repr(task)) == task
         assert hash(task) == hash(eval(repr(task)))
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - NEED_FILES))
+def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(name: str) -> None:
+    task = TASKS[name]()
+    seen: set[str] = set()
+    for split in task.splits:
+        examples = task.examples(split, 20)
+        ids = {example.id for example in examples}
+        assert ids
+        assert not ids & seen
+        seen |= ids
+        for example in examples:
+            scores = checked_scores(task.score(example, example.target), task.primary)
+            # Grammar is undefined where its checker is not installed.
+            assert scores[task.primary] in (1.0, None)
 
 
 def test_plain_text_becomes_one_user_turn() -> None:

@@ -105,10 +105,10 @@ def test_the_answer_is_cut_where_the_next_question_starts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"question": "a", ', r"Line 2 of .* is a JSON object, got .*; repair or remove"),
+        ('{"question": "a", ', r"Line 2 of .* must be a JSON object, got .*; repair or remove"),
         ('{"question": "a"}', r"Line 2 of .* 'question' and 'answer', got \['question'\]"),
-        ('{"question": 3, "answer": "#### 1"}', r"Line 2 of .* has the texts"),
-        ("[1]", r"Line 2 of .* is a JSON object, got \[1\]"),
+        ('{"question": 3, "answer": "#### 1"}', r"Line 2 of .* must have the texts"),
+        ("[1]", r"Line 2 of .* must be a JSON object, got \[1\]"),
         ('{"question": "a", "answer": "b"}', r"Line 2 of .* ends with '#### number', got 'b'"),
     ],
 )

@@ -209,9 +209,12 @@ def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"input": {', r"Line 2 of .*reverse\.jsonl is a JSON object, got .*; repair or remove"),
+        (
+            '{"input": {',
+            r"Line 2 of .*reverse\.jsonl must be a JSON object, got .*; repair or remove",
+        ),
         ("[1]", r"Line 2 of .* holds named fields, got '\[1\]'"),
-        ('{"input": {}}', r"Line 2 of .* has an 'input' and an 'answer', got \['input'\]"),
+        ('{"input": {}}', r"Line 2 of .* must have an 'input' and an 'answer', got \['input'\]"),
         ('{"input": "x", "answer": "y"}', "The input of Line 2 of .* holds named fields, got 'x'"),
         ('{"input": "{x", "answer": "y"}', "Line 2 of .* holds JSON in its fields, got '{x'"),
         ('{"input": {}, "answer": "y"}', r"Line 2 of .* has what its prompt names, got \[\]"),
@@ -238,7 +241,7 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
         ParallelBench(str(tmp_path), "waiting_line/insert_random").examples()
     config = tmp_path / "test/waiting_line/task_config.yaml"
     config.write_text("waiting_line/reverse: {metric: list_match_score}")
-    with pytest.raises(ValueError, match=r"has the texts prompt, metric, got no 'prompt'"):
+    with pytest.raises(ValueError, match=r"must have the texts prompt, metric, got no 'prompt'"):
         ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
     config.write_text("a: [")
     with pytest.raises(ValueError, match=r"task_config\.yaml is not valid YAML"):

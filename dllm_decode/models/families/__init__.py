@@ -1,7 +1,10 @@
 """Model families: from a checkpoint's config.json and tensor names to the network.
 
-A new family is a file beside this one, and a line in `FAMILIES`.
+A new family is a file beside this one, and a line in `FAMILIES`. One of a user's own is passed to
+`load_model`, or named with its module; docs/extending.md has a recipe.
 """
+
+import importlib
 
 from dllm_decode.models.families.a2d_llama import A2D_LLAMA
 from dllm_decode.models.families.a2d_qwen2 import A2D_QWEN2
@@ -41,8 +44,13 @@ FAMILIES = {
 """All families, by the names that `load_model(..., family=...)` takes."""
 
 
-def family_of(config: Config, family: str | None = None) -> Family:
-    """Picks the family that a caller names, else by `architectures[0]`.
+def family_of(config: Config, family: str | Family | None = None) -> Family:
+    """Picks the family that a caller names or passes, else by `architectures[0]`.
+
+    Args:
+        config: The whole config.json.
+        family: A name of `FAMILIES`, or "my_package.my_module:MY_FAMILY", which imports the module,
+            or a family; `None`: the one that config.json names.
 
     Raises:
         ValueError: If there is no such family, or the checkpoint is of another architecture.
@@ -51,14 +59,34 @@ def family_of(config: Config, family: str | None = None) -> Family:
     architecture = named[0] if isinstance(named, list) and named else None
     if family is None:
         return _recognised(architecture)
-    if family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}.")
-    found = FAMILIES[family]
+    found = _named(family) if isinstance(family, str) else family
     if found.architecture != architecture:
         raise ValueError(
             f"The architecture of a {found.name} checkpoint must be {found.architecture!r}, got "
             f"{architecture!r}. Leave family out, or choose another checkpoint."
         )
+    return found
+
+
+def _named(name: str) -> Family:
+    if name in FAMILIES:
+        return FAMILIES[name]
+    module, colon, variable = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"family must be one of {', '.join(FAMILIES)}, or one of your own with its module, "
+            f"such as 'my_module:MY_FAMILY', got {name!r}."
+        )
+    try:
+        found = vars(importlib.import_module(module)).get(variable)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"The module of the family {name!r} must be importable, got {error}. Install its "
+            "package, or run in the folder that holds it."
+        ) from error
+    if not isinstance(found, Family):
+        got = "nothing of this name" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"{name!r} must be a Family, got {got}.")
     return found
 
 
@@ -72,7 +100,10 @@ def _recognised(architecture: object) -> Family:
         for family in FAMILIES.values()
         if not family.is_named_by_caller
     )
-    remedy = "Choose a checkpoint of one of these families."
+    remedy = (
+        "Choose a checkpoint of one of these families, or pass a family of your own "
+        "(docs/extending.md)."
+    )
     if known:
         names = " or ".join(repr(key) for key in known)
         remedy = f"If it is a diffusion model all the same, name its family: family={names}."

@@ -50,12 +50,17 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors to the official ones; `{n}` is the layer, `{e}` the expert.
+        names: Our names of tensors (`Transformer.parts`) to the official ones; `{n}` is the layer,
+            `{e}` the expert. Names that a network has no tensor for are never used. Where a
+            checkpoint has gate and up in one tensor, gate's rows first, name `gate_up.weight`
+            instead of the two.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
-        mask_id: Where the configuration has none; `None`: only the caller knows it.
+        mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
+            knows it.
         eos_id: Where the configuration has none; `None`: it must have one.
         eos_keys: Keys of config.json that may hold it.
+        mask_keys: Keys of config.json that may hold the [MASK] token.
         end_of_turn_ids: Further ids that end an answer, where the vocabulary is that large.
         logit_shift: 1 where the logits at a column predict the next.
         block_length: Tokens per block where the configuration has none; 0: attention is
@@ -64,7 +69,8 @@ class Family:
         may_be_block_causal: A caller may give a block length; else attention is bidirectional.
         fast_tokenizer: Tokenizer files are a tokenizer.json, read by PreTrainedTokenizerFast; else
             those of Qwen2Tokenizer.
-        split_qkv: Queries, keys and values are three tensors of a checkpoint, else one.
+        split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
+            has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
             `logit_shift` says of the other mode.
         is_named_by_caller: Its config.json is that of an ordinary autoregressive model, so that it
@@ -79,6 +85,7 @@ class Family:
     mask_id: int | None
     eos_id: int | None
     eos_keys: tuple[str, ...] = ("eos_token_id",)
+    mask_keys: tuple[str, ...] = ("mask_token_id",)
     end_of_turn_ids: tuple[int, ...] = ()
     logit_shift: int = 0
     block_length: int = 0
@@ -90,20 +97,52 @@ class Family:
     is_named_by_caller: bool = False
 
     def official_name(self, part: str) -> str:
-        """Translates a name of `Transformer.parts`."""
-        words = part.split(".")
-        numbers = {}
-        for i, word in enumerate(words):
-            if word.isdigit():
-                letter = "n" if i == 1 else "e"
-                numbers[letter] = word
-                words[i] = f"{{{letter}}}"
-        return self.names[".".join(words)].format(**numbers)
+        """Translates a name of `Transformer.parts`.
+
+        Raises:
+            ValueError: If `names` does not have it.
+        """
+        pattern, numbers = _pattern(part)
+        if pattern not in self.names:
+            raise ValueError(
+                f"The names of the family {self.name} must have {pattern!r}, a tensor of its "
+                f"network, got names for {', '.join(self.names) or 'nothing'}."
+            )
+        return self.names[pattern].format(**numbers)
 
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
-        """Returns the views of a network that the tensors of a checkpoint go to, by their names."""
-        parts = transformer.parts(split_qkv=self.split_qkv)
-        return {self.official_name(name): part for name, part in parts.items()}
+        """Returns the views of a network that the tensors of a checkpoint go to, by their names.
+
+        Raises:
+            ValueError: If `names` lacks a tensor of the network, or has one name for two.
+        """
+        found: dict[str, Tensor] = {}
+        for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
+            official = self.official_name(name)
+            if official in found:
+                raise ValueError(
+                    f"The names of the family {self.name} must tell tensors apart, got "
+                    f"{official!r} for {name!r} and for another. Is {{n}} or {{e}} missing?"
+                )
+            found[official] = part
+        return found
+
+    def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Makes one tensor of gate and up where the checkpoint has one."""
+        joined: dict[str, Tensor] = {}
+        for name, part in parts.items():
+            before, _, kind = name.rpartition(".gate.")
+            whole = f"{before}.gate_up.{kind}"
+            if before and _pattern(whole)[0] in self.names:
+                # The network has one too: behind the rows of gate lie those of up.
+                joined[whole] = part.as_strided((2 * len(part), *part.shape[1:]), part.stride())
+            elif name.replace(".up.", ".gate_up.") not in joined:
+                joined[name] = part
+        return joined
+
+    def says_mask(self, config: Config) -> bool:
+        """Says whether a config.json holds the [MASK] token."""
+        return any(config.get(key) is not None for key in self.mask_keys)
 
     def read(
         self, config: Config, *, mask_id: int | None = None, block_length: int | None = None
@@ -145,8 +184,9 @@ class Family:
             raise ValueError(f"{config.file} of a {self.name} checkpoint: {error}") from None
 
     def _mask_id(self, config: ConfigReader, given: int | None, vocab_size: int) -> int:
-        if given is None and config.has("mask_token_id"):
-            return config.token_id("mask_token_id", vocab_size=vocab_size)
+        key = next((key for key in self.mask_keys if config.has(key)), None)
+        if given is None and key is not None:
+            return config.token_id(key, vocab_size=vocab_size)
         mask_id = self.mask_id if given is None else given
         if mask_id is None:
             raise ValueError(
@@ -156,7 +196,7 @@ class Family:
         if not 0 <= mask_id < vocab_size:
             raise ValueError(
                 f"The mask token's id must be in [0, {vocab_size}), got {mask_id}. "
-                "Pass mask_id, or set 'mask_token_id' in config.json."
+                f"Pass mask_id, or set {self.mask_keys[0]!r} in config.json."
             )
         return mask_id
 
@@ -181,3 +221,15 @@ class Family:
             if config.has(key):
                 return config.positive_int(key)
         return self.block_length
+
+
+def _pattern(part: str) -> tuple[str, dict[str, str]]:
+    """Splits "layers.3.up.weight" into "layers.{n}.up.weight" and {"n": "3"}."""
+    words = part.split(".")
+    numbers = {}
+    for i, word in enumerate(words):
+        if word.isdigit():
+            letter = "n" if i == 1 else "e"
+            numbers[letter] = word
+            words[i] = f"{{{letter}}}"
+    return ".".join(words), numbers

@@ -75,6 +75,8 @@ def read_shape(
         dense_layers: See `NetworkConfig`.
         mlp_key: Holds the width of layers without experts.
     """
+    if rotary_dim is None:
+        _require_whole_rotation(config)
     hidden_size = config.positive_int("hidden_size")
     num_heads = config.positive_int("num_attention_heads")
     # Where no layer is dense, the width of dense layers is often left out.
@@ -99,6 +101,21 @@ def read_shape(
         moe=moe,
         dense_layers=dense_layers,
     )
+
+
+def _require_whole_rotation(config: ConfigReader) -> None:
+    """Refuses a checkpoint that turns a part of each head, if the family does not say which."""
+    places = [
+        config,
+        *([config.mapping("rope_parameters")] if config.has("rope_parameters") else []),
+    ]
+    for place in places:
+        share = place.positive_number("partial_rotary_factor", 1.0)
+        if share != 1:
+            raise ValueError(
+                f"{place.file}: 'partial_rotary_factor' must be 1 or absent, got {share}. In this "
+                "family whole heads are rotated; choose another checkpoint."
+            )
 
 
 def read_num_layers(config: ConfigReader) -> int:

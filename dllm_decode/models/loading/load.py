@@ -52,7 +52,7 @@ def load_model(
     quantize: str | None = None,
     fused: Choice = "auto",
     graphs: Choice = "auto",
-    family: str | None = None,
+    family: str | Family | None = None,
     mask_id: int | None = None,
     block_length: int | None = None,
     tokenizer: Literal["required", "optional"] = "required",
@@ -87,8 +87,9 @@ def load_model(
             torch with a warning if they differ; True raises then; False uses torch. Attention must
             be faster as well, unless this is True.
         graphs: CUDA graphs, likewise.
-        family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; `None`: the
-            one that config.json names.
+        family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; or one of
+            your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported. `None`:
+            the one that config.json names.
         mask_id: The [MASK] token; `None`: what config.json says, else the tokenizer, else the
             family's published default.
         block_length: Tokens per block of a block-causal model; `None`: what config.json says, else
@@ -118,7 +119,7 @@ def load_model(
     config = read_json(folder / "config.json")
     known = family_of(config, family)
     words = _tokenizer(folder, known, tokenizer)
-    if mask_id is None and config.get("mask_token_id") is None and words is not None:
+    if mask_id is None and not known.says_mask(config) and words is not None:
         mask_id = words.mask_token_id
     facts = known.read(config, mask_id=mask_id, block_length=block_length)
     _check_experts(facts, quantize)

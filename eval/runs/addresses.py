@@ -1,0 +1,141 @@
+"""Addresses of tasks and models: a name, and behind a question mark `limit=200&n=6`."""
+
+import types
+from collections.abc import Callable, Collection, Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+from urllib.parse import unquote
+
+from eval.sandbox.code_runner import CodeRunner
+from samplers.checks import shown
+
+_TRUTHS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
+    """Returns the name of an address, and its options in the order of their names.
+
+    Args:
+        address: The text.
+        example: An address, for messages.
+
+    Raises:
+        ValueError: If the options are not written as name=value, or one is given twice.
+    """
+    name, _, query = address.strip().partition("?")
+    pairs = [one.partition("=") for one in query.split("&") if one]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError(
+            f"Options must be written name=value and joined by &, got {shown(address)}; "
+            f"an address is such as {example!r}."
+        )
+    # Of an URL's escapes only %26 and the like: a plus sign in a path is a plus sign.
+    options = dict(sorted((key, unquote(text)) for key, _, text in pairs))
+    if len(options) < len(pairs):
+        raise ValueError(f"An address must give each option once, got {shown(address)}.")
+    return name, options
+
+
+def construct(
+    name: str,
+    make: Callable[..., Any],
+    options: Mapping[str, str],
+    *,
+    others: Collection[str] = (),
+) -> Any:
+    """Calls a constructor with options that were written as text.
+
+    Args:
+        name: What is made, for messages.
+        make: The constructor; the types that it declares say how a text is read.
+        options: The texts.
+        others: Options that are read elsewhere, for messages.
+
+    Raises:
+        ValueError: If there is no such option, one lacks, or a text is not of the declared type.
+    """
+    # Whether programs may run is for the user to say, not for an address.
+    known = {
+        key: option
+        for key, option in signature(make, eval_str=True).parameters.items()
+        if option.annotation is not CodeRunner
+    }
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"{name} has the options {_listed([*others, *known])}, got {shown(key)}."
+            )
+    for key, option in known.items():
+        if option.default is Parameter.empty and key not in options:
+            raise ValueError(
+                f"{name} must be given the option {key}, got {_listed(options) or 'none'}; "
+                f"write {name}?{key}=..."
+            )
+    return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
+
+
+def whole_number(name: str, text: str) -> int:
+    """Reads an integer from 0 on.
+
+    Raises:
+        ValueError: If the text is none.
+    """
+    if not text.isascii() or not text.isdecimal():
+        raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
+    return int(text)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names)
+
+
+def _value(name: str, text: str, annotation: Any) -> object:
+    """Reads an option as the type that the constructor declares for it."""
+    kinds = get_args(annotation) if _is_union(annotation) else (annotation,)
+    if type(None) in kinds and text == "None" and str not in kinds:
+        return None
+    for kind, read in _READERS.items():
+        if kind in kinds:
+            return read(name, text)
+    if any(get_origin(kind) is Literal for kind in kinds):
+        return text
+    raise ValueError(
+        f"The option {name} must be declared as str, int, float, bool, Path, tuple[str, ...] or a "
+        f"Literal of texts to be given in an address, got {annotation!r}."
+    )
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.lower() not in _TRUTHS:
+        raise ValueError(f"{name} must be true or false, got {shown(text)}.")
+    return _TRUTHS[text.lower()]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {shown(text)}.") from None
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, got {shown(text)}.") from None
+
+
+# By declared type; of several types the first in this order decides.
+_READERS: Mapping[Any, Callable[[str, str], object]] = {
+    tuple[str, ...]: lambda name, text: tuple(text.split(",")),
+    str: lambda name, text: text,
+    Path: lambda name, text: Path(text),
+    bool: _truth,
+    float: _number,
+    int: _integer,
+}

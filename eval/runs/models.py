@@ -1,0 +1,81 @@
+"""Models by text, as the command line, sweep files and records name them."""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Optional
+
+import torch
+
+from dllm_decode import load_model
+from dllm_decode.models import MaskedTransformer
+from eval.runs.addresses import construct, split_address
+
+if TYPE_CHECKING:
+    import transformers
+
+_EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
+
+
+@dataclass(frozen=True)
+class ModelAddress:
+    """A model, and what its files do not say.
+
+    Attributes:
+        source: Embedded name, folder or hub id.
+        family: As in `load_model`, as are the others: a known family, or "my_module:MY_FAMILY".
+        mask_id: The [MASK] token.
+        block_length: Tokens per block of a block-causal model.
+        adapter: Folder or hub id of a LoRA adapter.
+        quantize: How the matrices are stored.
+    """
+
+    source: str
+    family: str | None = None
+    mask_id: int | None = None
+    block_length: int | None = None
+    adapter: str | None = None
+    quantize: str | None = None
+
+    @property
+    def own_module(self) -> str | None:
+        """The module of a family of the user's own."""
+        module, colon, _ = (self.family or "").partition(":")
+        return module if colon else None
+
+
+def parse_model(address: str) -> ModelAddress:
+    """Reads an address such as `path/to/open-dcoder?family=open_dllm&mask_id=151665`.
+
+    Raises:
+        ValueError: If it has an option that a model does not have.
+    """
+    # A folder may have a question mark in its name.
+    if "?" not in address or Path(address).is_dir():
+        return ModelAddress(address)
+    source, options = split_address(address, _EXAMPLE)
+    found: ModelAddress = construct("A model", partial(ModelAddress, source), options)
+    return found
+
+
+def open_address(
+    address: str,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    tokenizer: Literal["required", "optional"] = "required",
+) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
+    """Loads the model of an address; the other arguments are those of `load_model`.
+
+    Raises:
+        OSError: As `load_model`.
+        ValueError: As `load_model` and `parse_model`.
+    """
+    return load_model(
+        **asdict(parse_model(address)),
+        device=device,
+        dtype=dtype,
+        revision=revision,
+        tokenizer=tokenizer,
+    )

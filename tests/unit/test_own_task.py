@@ -1,0 +1,147 @@
+"""A task of the user's own: what it gets wrong is said before anything is decoded."""
+
+import sys
+from pathlib import Path
+
+import eval_runs
+import pytest
+
+from eval.reports.summary import summarise
+from eval.runs.names import parse_task
+from eval.runs.runner import execute
+from eval.runs.sweep import Sweep
+
+MODULE = """
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from eval.tasks import Example, Task
+from eval.tasks.base import content_id
+
+
+@dataclass(frozen=True)
+class Lines(Task):
+    path: Path
+    limit_words: Optional[int] = None
+
+    version = 1
+    name = "lines"
+    primary = "answer"
+    gen_length = 8
+    splits = ("test",)
+
+    def examples(self, split="test", num_examples=None, seed=0):
+        lines = self.path.read_text().splitlines()
+        return [Example(content_id(line), line, line) for line in lines][:num_examples]
+
+    def score(self, example, text):
+        return {"answer": text == example.target, "words": 1}
+
+
+class Nothing(Lines):
+    def score(self, example, text):
+        return 1.0
+
+
+class Misnamed(Lines):
+    primary = "right"
+
+
+class TooMuch(Lines):
+    def score(self, example, text):
+        return {"answer": 2.0}
+
+
+class Worse(Lines):
+    def score(self, example, text):
+        return {"answer": 1.0 if text == example.target else float("nan")}
+
+
+class Incomplete(Task):
+    name = "incomplete"
+    primary = "answer"
+
+
+@dataclass(frozen=True)
+class Listed(Lines):
+    words: list[str] = ()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "task_of_mine.py").write_text(MODULE)
+    (tmp_path / "lines.txt").write_text("emma has 3 apples .\nben has 4 apples .")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "task_of_mine", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return "task_of_mine"
+
+
+def select(address: str) -> None:
+    Sweep(("mini",), (address,), ("FixedSchedule()",)).selections()
+
+
+def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
+    """After the decode, the records could not be read: 'scores' of the type dict[str, int ...]."""
+    address = f"{module}:Lines?path=lines.txt"
+    select(address)
+    folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
+    assert [record["scores"] for record in folder.records()] == [{"answer": 0.0, "words": 1.0}] * 2
+    assert summarise(folder)["rows"][0]["scores"]["words"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Nothing", r"must return a mapping such as \{'answer': 1.0\}, got 1.0"),
+        ("Misnamed", "must return the primary score 'right' among others, got 'answer', 'words'"),
+        ("TooMuch", r"Scores must be in \[0, 1\], or None, got 'answer': 2.0"),
+    ],
+)
+def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
+    module: str, kind: str, message: str
+) -> None:
+    """A KeyError or an unreadable results folder came of it once all was decoded."""
+    with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
+        select(f"{module}:{kind}?path=lines.txt")
+
+
+def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
+    module: str, tmp_path: Path
+) -> None:
+    address = f"{module}:Worse?path=lines.txt"
+    select(address)
+    folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
+    assert [record["error"] for record in folder.records()] == [
+        "ValueError: Scores must be in [0, 1], or None, got 'answer': nan."
+    ] * 2
+
+
+def test_examples_of_one_id_are_refused(module: str, tmp_path: Path) -> None:
+    """The run ended without a word and without a report: it waited for records without end."""
+    (tmp_path / "lines.txt").write_text("one\ntwo\none")
+    with pytest.raises(ValueError, match=r"must have distinct ids, got '.*' 2 times"):
+        select(f"{module}:Lines?path=lines.txt")
+
+
+def test_a_required_option_is_asked_for(module: str) -> None:
+    """It was a TypeError of __init__."""
+    with pytest.raises(ValueError, match=r"the option path, got none; write .*\?path="):
+        parse_task(f"{module}:Lines?limit=3")
+
+
+def test_options_are_read_as_they_are_declared(module: str) -> None:
+    """A path was said to be no whole number."""
+    found = parse_task(f"{module}:Lines?path=a/b&limit_words=4").task
+    assert repr(found) == f"Lines(path={Path('a/b')!r}, limit_words=4)"
+    assert "limit_words=None" in repr(parse_task(f"{module}:Lines?path=a&limit_words=None").task)
+    with pytest.raises(ValueError, match=r"words must be declared as str, .*, got list\[str\]"):
+        parse_task(f"{module}:Listed?path=a&words=b")
+
+
+def test_a_task_that_lacks_something_says_what(module: str) -> None:
+    """It was a TypeError of an abstract class."""
+    with pytest.raises(ValueError, match="got none of examples, gen_length, score, version"):
+        parse_task(f"{module}:Incomplete")
