@@ -86,12 +86,13 @@ class AllBlocks(Objective):
         sources = batch.start + copy.sources
         hidden_ones = masked[:, copy.sources] & ~copy.is_lead
         copied = batch.tokens[:, sources].masked_fill(hidden_ones, self.model.mask_id)
-        return self.model.transformer(
+        hidden: Tensor = self.model.transformer(
             torch.cat((batch.tokens, copied), 1),
             torch.cat((positions, positions[:, sources]), 1),
             attend=who_sees_whom(batch, blocks, copy),
             wanted=(len(columns) + copy.predictors).expand_as(masked),
         )
+        return hidden
 
     def draw_blocks(self, gen_length: int, generator: torch.Generator) -> Int[Tensor, " G"]:
         """Draws the length of blocks and of the first one; returns the block of each position."""

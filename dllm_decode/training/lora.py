@@ -135,18 +135,18 @@ def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
 def _pieces(model: MaskedTransformer, family: Family) -> Iterator[Piece]:
     """Finds the official matrices within ours by where their numbers lie in memory."""
     transformer = model.transformer
-    parts = transformer.parts(split_qkv=family.split_qkv)
+    tensors = family.tensors(transformer)
     for module, linear in transformer.named_modules():
         if not isinstance(linear, nn.Linear) or not re.fullmatch(_LINEAR_MAPS, module):
             continue
         weight = linear.weight
         ends = weight.data_ptr() + weight.nbytes
         row_bytes = weight.stride(0) * weight.element_size()
-        for name, part in parts.items():
+        for name, part in tensors.items():
             if part.dim() == 2 and weight.data_ptr() <= part.data_ptr() < ends:
                 first = (part.data_ptr() - weight.data_ptr()) // row_bytes
-                official = family.official_name(name).removesuffix(".weight")
-                yield Piece(module, slice(first, first + len(part)), official)
+                rows = slice(first, first + len(part))
+                yield Piece(module, rows, name.removesuffix(".weight"))
 
 
 def _pattern(official: str) -> str:

@@ -18,6 +18,7 @@ from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.transformer import Transformer
+from dllm_decode.training.lora import LoRA
 
 DREAM, SDAR = FAMILIES["dream"], FAMILIES["sdar"]
 
@@ -428,6 +429,23 @@ def test_gate_and_up_may_be_one_tensor_of_a_checkpoint(tmp_path: Path) -> None:
     for n in range(2):
         both = torch.cat([parts[f"layers.{n}.gate.weight"], parts[f"layers.{n}.up.weight"]])
         assert torch.equal(both, stored[f"model.layers.{n}.mlp.gate_up_proj.weight"])
+
+
+def test_an_adapter_of_a_joined_tensor_is_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    model, _ = load_model(tmp_path, family=OWN)
+    lora = LoRA(model, OWN, rank=2, alpha=2)
+    for weight in lora.weights:
+        torch.nn.init.normal_(weight)
+    lora.save(tmp_path / "adapter", base=str(tmp_path))
+    merged, _ = load_model(tmp_path, family=OWN, adapter=tmp_path / "adapter")
+    tokens, positions = torch.tensor([[1, 2, 3]]), torch.arange(3)[None]
+    with torch.no_grad():
+        expected = model.transformer(tokens, positions)
+        torch.testing.assert_close(
+            merged.transformer(tokens, positions), expected, atol=1e-3, rtol=1e-3
+        )
 
 
 def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
