@@ -1,20 +1,20 @@
-"""Trains `mini-long`, a small masked-diffusion model in LLaDA's format, on ledgers.
+"""Trains `mini-long`, a small masked-diffusion model in Dream's format, on ledgers.
 
-    python examples/mini/train_long.py --minutes 90 --compile \
-        --start-from examples/mini/started/mini-long
+    python examples/mini/train_long.py --shares 1 0 0 --minutes 7 --compile --output runs/begun
+    python examples/mini/train_long.py --minutes 60 --compile --start-from runs/begun/mini-long
 
-on one core of a CPU. A first run starts from the causal model that `train_long_ar.py` trains: a
-causal model learns from every token of an answer, and finds what to look up in minutes. The folder
-`runs/mini-long` then loads with `dllm_decode.load_model("runs/mini-long")`. An interrupted run goes
-on with `--resume`.
+on one core of a CPU. The first run starts from the causal model that `train_long_ar.py` trains, and
+teaches it to read a prompt in both directions; a model that meets masks before that forgets how to
+look things up. The folder `runs/mini-long` then loads with
+`dllm_decode.load_model("runs/mini-long")`. An interrupted run goes on with `--resume`.
 
-`examples/mini/started` holds weights to go on from. They are not good enough to compare methods
-with: docs/embedded_models.md says how far they have come.
+`examples/mini/started` holds weights to go on from: docs/embedded_models.md says how far they have
+come.
 """
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_causal import AllBlocks
 from dllm_decode.training.from_causal import write_dream
+from dllm_decode.training.next_token import NextToken
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
@@ -54,7 +55,10 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--block-lengths", type=int, nargs="+", default=[8, 16, 32, 32])
-    parser.add_argument("--all-blocks-share", type=float, default=0.8, help="of the batches")
+    parser.add_argument(
+        "--shares", type=float, nargs=3, default=[0.0, 0.8, 0.2],
+        help="of the batches: next token, all blocks, one segment",
+    )  # fmt: skip
     parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
     options = parser.parse_args()
@@ -69,8 +73,13 @@ def main() -> None:
     model, _ = load_model(source, device=options.device, dtype=torch.float32)
     model.requires_grad_(True)
     states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    all_blocks = AllBlocks(model, tuple(options.block_lengths), ordered_share=0.3, whole_share=0.5)
-    objective = OneOfTwo(SegmentDiffusion(model, states), all_blocks, options.all_blocks_share)
+    block_lengths = tuple(options.block_lengths)
+    losses = (
+        NextToken(model),
+        AllBlocks(model, block_lengths, ordered_share=0.3, whole_share=0.5),
+        SegmentDiffusion(model, states),
+    )
+    objective = OneOf(losses, options.shares)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.
         torch._dynamo.config.recompile_limit = 64
@@ -79,24 +88,23 @@ def main() -> None:
     run(options, objective, name="mini-long", export=exporter(options, model, source))
 
 
-class OneOfTwo(Objective):
-    """One of two losses of a model, drawn anew for each batch.
+class OneOf(Objective):
+    """One of several losses of a model, drawn anew for each batch.
 
     Args:
-        first: A loss.
-        second: Another one of the same model.
-        share: Probability of the second.
+        losses: Of the same model.
+        shares: How often each is drawn, in any unit.
     """
 
-    def __init__(self, first: Objective, second: Objective, share: float) -> None:
-        self.model, self.eos_id = first.model, first.eos_id
-        self._first, self._second, self._share = first, second, share
+    def __init__(self, losses: Sequence[Objective], shares: Sequence[float]) -> None:
+        self.model, self.eos_id = losses[0].model, losses[0].eos_id
+        self._losses = losses
+        self._shares = torch.tensor(shares)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Returns the loss that was drawn."""
-        drawn = torch.rand((), generator=generator, device=generator.device)
-        chosen = self._second if drawn < self._share else self._first
-        return chosen.loss(batch, generator)
+        drawn = int(self._shares.to(generator.device).multinomial(1, generator=generator))
+        return self._losses[drawn].loss(batch, generator)
 
 
 def exporter(

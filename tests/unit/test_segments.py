@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.training import Batch
 from dllm_decode.training.block_causal import AllBlocks
+from dllm_decode.training.next_token import NextToken
 from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 
 EOS, MASK, VOCAB = 0, 1, 20
@@ -125,9 +126,33 @@ def test_the_first_block_is_whole_as_often_as_asked(whole_share: float, first: s
     assert found == first
 
 
-def test_both_losses_reach_every_weight() -> None:
+def test_the_next_token_is_learned_from_those_before_and_the_whole_prompt() -> None:
+    """One forward over an answer equals a forward for each of its tokens."""
+    model, given = tiny_model(), batch()
+    model.logit_shift = 1
+    losses = []
+    with torch.no_grad():
+        found = NextToken(model).loss(given, torch.Generator())
+        for row in range(4):
+            alone = given.tokens[row : row + 1, given.pads[row] :]
+            # The prompt, six tokens, and the EOS that ends them.
+            first = alone.shape[1] - 9
+            for end in range(first, first + 7):
+                order = torch.arange(end).clamp(min=first - 1)
+                attend = (order[:, None] >= order)[None]
+                hidden = model.transformer(alone[:, :end], torch.arange(end)[None], attend=attend)
+                logits = model.transformer.head(hidden[:, -1])
+                losses.append(F.cross_entropy(logits, alone[:, end]))
+    torch.testing.assert_close(found, torch.stack(losses).mean(), atol=1e-5, rtol=0)
+
+
+def test_all_losses_reach_every_weight() -> None:
     model = tiny_model()
-    for objective in (SegmentDiffusion(model, SegmentSampler(3)), AllBlocks(model, (1, 4))):
+    model.logit_shift = 1
+    losses = (
+        SegmentDiffusion(model, SegmentSampler(3)), AllBlocks(model, (1, 4)), NextToken(model)
+    )  # fmt: skip
+    for objective in losses:
         model.zero_grad()
         objective.loss(batch(), torch.Generator().manual_seed(0)).backward()
         assert all(weight.grad is not None for weight in model.parameters())
@@ -136,6 +161,7 @@ def test_both_losses_reach_every_weight() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (lambda: NextToken(tiny_model()), "must be shifted by 1 to predict the next token, got 0"),
         (lambda: SegmentSampler(length=0), "length must be at least 1, got 0"),
         (lambda: SegmentSampler(anywhere_share=1.5), "anywhere_share must be a probability"),
         (lambda: AllBlocks(tiny_model(), ()), "block_lengths must be lengths"),
