@@ -3,16 +3,13 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import Any, Literal
 
 import torch
 
 from dllm_decode import load_model
 from dllm_decode.models import MaskedTransformer
 from eval.runs.addresses import construct, split_address
-
-if TYPE_CHECKING:
-    import transformers
 
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 
@@ -65,7 +62,7 @@ def open_address(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     tokenizer: Literal["required", "optional"] = "required",
-) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
+) -> tuple[MaskedTransformer, Any]:
     """Loads the model of an address; the other arguments are those of `load_model`.
 
     Raises:
