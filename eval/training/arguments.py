@@ -40,8 +40,6 @@ def add_distil(parser: ArgumentParser) -> None:
     """Adds the options of `distil`."""
     add = parser.add_argument
     add_model(parser)
-    add("--family", help="of a checkpoint whose config.json does not tell, as in load_model")
-    add("--mask-id", type=whole, metavar="ID", help="of [MASK], where no file tells it")
     _add_questions(parser, "word_problems?split=train&limit=500")
     add("--output", default="runs/distil", metavar="FOLDER",
         help="for everything; the same command goes on where it stopped "

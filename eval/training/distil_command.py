@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 
 from dllm_decode import CachePolicy, DecodeConfig, NoCache, NoVerifier
 from dllm_decode.loop import Decoder
-from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
@@ -29,6 +29,7 @@ from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from eval.runs.command import DTYPES, code_for
+from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.provenance import machine_of
 from eval.runs.settings import Place
@@ -156,14 +157,18 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
         ValueError: If it is damaged, or has no tokenizer, or cannot be decoded as asked.
     """
     dtype = DTYPES[options.dtype] if options.dtype or options.lora_rank else torch.float32
-    source = find_model(options.model, options.revision or None)
-    model, tokenizer = load_model(
+    address = parse_model(options.model)
+    if address.adapter or address.quantize:
+        raise ValueError(
+            "distil trains the weights of a checkpoint as they are stored: adapter and quantize "
+            f"must be left out, got {options.model!r}."
+        )
+    source = find_model(address.source, options.revision or None)
+    model, tokenizer = open_address(
         options.model,
         device=f"cuda:{place.local_rank}" if options.device == "cuda" else "cpu",
         dtype=dtype,
         revision=options.revision or None,
-        family=options.family,
-        mask_id=options.mask_id,
     )
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
@@ -179,7 +184,7 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
         # Its own types are wider than what is used here.
         cast(Tokenizer, tokenizer),
         source,
-        read_family(source, options.family),
+        read_family(source, address.family),
         config.updated(block_length=length),
     )
 
@@ -284,7 +289,7 @@ def train(
         )
     if accelerator.is_main_process:
         if lora is not None:
-            lora.save(folder / "adapter", base=options.model)
+            lora.save(folder / "adapter", base=parse_model(options.model).source)
         else:
             files, family = weight_files(student.source), student.family
             stored = check_weights(student.model.transformer, family, files)

@@ -23,7 +23,16 @@ def fresh_accelerate() -> None:
 
 def options(output: Path, *more: str) -> list[str]:
     return [
-        *("--task", "word_problems?limit=10", "--output", str(output), "--gen-length", "48"),
+        *(
+            "--model",
+            "mini?family=llada",
+            "--task",
+            "word_problems?limit=10",
+            "--output",
+            str(output),
+            "--gen-length",
+            "48",
+        ),
         *("--held-out", "word_problems?split=val&limit=4", "--block-length", "16"),
         *("--epochs", "1.5", "--rows", "2", "--forwards", "1", "--learning-rate", "0.0003"),
         *("--evaluate-every", "2", *more),
@@ -70,6 +79,14 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert changed > 10
     assert main(["distil", *options(killed, "--method", "d3llm")]) == 2
     assert "method was 'dparallel' and is 'd3llm'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["mini?quantize=int8", "mini?adapter=mini"])
+def test_a_model_that_is_not_as_stored_is_refused(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["distil", *options(tmp_path), "--model", address]) == 2
+    assert f"must be left out, got '{address}'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
