@@ -48,11 +48,11 @@ class SubBlockCache(CachePolicy):
 def _open(query: CacheQuery) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
     """Returns the first column of each row's open positions, and the one behind the last."""
     canvas, needed = query.canvas, query.needed
+    # The column that predicts the first of them is not one; nothing predicts column 0.
+    first = needed.start + (query.shift if needed.start else 0)
     if canvas.opened is None:
-        # Nothing predicts column 0.
-        first = needed.start + (query.shift if needed.start else 0)
         return torch.full_like(canvas.rows, first), torch.full_like(canvas.rows, needed.stop)
-    columns = torch.arange(needed.start, needed.stop, device=canvas.tokens.device)
+    columns = torch.arange(first, needed.stop, device=canvas.tokens.device)
     is_open = canvas.opened[:, columns - canvas.start]
     starts = torch.where(is_open, columns, query.end).amin(-1)
     return starts, torch.where(is_open, columns + 1, 0).amax(-1)

@@ -158,14 +158,15 @@ class Family:
             ValueError: If a key is missing, has a value that it cannot have, or names something
                 that is not implemented.
         """
+        reader = ConfigReader(config)
         for refusal in self.refusals:
             value = config.get(refusal.key, refusal.allowed[0])
             if not any(value is allowed or value == allowed for allowed in refusal.allowed):
                 raise ValueError(
-                    f"{self.name} checkpoints need {refusal.key!r} {refusal.required}, got "
-                    f"{value!r}. This variant is not implemented; choose another checkpoint."
+                    f"{reader.file}: {self.name} checkpoints need {refusal.key!r} "
+                    f"{refusal.required}, got {value!r}. This variant is not implemented; choose "
+                    "another checkpoint."
                 )
-        reader = ConfigReader(config)
         shape = self._shape(reader)
         return CheckpointFacts(
             shape,
