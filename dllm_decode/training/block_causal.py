@@ -73,7 +73,7 @@ class AllBlocks(Objective):
     def hidden(
         self, batch: Batch, blocks: Int[Tensor, " G"], masked: Bool[Tensor, "B G"]
     ) -> Float[Tensor, "B G H"]:
-        """Returns what the head makes the prediction of each answer position from.
+        """Returns the hidden state from which the head predicts each answer position.
 
         Args:
             batch: Prompts and answers.
@@ -166,9 +166,8 @@ def who_sees_whom(batch: Batch, blocks: Int[Tensor, " G"], copy: Copy) -> Bool[T
     prompt = torch.full((batch.start,), -1, device=device)
     block = torch.cat((prompt, blocks))
     own = block[:, None] >= block
-    begins = batch.start + F.pad(blocks.bincount(), (1, 0)).cumsum(0)[copy.blocks]
-    begins = begins - int(copy.is_lead.any())
-    earlier = columns < begins[:, None]
+    firsts = torch.searchsorted(copy.blocks, copy.blocks)
+    earlier = columns < (batch.start + copy.sources[firsts])[:, None]
     same = copy.blocks[:, None] == copy.blocks
     seen = torch.cat((F.pad(own, (0, len(copy.blocks))), torch.cat((earlier, same), 1)))
     padded = F.pad(columns < batch.pads[:, None], (0, len(copy.blocks)))

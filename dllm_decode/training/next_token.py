@@ -13,9 +13,9 @@ from dllm_decode.training.objective import Objective
 class NextToken(Objective):
     """Mean cross-entropy of each answer token, given the prompt and the tokens before it.
 
-    Nothing is masked. The prompt sees itself in both directions, as it will in a diffusion model:
-    what a causal model looks up in its prompt it must learn to find anew, and from here it learns
-    so from every token of an answer, at a third of the cost of `AllBlocks`.
+    Nothing is masked. The prompt sees itself in both directions, as in a diffusion model. A causal
+    model that begins to read its prompt so must learn its look-ups again. This loss teaches them
+    with every token of an answer, before there are masks.
 
     Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487, whose shifted logits let
     a model go from this loss to masked diffusion.

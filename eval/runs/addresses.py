@@ -30,7 +30,7 @@ def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
             f"Options must be written name=value and joined by &, got {shown(address)}; "
             f"an address is such as {example!r}."
         )
-    # Of an URL's escapes only %26 and the like: a plus sign in a path is a plus sign.
+    # %26 is read as an ampersand, as in a URL. A plus sign stays one: paths have it.
     options = dict(sorted((key, unquote(text)) for key, _, text in pairs))
     if len(options) < len(pairs):
         raise ValueError(f"An address must give each option once, got {shown(address)}.")
@@ -55,7 +55,7 @@ def construct(
     Raises:
         ValueError: If there is no such option, one lacks, or a text is not of the declared type.
     """
-    # Whether programs may run is for the user to say, not for an address.
+    # An address must not allow programs to run: the user does, by an option of the command.
     known = {
         key: option
         for key, option in signature(make, eval_str=True).parameters.items()

@@ -33,8 +33,8 @@ COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError)
 # What one program computes: numbers of the MLP, and heads of one kind and column.
 _NUM_LANES = 1024
 _NUM_HEADS = 4
-# Of attention: sides of a tile, bytes of a tile of keys, shares of a row's keys, and the processors
-# that a CPU plays.
+# Of attention: the sides of a tile, the bytes of a tile of keys, and the shares of a row's keys. In
+# the interpreter a CPU stands in for a GPU of so many processors.
 _LEAST_SIDE = 16
 _MOST_QUERIES = 32
 _MOST_KEYS = 64
