@@ -252,7 +252,7 @@ def test_a_share_that_is_left_out_is_found(random: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(fused, "_launch", forgetful)
     operations = CheckedOperations("here", load_kernels)
     heads = heads_of(random, (1, 2, 1, 4, 130, 16), torch.float32)
-    with pytest.warns(UserWarning, match="the kernel attend differs from torch by"):
+    with pytest.warns(UserWarning, match="The fused attend .*: it differs from torch by"):
         found = operations.attend(heads, None)
     assert torch.equal(found, plain.attend(heads, None))
 

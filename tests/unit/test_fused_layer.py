@@ -196,6 +196,6 @@ def test_gradients_and_mixed_dtypes_are_left_to_torch(monkeypatch: pytest.Monkey
     cuda = torch.device("cuda")
     assert plan.operations_for(cuda, torch.bfloat16) is plain
     with torch.no_grad():
-        assert plan.operations_for(cuda, torch.bfloat16).failed is False
+        assert not plan.operations_for(cuda, torch.bfloat16).failed
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
         assert plan.operations_for(cuda, torch.float32) is plain

@@ -1,7 +1,7 @@
 """Chooses the operations of a layer, and trusts a fused one only after it agreed with torch."""
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Literal, TypeAlias
@@ -21,13 +21,16 @@ from dllm_decode.models.network.operations import (
     Stream,
 )
 
+ShapeClass: TypeAlias = tuple[str, *tuple[Hashable, ...]]
+"""The operation's name, then all that its kernel is compiled for."""
+
 Fused: TypeAlias = bool | Literal["auto"]
 """True: use fused kernels or raise. False: use torch. "auto": use them where they agree."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is put down to rounding, as a share of the largest number compared."""
 
-
+_NAMES = ("add_norm", "rotate_and_store", "attend", "swiglu")
 # Rows x heads x columns: attention from more queries fills a GPU without splitting keys.
 _MOST_QUERIES = 8192
 
@@ -71,7 +74,7 @@ class CheckedOperations:
 
     A shape class is all that a kernel is compiled for: sizes of heads and columns, and which parts
     are there. If a kernel does not compile, or differs by more than rounding, one warning says so,
-    and torch's operations are used from then on.
+    and torch's operation takes its place from then on. Without Triton torch has all of them.
 
     Attention must be faster as well, since torch has fused kernels of its own: both are timed once
     for each shape class, and the faster one is used.
@@ -81,15 +84,15 @@ class CheckedOperations:
         load: Returns the fused operations and the errors of their compiler.
         required: Raise instead of warning, and use what agrees even where torch is faster.
         time: Says how long something takes on a device.
-        failed: Torch's operations are used for good.
+        failed: Names of the operations that are left to torch for good.
     """
 
     place: str
     load: Callable[[], tuple[Operations, tuple[type[Exception], ...]]]
     required: bool = False
     time: Callable[[Callable[[], object], torch.device], float] = least_ms
-    failed: bool = field(default=False, init=False)
-    _chosen: dict[Hashable, Operations] = field(default_factory=dict, init=False)
+    failed: set[str] = field(default_factory=set, init=False)
+    _chosen: dict[ShapeClass, Operations] = field(default_factory=dict, init=False)
 
     def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
         """See `Operations`."""
@@ -162,22 +165,22 @@ class CheckedOperations:
         self._compare(kind, lambda fused: (fused.swiglu(gate_up),), (expected,))
         return expected
 
-    def _trusted(self, kind: Hashable) -> Operations | None:
-        return None if self.failed else self._chosen.get(kind)
+    def _trusted(self, kind: ShapeClass) -> Operations | None:
+        return plain if kind[0] in self.failed else self._chosen.get(kind)
 
     def _compare(
         self,
-        kind: tuple[Hashable, ...],
+        kind: ShapeClass,
         run: Callable[[Operations], tuple[Tensor, ...]],
         expected: tuple[Tensor, ...],
     ) -> None:
         # A comparison waits for the device, which a capture forbids.
-        if self.failed or not expected[0].numel() or _is_capturing():
+        if not expected[0].numel() or _is_capturing():
             return
         try:
             fused, errors = self.load()
         except ImportError as error:
-            self._fail(f"Triton cannot be imported ({error})", error)
+            self._fail(_NAMES, f"Triton cannot be imported ({error})", error)
             return
         try:
             found = run(fused)
@@ -185,23 +188,27 @@ class CheckedOperations:
             raise
         except errors as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            self._fail(f"the kernel {kind[0]} does not run ({lines[0]})", error)
+            self._fail((kind[0],), f"it does not run ({lines[0]})", error)
             return
         for got, wanted in zip(found, expected, strict=True):
             difference, allowed = _difference(got, wanted)
             if difference > allowed:
                 self._fail(
-                    f"the kernel {kind[0]} differs from torch by {difference:.2g}, where "
-                    f"{allowed:.2g} is put down to rounding"
+                    (kind[0],),
+                    f"it differs from torch by {difference:.2g}, where {allowed:.2g} is put down "
+                    "to rounding",
                 )
                 return
         self._chosen[kind] = fused
 
     def _race(
-        self, kind: Hashable, run: Callable[[Operations], object], device: torch.device
+        self,
+        kind: ShapeClass,
+        run: Callable[[Operations], object],
+        device: torch.device,
     ) -> None:
         """Leaves a kind to torch unless the fused operation is faster."""
-        fused = self._trusted(kind)
+        fused = self._chosen.get(kind)
         if fused is None or self.required:
             return
         try:
@@ -214,14 +221,14 @@ class CheckedOperations:
         if fused_ms >= torch_ms:
             self._chosen[kind] = plain
 
-    def _fail(self, reason: str, error: Exception | None = None) -> None:
-        self.failed = True
-        message = f"Fused kernels are not used on {self.place}: {reason}"
+    def _fail(self, names: Sequence[str], reason: str, error: Exception | None = None) -> None:
+        self.failed |= set(names)
+        message = f"The fused {', '.join(names)} must not be used on {self.place}: {reason}"
         if self.required:
             raise RuntimeError(f"{message}. Pass fused='auto' to use torch then.") from error
         warnings.warn(
-            f"{message}. Torch's operations take their place: the same tokens, slower. To try "
-            "none, pass fused=False to load_model.",
+            f"{message}. Torch finds the same tokens, slower. To try no fused operation, pass "
+            "fused=False to load_model.",
             stacklevel=2,
         )
 
@@ -233,7 +240,7 @@ def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
     return (True, isinstance(target.slots, slice), isinstance(target.rows, slice))
 
 
-def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> tuple[Hashable, ...]:
+def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> ShapeClass:
     # What varies from forward to forward counts up to the next power of two: few kinds are met.
     (B, H, Q, D), (G, K) = heads.query.shape, heads.key.shape[1:3]
     sizes = (1 << (size - 1).bit_length() for size in (B, H // G * Q, K))
