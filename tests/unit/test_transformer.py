@@ -7,6 +7,7 @@ import torch
 from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -27,7 +28,9 @@ from dllm_decode.models import (
     new_llada,
 )
 from dllm_decode.models.families import FAMILIES
+from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.context import operations_for
+from dllm_decode.models.network.operations import Heads
 
 B, L, V = 3, 20, 96
 COLUMNS = torch.arange(L).expand(B, L)
@@ -505,3 +508,30 @@ def test_parts_are_views_of_all_parameters() -> None:
     assert all((parameter == 7).all() for parameter in transformer.parameters())
     num_elements = sum(part.numel() for part in transformer.parts().values())
     assert num_elements == sum(parameter.numel() for parameter in transformer.parameters())
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_gradients_is_that_without(num_kv_heads: int, masked: bool) -> None:
+    """In training a CPU computes attention in another way; a row may see nothing."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, num_heads, 7, 8) for num_heads in (4, num_kv_heads, num_kv_heads)]
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    bias = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
+    bias[0, ..., 3:] = -torch.inf
+    bias[1] = -torch.inf
+    given = bias if masked else None
+    heads = Heads(*(each.clone().requires_grad_() for each in tensors))
+    found = plain.attend(heads, given)
+    expected = plain.attend(Heads(*tensors), given)
+    sees = slice(0, 1) if masked else slice(None)
+    torch.testing.assert_close(found[sees], expected[sees])
+    assert found.isfinite().all()
+    found[sees].square().sum().backward()
+    again = [each.clone().requires_grad_() for each in tensors]
+    repeated = [each.repeat_interleave(4 // each.shape[1], 1) for each in again]
+    wanted = F.scaled_dot_product_attention(*repeated, attn_mask=given)
+    wanted[sees].square().sum().backward()
+    for ours, theirs in zip(heads, again, strict=True):
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad.nan_to_num())

@@ -53,7 +53,7 @@ def attend(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor,
     group = query.shape[1] // key.shape[1]
     if group > 1:
         query = rearrange(query, "b (g n) q d -> b g (n q) d", n=group)
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    mixed = _attention(query, key, value, bias)
     if group > 1:
         mixed = rearrange(mixed, "b g (n q) d -> b (g n) q d", n=group)
     return mixed.transpose(1, 2).flatten(2)
@@ -63,6 +63,22 @@ def swiglu(gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
     """See `Operations`."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def _attention(
+    query: Float[Tensor, "B G Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K D"],
+    bias: Float[Tensor, "B 1 _ K"] | None,
+) -> Float[Tensor, "B G Q D"]:
+    if query.device.type != "cpu" or not query.requires_grad:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    # The backward of torch's kernel is slow on a CPU; written out, `torch.compile` fuses this.
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    if bias is not None:
+        # Finite, so that a column of padding that sees nothing does not become NaN.
+        scores = scores + bias.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
+    return scores.softmax(-1).to(value.dtype) @ value
 
 
 def _norm(hidden: Float[Tensor, "... H"], scaling: Scaling) -> Float[Tensor, "... H"]:
