@@ -70,20 +70,24 @@ def start_from_causal(model: MaskedTransformer, folder: Path) -> None:
         values.copy_(source)
 
 
-def write_dream(source: Path, folder: Path, *, mask_id: int, num_layers: int) -> None:
-    """Writes a Llama checkpoint as one of Dream, to go on training as a diffusion model.
+def write_fast_dllm_v2(
+    source: Path, folder: Path, *, mask_id: int, num_layers: int, block_length: int
+) -> None:
+    """Writes a Llama checkpoint as one of Fast-dLLM v2, to go on training as a diffusion model.
 
-    Dream's logits are shifted as a causal model's are, and it attends in both directions. So the
-    model begins as its source where only earlier columns matter. Layers that the source lacks begin
-    as the identity, biases as zero. Configuration, tokenizer and weights are written.
+    Fast-dLLM v2 predicts the next column, as a causal model does, and each block sees the blocks
+    before it. So the model begins as its source where only earlier columns matter. Layers that the
+    source lacks begin as the identity, biases as zero. Configuration, tokenizer and weights are
+    written.
 
-    Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487.
+    Source: Wu et al. 2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328.
 
     Args:
         source: Folder of a Llama with plain rotations, in one `model.safetensors`.
         folder: Made if it does not exist.
         mask_id: A token of the source's vocabulary, the [MASK] from now on.
         num_layers: At least as many as the source has.
+        block_length: Of the blocks in which the model attends, in tokens.
 
     Raises:
         ValueError: If the source is another kind of model or has more layers.
@@ -100,9 +104,10 @@ def write_dream(source: Path, folder: Path, *, mask_id: int, num_layers: int) ->
         "rms_norm_eps", "tie_word_embeddings", "vocab_size",
     )  # fmt: skip
     written = {name: config[name] for name in kept} | {
-        "architectures": ["DreamModel"],
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "bd_size": block_length,
         "mask_token_id": mask_id,
-        "model_type": "Dream",
+        "model_type": "Fast_dLLM_Qwen",
         "num_hidden_layers": num_layers,
         "rope_scaling": None,
         "rope_theta": config["rope_parameters"]["rope_theta"],
@@ -113,11 +118,11 @@ def write_dream(source: Path, folder: Path, *, mask_id: int, num_layers: int) ->
     (folder / "config.json").write_text(text, encoding="utf-8")
     for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
         shutil.copyfile(file, folder / file.name)
-    tensors = _as_dream(load_file(source / "model.safetensors"), num_layers)
+    tensors = _with_biases(load_file(source / "model.safetensors"), num_layers)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _as_dream(stored: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+def _with_biases(stored: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
     known = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
     last = f"model.layers.{known - 1}."
     tensors = dict(stored)

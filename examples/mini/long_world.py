@@ -43,13 +43,12 @@ Answer = Callable[[list[list[int]], int], list[list[int]]]
 SPLITS = ("val", "test_entity")
 
 MIXTURE = (
-    ((2, 4), (72, 72, 96), 0.50),
-    ((5, 7), (122, 136), 0.32),
-    ((8, 11), (190, 190, 256), 0.18),
+    ((2, 4), 36, 80, 0.25),
+    ((5, 7), 54, 136, 0.35),
+    ((8, 9), 68, 168, 0.20),
+    ((10, 11), 78, 204, 0.20),
 )
-"""Steps of training ledgers, lengths of answers in tokens, and share of the rows."""
-
-LONGEST_PROMPT = 88
+"""Steps of training ledgers, lengths of prompts and answers in tokens, and share of the rows."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     """Returns what a step is made of."""
 
-    def ledgers(task: Ledgers, gen_lengths: tuple[int, ...], share: float) -> Kind:
+    def ledgers(task: Ledgers, prompt_length: int, gen_length: int, share: float) -> Kind:
         def draw(rng: random.Random) -> Pair:
             example = task.sample(rng)
             return encode(str(example.prompt), example.target)
 
         name = f"{task.min_steps} to {task.max_steps} steps"
-        return Kind(name, draw, LONGEST_PROMPT, gen_lengths, max(1, round(options.rows * share)))
+        num_rows = max(1, round(options.rows * share))
+        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
 
-    kinds = [ledgers(Ledgers(*steps), lengths, share) for steps, lengths, share in MIXTURE]
+    kinds = [ledgers(Ledgers(*steps), *sizes) for steps, *sizes in MIXTURE]
     if options.stories:
-        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 40, (70,), options.stories)
+        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 26, (80,), options.stories)
         kinds.append(stories)
     return kinds
 
@@ -202,7 +202,7 @@ def run(
         record = {
             "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()}
             | {"start_from": Path(options.start_from).name},
-            "world": [repr(Ledgers(*steps)) for steps, _, _ in MIXTURE],
+            "world": [repr(Ledgers(*steps)) for steps, *_ in MIXTURE],
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
             "samples": progress.samples,
             "steps": progress.step,

@@ -13,35 +13,28 @@ come.
 """
 
 import argparse
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from long_world import Answer, Encoder, accuracies, arguments, run
-from torch import Tensor
+from long_world import Answer, accuracies, arguments, run
 
-from dllm_decode import CachePolicy, DualCache, MaskPredictor, NoCache, decode, load_model
+from dllm_decode import PrefixCache, decode, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import read_json
-from dllm_decode.training import Batch, Objective
-from dllm_decode.training.block_causal import AllBlocks
-from dllm_decode.training.from_causal import write_dream
-from dllm_decode.training.next_token import NextToken
+from dllm_decode.training.block_diffusion import BlockDiffusion
+from dllm_decode.training.from_causal import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
-from dllm_decode.training.segments import SegmentDiffusion, SegmentSampler
 from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.ledgers import Ledgers
-from samplers import ConfidenceThreshold
+from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.base import Sampler
 
-BLOCK_LENGTH = 32
 STARTED = Path(__file__).parent / "started"
-LINE_LENGTH = 17
-PLACES = {"amount": 3, "before": 5, "after": 9}
-NO_CACHE = NoCache()
+SAMPLERS = {
+    "one token a step": FixedSchedule(),
+    "threshold": ConfidenceThreshold(0.9),
+}
 
 
 def main() -> None:
@@ -54,13 +47,11 @@ def main() -> None:
         help="mini-long-ar or an earlier mini-long",
     )
     parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--block-lengths", type=int, nargs="+", default=[8, 16, 32, 32])
+    parser.add_argument("--block-length", type=int, default=32, help="of the model")
     parser.add_argument(
-        "--shares", type=float, nargs=3, default=[0.0, 0.8, 0.2],
-        help="of the batches: next token, all blocks, one segment",
-    )  # fmt: skip
-    parser.add_argument("--anywhere-share", type=float, default=0.35, help="of LLaDA's states")
-    parser.add_argument("--ordered-share", type=float, default=0.5, help="of segments")
+        "--block-lengths", type=int, nargs="+", help="of batches; otherwise that of the model"
+    )
+    parser.add_argument("--ordered-share", type=float, default=0.3, help="masked from the right")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tokenizer = build_ledger_tokenizer()
@@ -68,43 +59,24 @@ def main() -> None:
     if read_json(source / "config.json")["model_type"] == "llama":
         begun = options.output / "mini-long-begun"
         mask_id = int(tokenizer.mask_token_id)
-        write_dream(source, begun, mask_id=mask_id, num_layers=options.layers)
+        write_fast_dllm_v2(
+            source,
+            begun,
+            mask_id=mask_id,
+            num_layers=options.layers,
+            block_length=options.block_length,
+        )
         source = begun
     model, _ = load_model(source, device=options.device, dtype=torch.float32)
     model.requires_grad_(True)
-    states = SegmentSampler(BLOCK_LENGTH, options.ordered_share, options.anywhere_share)
-    block_lengths = tuple(options.block_lengths)
-    losses = (
-        NextToken(model),
-        AllBlocks(model, block_lengths, ordered_share=0.3, whole_share=0.5),
-        SegmentDiffusion(model, states),
-    )
-    objective = OneOf(losses, options.shares)
+    lengths = tuple(options.block_lengths) if options.block_lengths else None
+    objective = BlockDiffusion(model, lengths, options.ordered_share)
     if options.compile:
         # The first layer, the last one, and each objective have a version of their own.
         torch._dynamo.config.recompile_limit = 64
         for layer in model.transformer.layers:
             layer.compile(dynamic=True)
     run(options, objective, name="mini-long", export=exporter(options, model, source))
-
-
-class OneOf(Objective):
-    """One of several losses of a model, drawn anew for each batch.
-
-    Args:
-        losses: Of the same model.
-        shares: How often each is drawn, in any unit.
-    """
-
-    def __init__(self, losses: Sequence[Objective], shares: Sequence[float]) -> None:
-        self.model, self.eos_id = losses[0].model, losses[0].eos_id
-        self._losses = losses
-        self._shares = torch.tensor(shares)
-
-    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Returns the loss that was drawn."""
-        drawn = int(self._shares.to(generator.device).multinomial(1, generator=generator))
-        return self._losses[drawn].loss(batch, generator)
 
 
 def exporter(
@@ -118,16 +90,19 @@ def exporter(
         written, _ = load_model(folder, device=options.device)
 
         def measure() -> dict[str, float]:
-            answer = answering(written, ConfidenceThreshold(0.9), DualCache())
-            given = given_the_rest(written, options.evaluate_on)
-            return accuracies(tokenizer, answer, options.evaluate_on) | given
+            measured = {}
+            for name, sampler in SAMPLERS.items():
+                answer = answering(written, sampler)
+                right = accuracies(tokenizer, answer, options.evaluate_on)
+                measured |= {f"{split}, {name}": value for split, value in right.items()}
+            return measured
 
         return measure
 
     return export
 
 
-def answering(model: MaskPredictor, sampler: Sampler, cache: CachePolicy = NO_CACHE) -> Answer:
+def answering(model: MaskedTransformer, sampler: Sampler) -> Answer:
     """Returns what answers prompts by `decode`, in one batch."""
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
@@ -135,37 +110,13 @@ def answering(model: MaskPredictor, sampler: Sampler, cache: CachePolicy = NO_CA
             model,
             prompts,
             sampler,
-            cache=cache,
+            cache=PrefixCache(),
             gen_length=gen_length,
-            block_length=BLOCK_LENGTH,
+            block_length=model.causal_block_length,
         )
         return output.answers()
 
     return answer
-
-
-def given_the_rest(model: MaskedTransformer, num_examples: int) -> dict[str, float]:
-    """Measures single tokens of right answers, everything before them known, nothing behind.
-
-    Amounts are to be found in the question, what was there before in an earlier line; what is there
-    after is arithmetic.
-    """
-    encode = Encoder(build_ledger_tokenizer())
-    rng = random.Random(0)
-    tasks = Ledgers().examples("val", num_examples)
-    pairs = [encode(str(each.prompt), each.target) for each in tasks]
-    measured = {}
-    for name, place in PLACES.items():
-        right = 0
-        for prompt, answer in pairs:
-            start = LINE_LENGTH * rng.randrange(len(answer) // LINE_LENGTH) + place
-            tokens = [*prompt, *answer[:start], *[model.mask_id] * (192 - start)]
-            with torch.inference_mode():
-                hidden = model.transformer(torch.tensor([tokens]))
-                logits = model.transformer.head(hidden[0, len(prompt) + start - model.logit_shift])
-            right += int(logits.argmax()) == answer[start]
-        measured[f"val {name}"] = right / len(pairs)
-    return measured
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dllm_decode import decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.loading.load import find_model
-from dllm_decode.training.from_causal import write_dream
+from dllm_decode.training.from_causal import write_fast_dllm_v2
 from dllm_decode.training.from_model import start_from
 from samplers import ConfidenceThreshold
 
@@ -18,12 +18,14 @@ CAUSAL = find_model("mini-ar")
 
 def begun(folder: Path, num_layers: int) -> MaskedTransformer:
     tokenizer = AutoTokenizer.from_pretrained(CAUSAL)
-    write_dream(CAUSAL, folder, mask_id=tokenizer.mask_token_id, num_layers=num_layers)
+    write_fast_dllm_v2(
+        CAUSAL, folder, mask_id=tokenizer.mask_token_id, num_layers=num_layers, block_length=8
+    )
     model, _ = load_model(folder, dtype=torch.float32)
     return model
 
 
-def test_a_dream_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
+def test_it_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
     tmp_path: Path,
 ) -> None:
     causal = AutoModelForCausalLM.from_pretrained(CAUSAL, dtype=torch.float32)
@@ -37,12 +39,13 @@ def test_a_dream_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
             attend=torch.ones(20, 20, dtype=torch.bool).tril().expand(2, -1, -1),
         )
         torch.testing.assert_close(model.transformer.head(hidden), expected)
-    assert model.logit_shift == 1
-    assert len(decode(model, [[5, 6]], ConfidenceThreshold(), gen_length=8).answers()) == 1
+    assert (model.logit_shift, model.causal_block_length) == (1, 8)
+    out = decode(model, [[5, 6]], ConfidenceThreshold(), gen_length=8, block_length=8)
+    assert len(out.answers()) == 1
 
 
 def test_a_tokenizer_of_no_family_splits_as_its_file_says(tmp_path: Path) -> None:
-    """Dream's own class, Qwen2's, would split at other places, and silently."""
+    """The family's own class, Qwen2's, would split at other places, and silently."""
     begun(tmp_path, 4)
     _, tokenizer = load_model(tmp_path)
     text = "emma has 12 apples . answer :"
@@ -58,9 +61,9 @@ def test_new_layers_can_learn(tmp_path: Path) -> None:
     assert model.transformer.layers[4].attention.output.weight.grad.any()
 
 
-def test_a_dream_has_no_fewer_layers_than_its_source(tmp_path: Path) -> None:
+def test_it_has_no_fewer_layers_than_its_source(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="The source must be a Llama of at most 2 layers"):
-        write_dream(CAUSAL, tmp_path, mask_id=1, num_layers=2)
+        write_fast_dllm_v2(CAUSAL, tmp_path, mask_id=1, num_layers=2, block_length=8)
 
 
 @pytest.mark.parametrize("source", ["mini", "mini-ar"])

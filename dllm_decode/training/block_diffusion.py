@@ -1,0 +1,151 @@
+"""Masked diffusion on all blocks of an answer at a time, for models that attend in blocks."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.examples import Batch
+from dllm_decode.training.objective import Objective
+
+
+class BlockDiffusion(Objective):
+    """Mean cross-entropy of masked positions, each block given the blocks before it.
+
+    A row is a prompt and an answer, and behind them a copy of the blocks that hold the answer, in
+    which each block is partly masked. A column sees its own block and those before it; a column of
+    the copy sees its own block of the copy and the earlier blocks of the original. So one forward
+    learns every block as a decoder meets it, where `MaskedDiffusion` has one state a row.
+
+    Of a block's n answer positions k are masked, k uniform on 1, ..., n: any of them, or (with
+    probability `ordered_share`) the last k. EOS is learned up to the end of the block that it ends.
+
+    Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
+    Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al.
+    2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328, which starts from a causal model and
+    whose logits predict the next column.
+
+    Differs: Every masked position weighs the same.
+
+    Args:
+        model: A block-causal model.
+        block_lengths: From which each batch draws the length of its blocks, each equally likely;
+            `None`: always the model's own. Shorter ones are easier to learn first.
+        ordered_share: Probability that a row's blocks are masked from the right.
+
+    Raises:
+        ValueError: If the model attends in both directions, or an option is out of its range.
+    """
+
+    model: MaskedTransformer
+
+    def __init__(
+        self,
+        model: MaskedTransformer,
+        block_lengths: tuple[int, ...] | None = None,
+        ordered_share: float = 0.3,
+    ) -> None:
+        if not model.causal_block_length:
+            raise ValueError(f"{model.name} must attend in blocks, got one that sees everything.")
+        lengths = (model.causal_block_length,) if block_lengths is None else block_lengths
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
+        if not 0.0 <= ordered_share <= 1.0:
+            raise ValueError(f"ordered_share must be a probability in [0, 1], got {ordered_share}.")
+        self.model = model
+        self.eos_id = model.eos_ids[0]
+        self._block_lengths = lengths
+        self._ordered_share = ordered_share
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Masks all blocks of a batch and returns the mean loss, in nats."""
+        answers = batch.tokens[:, batch.start :]
+        drawn = torch.randint(
+            len(self._block_lengths), (1,), generator=generator, device=generator.device
+        )
+        blocks = blocks_of(batch, self._block_lengths[int(drawn)])
+        masked = self.draw(blocks[:, batch.start :], generator)
+        ends = (answers != self.eos_id).long().cumprod(-1).sum(-1, keepdim=True)
+        last = blocks[:, batch.start :].gather(1, ends.clamp(max=batch.gen_length - 1))
+        learned = masked & (blocks[:, batch.start :] <= last)
+        hidden = self.hidden(batch, blocks, masked)
+        logits = self.model.transformer.head(hidden[learned])
+        return F.cross_entropy(logits.float(), answers[learned])
+
+    def hidden(
+        self, batch: Batch, blocks: Int[Tensor, "B L"], masked: Bool[Tensor, "B G"]
+    ) -> Float[Tensor, "B G H"]:
+        """Returns the hidden state from which the head predicts each answer position.
+
+        Args:
+            batch: Prompts and answers.
+            blocks: The block of each column.
+            masked: What the copy hides of the answers.
+        """
+        device, width = batch.tokens.device, batch.tokens.shape[1]
+        columns = torch.arange(width, device=device)
+        positions = (columns - batch.pads[:, None]).clamp(min=0)
+        # The copy begins with the block in which the first answer begins.
+        first = int((blocks < blocks[:, batch.start, None]).sum(-1).min())
+        copied = batch.tokens[:, first:].masked_fill(
+            F.pad(masked, (batch.start - first, 0)), self.model.mask_id
+        )
+        targets = columns[batch.start :]
+        predictors = width - first + targets.expand_as(masked)
+        if self.model.logit_shift:
+            same = blocks[:, targets] == blocks[:, targets - 1]
+            predictors = torch.where(same, predictors - 1, targets - 1)
+        hidden: Tensor = self.model.transformer(
+            torch.cat((batch.tokens, copied), 1),
+            torch.cat((positions, positions[:, first:]), 1),
+            attend=who_sees_whom(batch, blocks, first),
+            wanted=predictors,
+        )
+        return hidden
+
+    def draw(self, blocks: Int[Tensor, "B G"], generator: torch.Generator) -> Bool[Tensor, "B G"]:
+        """Draws the masked positions of every block, at least one each.
+
+        Args:
+            blocks: The block of each answer position.
+            generator: Of the masks.
+        """
+        device, (num_rows, gen_length) = blocks.device, blocks.shape
+        blocks = blocks - blocks[:, :1]
+        num_blocks = int(blocks.max()) + 1
+        sizes = F.one_hot(blocks, num_blocks).sum(1)
+        uniform = torch.rand(num_rows, num_blocks, generator=generator, device=device)
+        counts = (1 + (uniform * sizes).long()).minimum(sizes)
+        scores = torch.rand(num_rows, gen_length, generator=generator, device=device)
+        ordered = torch.rand(num_rows, 1, generator=generator, device=device) < self._ordered_share
+        later = 1.0 - torch.arange(gen_length, device=device) / gen_length
+        scores = torch.where(ordered, later, scores)
+        # Sorted by block, then by score: a position's rank within its block.
+        ranks = (scores + blocks).argsort(-1).argsort(-1)
+        ranks = ranks - (sizes.cumsum(-1) - sizes).gather(1, blocks)
+        return ranks < counts.gather(1, blocks)
+
+
+def blocks_of(batch: Batch, block_length: int) -> Int[Tensor, "B L"]:
+    """Returns the block of each column, counted from a row's first token; of padding: 0."""
+    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return (columns - batch.pads[:, None]).clamp(min=0) // block_length
+
+
+def who_sees_whom(batch: Batch, blocks: Int[Tensor, "B L"], first: int) -> Bool[Tensor, "B Q K"]:
+    """Says which columns each column sees, of a batch and of its copy from a column on.
+
+    Args:
+        batch: Prompts and answers.
+        blocks: The block of each column.
+        first: The column that the copy begins with.
+    """
+    copied = blocks[:, first:]
+    original = F.pad(blocks[:, :, None] >= blocks[:, None], (0, copied.shape[1]))
+    earlier = copied[:, :, None] > blocks[:, None]
+    same = copied[:, :, None] == copied[:, None]
+    seen = torch.cat((original, torch.cat((earlier, same), 2)), 1)
+    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    known = columns >= batch.pads[:, None]
+    return seen & torch.cat((known, known[:, first:]), 1)[:, None]
