@@ -1,4 +1,4 @@
-"""Decodes word problems with verified drafts, and proves that the text is the same.
+"""Decodes examples of a task with verified drafts, and proves that the text is the same.
 
 Two references and the modes that reproduce them:
 
@@ -6,7 +6,7 @@ Two references and the modes that reproduce them:
 - the causal target alone, greedily; `ARVerify` (DiffuSpec) lets the mask predictor draft for it, in
   one forward or in a few, and at temperature 1 with drafts that are drawn: that text is a sample.
 
-Without arguments it runs on the embedded models `mini` and `mini-ar`.
+Without arguments it runs on word problems and the embedded models `mini` and `mini-ar`.
 """
 
 from dllm_decode.launch import run_main  # before torch is loaded
@@ -44,11 +44,13 @@ from dllm_decode import (
     load_target,
 )
 from dllm_decode.models.loading.load import find_model
+from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
-from eval.tasks import Example, WordProblems
+from eval.tasks import Example
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 BAR_WIDTH = 40
+BLOCK_LENGTH = 32
 NUM_FITTED = 2000
 
 
@@ -69,10 +71,10 @@ class Result:
 
     Attributes:
         name: Shown in the table.
-        answers: Token ids, one answer a problem.
-        forwards: Of the mask predictor, summed over problems.
-        target_forwards: Of the causal target, summed over problems.
-        wall_s: Seconds for all problems.
+        answers: Token ids, one answer an example.
+        forwards: Of the mask predictor, summed over examples.
+        target_forwards: Of the causal target, summed over examples.
+        wall_s: Seconds for all examples.
         yields: How often one forward (of the target, where there is one) gave so many tokens.
         num_right: Answers that are right.
     """
@@ -105,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for reference, verified in ((plain, batch), (plain, tree), (alone, searched), (alone, looked)):
         pairs = zip(reference.answers, verified.answers, strict=True)
         same = sum(expected == got for expected, got in pairs)
-        console.print(f"{verified.name}: {same} of {options.limit} texts equal {reference.name}")
+        console.print(
+            f"{verified.name}: {same} of {len(plain.answers)} texts equal {reference.name}"
+        )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -116,10 +120,11 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="mini", help="mask predictor: embedded name, folder, or hub id")
     add("--target", default="mini-ar", help="causal model with the same token ids")
-    add("--limit", type=int, default=32, help="number of problems (default: 32)")
+    add("--task", default="word_problems?limit=32",
+        help="address, as in dllm-decode eval (default: word_problems?limit=32)")  # fmt: skip
     add("--batch-size", type=int, default=1, help="rows decoded together (default: 1)")
-    add("--gen-length", type=int, default=64, help="answer length in tokens (default: 64)")
-    add("--block-length", type=int, default=32, help="tokens per block (default: 32)")
+    add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
+    add("--block-length", type=int, help="tokens per block (default: the model's, or 32)")
     add("--draft-steps", type=int, default=4, help="states a forward looks at (default: 4)")
     add("--draft-length", type=int, nargs=2, default=[8, 32], metavar=("MIN", "MAX"),
         help="tokens that are drafted for the target (default: 8 32)")  # fmt: skip
@@ -132,14 +137,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> list[Result]:
-    """Decodes all problems in every way."""
+    """Decodes all examples in every way."""
     dtype = getattr(torch, options.dtype)
     model, tokenizer = load_model(options.model, device=options.device, dtype=dtype)
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
     target = load_target(options.target, tokenizer, device=options.device, dtype=dtype)
-    task = WordProblems()
-    examples = task.examples(num_examples=options.limit)
+    selection = parse_task(options.task)
+    task, examples = selection.task, selection.examples()
+    options.gen_length = options.gen_length or task.gen_length
+    options.block_length = options.block_length or model.causal_block_length or BLOCK_LENGTH
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
 
     def tokens_of(example: Example) -> list[int]:
@@ -171,7 +178,7 @@ def run(options: argparse.Namespace) -> list[Result]:
 def measure(
     mode: Mode, model: MaskPredictor, prompts: Sequence[list[int]], options: argparse.Namespace
 ) -> Result:
-    """Decodes all problems, batch by batch."""
+    """Decodes all examples, batch by batch."""
     answers: list[list[int]] = []
     forwards = target_forwards = 0
     wall_s = 0.0
@@ -234,21 +241,22 @@ def show_histogram(console: Console, result: Result) -> None:
 
 def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
     """Lays out one row a way of decoding."""
-    table = Table(title=f"{options.limit} word problems, {options.model} and {options.target}")
+    num_examples = len(results[0].answers)
+    table = Table(title=f"{options.task}, {options.model} and {options.target}")
     table.add_column("decoding")
-    per_problem: list[tuple[str, Callable[[Result], float]]] = [
+    per_example: list[tuple[str, Callable[[Result], float]]] = [
         ("forwards", lambda result: result.forwards),
         ("target forwards", lambda result: result.target_forwards),
         ("tokens", lambda result: sum(num * count for num, count in result.yields.items())),
         ("seconds", lambda result: result.wall_s),
         ("accuracy", lambda result: result.num_right),
     ]
-    for column, _ in per_problem:
+    for column, _ in per_example:
         table.add_column(column, justify="right")
     for result in results:
-        cells = [f"{value(result) / options.limit:.2f}" for _, value in per_problem]
+        cells = [f"{value(result) / num_examples:.2f}" for _, value in per_example]
         table.add_row(result.name, *cells)
-    table.caption = "all per problem, mean"
+    table.caption = f"means of {num_examples} examples"
     return table
 
 

@@ -19,20 +19,27 @@ class BlockDiffusion(Objective):
     learns every block as a decoder meets it, where `MaskedDiffusion` has one state a row.
 
     Of a block's n answer positions k are masked, k uniform on 1, ..., n: any of them, or (with
-    probability `ordered_share`) the last k. EOS is learned up to the end of the block that it ends.
+    probability `ordered_share`) the last k. In some batches (`confident_share`) they are the k of
+    which the model is least sure while the whole block is masked: such are the states that a
+    decoder by confidence meets, and nothing else teaches what it finds hard. EOS is learned up to
+    the end of the block that it ends.
 
     Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
     Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al.
     2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328, which starts from a causal model and
-    whose logits predict the next column.
+    whose logits predict the next column; Qian et al. 2026, "d3LLM",
+    https://arxiv.org/abs/2601.07568, masks in a decoder's order.
 
-    Differs: Every masked position weighs the same.
+    Differs: That order is the model's own, from one forward, not a teacher's from a decode. Every
+    masked position weighs the same.
 
     Args:
         model: A block-causal model.
         block_lengths: From which each batch draws the length of its blocks, each equally likely;
             `None`: always the model's own. Shorter ones are easier to learn first.
         ordered_share: Probability that a row's blocks are masked from the right.
+        confident_share: Probability that a batch is masked by the model's confidence; such a batch
+            costs a forward more, without gradients.
 
     Raises:
         ValueError: If the model attends in both directions, or an option is out of its range.
@@ -45,18 +52,22 @@ class BlockDiffusion(Objective):
         model: MaskedTransformer,
         block_lengths: tuple[int, ...] | None = None,
         ordered_share: float = 0.3,
+        confident_share: float = 0.0,
     ) -> None:
         if not model.causal_block_length:
             raise ValueError(f"{model.name} must attend in blocks, got one that sees everything.")
         lengths = (model.causal_block_length,) if block_lengths is None else block_lengths
         if not lengths or min(lengths) < 1:
             raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
-        if not 0.0 <= ordered_share <= 1.0:
-            raise ValueError(f"ordered_share must be a probability in [0, 1], got {ordered_share}.")
+        shares = {"ordered_share": ordered_share, "confident_share": confident_share}
+        for name, share in shares.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} must be a probability in [0, 1], got {share}.")
         self.model = model
         self.eos_id = model.eos_ids[0]
         self._block_lengths = lengths
         self._ordered_share = ordered_share
+        self._confident_share = confident_share
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks all blocks of a batch and returns the mean loss, in nats."""
@@ -66,6 +77,9 @@ class BlockDiffusion(Objective):
         )
         blocks = blocks_of(batch, self._block_lengths[int(drawn)])
         masked = self.draw(blocks[:, batch.start :], generator)
+        if torch.rand((), generator=generator, device=generator.device) < self._confident_share:
+            confidence = self.confidence(batch, blocks)
+            masked = self.draw(blocks[:, batch.start :], generator, confidence)
         ends = (answers != self.eos_id).long().cumprod(-1).sum(-1, keepdim=True)
         last = blocks[:, batch.start :].gather(1, ends.clamp(max=batch.gen_length - 1))
         learned = masked & (blocks[:, batch.start :] <= last)
@@ -104,12 +118,31 @@ class BlockDiffusion(Objective):
         )
         return hidden
 
-    def draw(self, blocks: Int[Tensor, "B G"], generator: torch.Generator) -> Bool[Tensor, "B G"]:
+    @torch.no_grad()
+    def confidence(self, batch: Batch, blocks: Int[Tensor, "B L"]) -> Float[Tensor, "B G"]:
+        """Returns the greatest probability of each answer position of blocks that are all masked.
+
+        Args:
+            batch: Prompts and answers.
+            blocks: The block of each column.
+        """
+        everything = torch.ones_like(batch.tokens[:, batch.start :], dtype=torch.bool)
+        logits = self.model.transformer.head(self.hidden(batch, blocks, everything))
+        return logits.float().softmax(-1).amax(-1)
+
+    def draw(
+        self,
+        blocks: Int[Tensor, "B G"],
+        generator: torch.Generator,
+        confidence: Float[Tensor, "B G"] | None = None,
+    ) -> Bool[Tensor, "B G"]:
         """Draws the masked positions of every block, at least one each.
 
         Args:
             blocks: The block of each answer position.
             generator: Of the masks.
+            confidence: In [0, 1]; the least confident positions are masked. `None`: any, or the
+                last ones.
         """
         device, (num_rows, gen_length) = blocks.device, blocks.shape
         blocks = blocks - blocks[:, :1]
@@ -120,8 +153,8 @@ class BlockDiffusion(Objective):
         scores = torch.rand(num_rows, gen_length, generator=generator, device=device)
         ordered = torch.rand(num_rows, 1, generator=generator, device=device) < self._ordered_share
         later = 1.0 - torch.arange(gen_length, device=device) / gen_length
-        scores = torch.where(ordered, later, scores)
-        # Sorted by block, then by score: a position's rank within its block.
+        scores = torch.where(ordered, later, scores) if confidence is None else confidence / 2
+        # Sorted by block, then by score, which is less than 1: a position's rank in its block.
         ranks = (scores + blocks).argsort(-1).argsort(-1)
         ranks = ranks - (sizes.cumsum(-1) - sizes).gather(1, blocks)
         return ranks < counts.gather(1, blocks)

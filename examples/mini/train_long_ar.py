@@ -1,7 +1,6 @@
 """Trains `mini-long-ar`, a small causal model that answers ledgers.
 
-    python examples/mini/train_long_ar.py --minutes 60 --compile \
-        --start-from examples/mini/started/mini-long-ar
+    python examples/mini/train_long_ar.py --minutes 60 --compile
 
 The folder `runs/mini-long-ar` then loads with transformers' `AutoModelForCausalLM`. An interrupted
 run goes on with `--resume`.

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards() -> None:
-    command = [sys.executable, "-m", "examples.speculative", "--limit", "3"]
+    command = [sys.executable, "-m", "examples.speculative", "--task", "word_problems?limit=3"]
     # One thread: small models, and perhaps a busy machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -85,6 +85,26 @@ def test_masks_from_the_right_leave_the_beginning_of_a_block() -> None:
     assert (same & ~masked[:, :-1] & masked[:, 1:]).any()
 
 
+def test_masks_by_confidence_hide_what_the_model_is_least_sure_of() -> None:
+    model = load_tiny("fast_dllm_v2", dtype=torch.float32)
+    given = batch(model)
+    objective = BlockDiffusion(model, confident_share=1.0)
+    blocks = blocks_of(given, 8)
+    confidence = objective.confidence(given, blocks)
+    everything = torch.ones(len(LENGTHS), GEN_LENGTH, dtype=torch.bool)
+    hidden = objective.hidden(given, blocks, everything)
+    expected = model.transformer.head(hidden).softmax(-1).amax(-1)
+    torch.testing.assert_close(confidence, expected)
+    answers = blocks[:, max(LENGTHS) :]
+    masked = objective.draw(answers, torch.Generator().manual_seed(0), confidence)
+    for sure, hidden_ones, of_row in zip(confidence, masked, answers, strict=True):
+        for block in of_row.unique():
+            inside = of_row == block
+            known = sure[inside & ~hidden_ones]
+            assert (sure[inside & hidden_ones].max() <= known).all()
+    assert objective.loss(given, torch.Generator().manual_seed(0)).isfinite()
+
+
 def test_the_loss_reads_no_token_behind_the_block_of_the_end() -> None:
     model = load_tiny("fast_dllm_v2", dtype=torch.float32)
     given = batch(model)
@@ -109,5 +129,7 @@ def test_models_and_settings_that_do_not_fit_are_refused() -> None:
         BlockDiffusion(load_tiny("llada", dtype=torch.float32))
     with pytest.raises(ValueError, match="block_lengths must be"):
         BlockDiffusion(load_tiny("sdar", dtype=torch.float32), (4, 0))
+    with pytest.raises(ValueError, match="confident_share must be"):
+        BlockDiffusion(load_tiny("sdar", dtype=torch.float32), confident_share=-0.5)
     with pytest.raises(ValueError, match="ordered_share must be"):
         BlockDiffusion(load_tiny("sdar", dtype=torch.float32), ordered_share=1.5)

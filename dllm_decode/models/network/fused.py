@@ -243,8 +243,9 @@ def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
 def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> ShapeClass:
     # What varies from forward to forward counts up to the next power of two: few kinds are met.
     (B, H, Q, D), (G, K) = heads.query.shape, heads.key.shape[1:3]
-    sizes = (1 << (size - 1).bit_length() for size in (B, H // G * Q, K))
-    return ("attend", None if bias is None else bias.shape[2] == 1, H, G, D, *sizes)
+    rows, queries, keys = (1 << (size - 1).bit_length() for size in (B, H // G * Q, K))
+    is_shared = None if bias is None else bias.shape[2] == 1
+    return ("attend", is_shared, H, G, D, rows, queries, keys)
 
 
 def _copied(store: LayerKV) -> LayerKV:

@@ -78,7 +78,8 @@ def _attention(
     if bias is not None:
         # Finite, so that a column of padding that sees nothing does not become NaN.
         scores = scores + bias.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
-    return scores.softmax(-1).to(value.dtype) @ value
+    mixed: Tensor = scores.softmax(-1).to(value.dtype) @ value
+    return mixed
 
 
 def _norm(hidden: Float[Tensor, "... H"], scaling: Scaling) -> Float[Tensor, "... H"]:

@@ -1,0 +1,50 @@
+"""The embedded models of long answers do what docs/embedded_models.md says of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from dllm_decode import FreeCache, NoCache, decode, load_model
+from eval.runs.prompts import encode_prompt
+from eval.tasks import Ledgers
+from samplers import ConfidenceThreshold
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_ledgers_are_answered_right_in_a_third_of_the_forwards_and_a_tenth_of_the_columns() -> None:
+    model, tokenizer = load_model("mini-long", dtype=torch.float32)
+    assert tokenizer is not None
+    task = Ledgers()
+    examples = task.examples("test", 24)
+    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+    outs = [
+        decode(model, prompts, ConfidenceThreshold(0.9), cache=cache, gen_length=256)
+        for cache in (FreeCache(), NoCache())
+    ]
+    cached, plain = outs
+    # The model attends in blocks, so the cache is exact.
+    assert cached.answers() == plain.answers()
+    assert cached.query_positions.sum() < plain.query_positions.sum() / 8
+    texts = [tokenizer.decode(answer) for answer in cached.answers()]
+    scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
+    assert sum(score["answer"] == 1 for score in scores) >= 18
+    lengths = sum(len(answer) for answer in cached.answers())
+    assert cached.nfe.sum() < lengths / 2
+
+
+def test_verified_drafts_give_the_causal_models_answers() -> None:
+    command = [
+        *(sys.executable, "-m", "examples.speculative", "--task", "ledgers?limit=2"),
+        *("--model", "mini-long", "--target", "mini-long-ar", "--gen-length", "192"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "SelfVerify: 2 of 2 texts equal one token a forward" in done.stdout
+    assert "ARVerify: 2 of 2 texts equal the target alone" in done.stdout
+    assert "ARVerify, 4 looks: 2 of 2 texts equal the target alone" in done.stdout
