@@ -2,8 +2,8 @@
 
     python examples/mini/draw_training.py OUTPUT.png FOLDER [FOLDER ...]
 
-Each folder holds the `training.json` of one run; where there are several, each began with the model
-of the one before it. Needs the extra `eval`.
+Each folder holds the `training.json` of one run or of several; each run began with the model of the
+one before it. A grey line ends a run. Needs the extra `eval`.
 """
 
 import argparse
@@ -11,6 +11,10 @@ import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+SPLITS = ("val", "test")
+STEPS = " steps"
+"""Scores of parts of an answer are left out."""
 
 
 def main() -> None:
@@ -25,11 +29,12 @@ def main() -> None:
     axes = figure.add_subplot()
     curves: dict[str, list[tuple[float, float]]] = {}
     minutes = 0.0
-    for folder in options.folders:
-        record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    texts = [(folder / "training.json").read_text(encoding="utf-8") for folder in options.folders]
+    records = [json.loads(text) for text in texts]
+    for record in (run for each in records for run in each.get("runs", [each])):
         for point in record["history"]:
             elapsed = minutes + point["elapsed_s"] / 60
-            for name in point.keys() - {"samples", "elapsed_s"}:
+            for name in (each for each in point if each.startswith(SPLITS) and STEPS not in each):
                 curves.setdefault(name, []).append((elapsed, point[name]))
         minutes += record["elapsed_s"] / 60
         axes.axvline(minutes, color="0.8", zorder=0)

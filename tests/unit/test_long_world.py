@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dllm_decode import load_model, load_target
+from dllm_decode.models.loading.load import find_model
 from dllm_decode.training.examples import make_rows
 from eval.tasks.ledger_words import build_ledger_tokenizer
 from eval.tasks.word_problem_templates import HELD_OUT_NAMES, HELD_OUT_OBJECTS
@@ -51,14 +52,14 @@ def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
     assert answered == tokenizer.encode(answer, add_special_tokens=False)
 
 
-def test_the_weights_that_are_kept_know_the_words_of_the_world() -> None:
+def test_the_embedded_models_know_the_words_of_the_world() -> None:
     words = build_ledger_tokenizer().get_vocab()
-    model, tokenizer = load_model(RECIPES / "started" / "mini-long")
+    model, tokenizer = load_model("mini-long")
     assert tokenizer is not None
     assert tokenizer.get_vocab() == words
     assert model.mask_id == tokenizer.mask_token_id
     assert model.logit_shift == 1
-    causal = RECIPES / "started" / "mini-long-ar"
+    causal = find_model("mini-long-ar")
     assert AutoTokenizer.from_pretrained(causal).get_vocab() == words
     # Refuses a target of another vocabulary.
     assert load_target(causal, tokenizer).vocab_size == model.vocab_size
