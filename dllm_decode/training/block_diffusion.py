@@ -20,9 +20,8 @@ class BlockDiffusion(Objective):
 
     Of a block's n answer positions k are masked, k uniform on 1, ..., n: any of them, or (with
     probability `ordered_share`) the last k. In some batches (`confident_share`) they are the k of
-    which the model is least sure while the whole block is masked: such are the states that a
-    decoder by confidence meets, and nothing else teaches what it finds hard. EOS is learned up to
-    the end of the block that it ends.
+    which the model is least sure while the whole block is masked. A decoder that commits what it
+    is surest of meets such states. EOS is learned up to the end of the block that it ends.
 
     Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
     Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al.

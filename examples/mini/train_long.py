@@ -92,8 +92,8 @@ class Phrases(Objective):
     """Mean cross-entropy of the first word of "so now" and "which means", given all the rest.
 
     Only the second word tells which phrase it is. A model that begins as a causal one has never
-    looked at a later word, and this is the one place where it has to: among all other masks that
-    was not learned in 118 thousand ledgers, and "so means" was written in most answers.
+    looked at a later word, and this is the one place where it has to. Among all other masks that
+    was not learned in 118 thousand rows, and "so means" was written in most answers.
     """
 
     def __init__(self, model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -108,8 +108,9 @@ class Phrases(Objective):
         blocks = blocks_of(batch, self.model.causal_block_length)
         same = F.pad(blocks[:, 1:] == blocks[:, :-1], (1, 1))
         tokens = batch.tokens
-        begins = torch.isin(tokens, self._first) & same[:, :-1] & same[:, 1:]
-        begins[:, :-1] &= torch.isin(tokens[:, 1:], self._second)
+        first, second = self._first.to(tokens.device), self._second.to(tokens.device)
+        begins = torch.isin(tokens, first) & same[:, :-1] & same[:, 1:]
+        begins[:, :-1] &= torch.isin(tokens[:, 1:], second)
         masked = begins[:, batch.start :]
         hidden = self._blocks.hidden(batch, blocks, masked)
         logits = self.model.transformer.head(hidden[masked])
