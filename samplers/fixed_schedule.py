@@ -37,9 +37,10 @@ class FixedSchedule(Sampler[Progress]):
 
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
     floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
-    More steps than masks is one token a step. The positions committed are the first in `order`:
-    highest confidence, highest margin (most likely less second most likely), lowest entropy, or
-    random.
+    More steps than masks is one token a step. The last step commits all that is left, should an
+    earlier one have committed less than its share; with `entry="official"` of a cache the first one
+    does. The positions committed are the first in `order`: highest confidence, highest margin (most
+    likely less second most likely), lowest entropy, or random.
 
     Dream's schedule has the time grid t_k = 1 - k (1 - eps) / S, eps = 0.001. Step k commits
     floor(m (1 - t_{k+1} / t_k)) of the m positions masked by then, the last step all.
@@ -86,6 +87,8 @@ class FixedSchedule(Sampler[Progress]):
         masks, steps = state
         if self.schedule == "even":
             quota = even_quota(masks, self.steps_per_block, steps)
+            is_last = steps >= self.steps_per_block - 1
+            quota = torch.where(is_last, view.eligible.sum(-1), quota)
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than the plan: never fall to zero while masks remain.

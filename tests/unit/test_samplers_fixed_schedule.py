@@ -45,6 +45,15 @@ def test_the_quota_shrinks_to_what_is_left_when_more_was_accepted() -> None:
     assert committed(sampler, view, state) == [[0]]
 
 
+def test_the_last_step_takes_what_an_earlier_one_left() -> None:
+    sampler = FixedSchedule(2)
+    view = with_confidences([0.5, 0.6, 0.7, 0.8])
+    _, state = sampler.step(view, sampler.init(view))
+    # The first step had the first token only, where it should have had two.
+    view = with_confidences([0.5, 0.6, 0.7, 0.8], committed=[0])
+    assert committed(sampler, view, state) == [[1, 2, 3]]
+
+
 def test_the_orders_rank_by_their_own_statistic() -> None:
     view = pinned(
         with_confidences([0.5] * 3),
