@@ -27,8 +27,11 @@ from dllm_decode.models.network.operations import (
     Stream,
 )
 
-COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError)
-"""What a launch raises where a GPU is too old, or a C compiler or a header is missing."""
+COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError, AssertionError)
+"""What a launch raises where a GPU is too old, or a C compiler or a header is missing.
+
+Triton's compiler asserts what it does not support; torch asserts that it was built with CUDA.
+"""
 
 # What one program computes: numbers of the MLP, and heads of one kind and column.
 _NUM_LANES = 1024
