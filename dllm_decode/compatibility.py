@@ -192,6 +192,13 @@ REFUSALS = (
         "Use blocks=Sequential(), or a sampler that looks at each step alone.",
     ),
     Refusal(
+        ("blocks", "cache"),
+        lambda demands, cache: demands.opens_parts and demands.is_shifted and cache.commits_entry,
+        "opens blocks, or parts of them, by a rule of its own",
+        "which commits the first token of each block before any other",
+        'Use entry="sampler".',
+    ),
+    Refusal(
         ("blocks", "model"),
         lambda demands, cache: demands.ends_anywhere and demands.is_causal,
         "ends blocks where the text does",
@@ -318,6 +325,7 @@ KINDS = {
     "`MultiBlock()` with `Prophet()`": Demands(opens_parts=True, scope="suffix"),
     "`MultiBlock()` with `Wino()`": Demands(opens_parts=True, leave_one_out=True),
     "`MultiBlock()` with `FixedSchedule()`": Demands(opens_parts=True, needs_whole_block=True),
+    "`MultiBlock()`, model predicts the next column": Demands(opens_parts=True, is_shifted=True),
     "`AdaptiveBlocks(...)`": Demands(opens_parts=True, ends_anywhere=True),
     "the same, on a block-causal model": Demands(
         opens_parts=True, ends_anywhere=True, is_causal=True

@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     places: Sequence[int] | None = None
     rows: Sequence[int] | None = None
 
-    def part(self, columns: Columns) -> Columns:
+    def part(self, columns: Columns) -> slice | Int[Tensor, "R Q"]:
         """Returns what is computed of these rows, of the columns of all."""
         if self.places is None or isinstance(columns, slice):
             return columns

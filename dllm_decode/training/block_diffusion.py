@@ -18,10 +18,11 @@ class BlockDiffusion(Objective):
     the copy sees its own block of the copy and the earlier blocks of the original. So one forward
     learns every block as a decoder meets it, where `MaskedDiffusion` has one state a row.
 
-    Of a block's n answer positions k are masked, k uniform on 1, ..., n: any of them, or (with
-    probability `ordered_share`) the last k. In some batches (`confident_share`) they are the k of
-    which the model is least sure while the whole block is masked. A decoder that commits what it
-    is surest of meets such states. EOS is learned up to the end of the block that it ends.
+    Each block masks k of its n answer positions; k is uniform on 1, ..., n. With probability
+    `ordered_share` a row masks the last k of each block, otherwise any k. With probability
+    `confident_share` a batch masks the k of which the model is least sure while the whole block is
+    masked: a decoder that commits what it is surest of meets such states. EOS is learned up to the
+    end of the block in which the answer ends.
 
     Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
     Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al.

@@ -170,7 +170,7 @@ def answering(model: MaskedTransformer, sampler: Sampler) -> Answer:
             model,
             prompts,
             sampler,
-            cache=PrefixCache(),
+            cache=PrefixCache(entry="official"),
             gen_length=gen_length,
             block_length=model.causal_block_length,
         )

@@ -1,10 +1,5 @@
 """The embedded models of long answers do what docs/embedded_models.md says of them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
 from dllm_decode import FreeCache, NoCache, decode, load_model
@@ -12,10 +7,8 @@ from eval.runs.prompts import encode_prompt
 from eval.tasks import Ledgers
 from samplers import ConfidenceThreshold
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_ledgers_are_answered_right_in_a_third_of_the_forwards_and_a_tenth_of_the_columns() -> None:
+def test_ledgers_are_answered_right_in_fewer_forwards_and_columns() -> None:
     model, tokenizer = load_model("mini-long", dtype=torch.float32)
     assert tokenizer is not None
     task = Ledgers()
@@ -34,17 +27,3 @@ def test_ledgers_are_answered_right_in_a_third_of_the_forwards_and_a_tenth_of_th
     assert sum(score["answer"] == 1 for score in scores) >= 18
     lengths = sum(len(answer) for answer in cached.answers())
     assert cached.nfe.sum() < lengths / 2
-
-
-def test_verified_drafts_give_the_causal_models_answers() -> None:
-    command = [
-        *(sys.executable, "-m", "examples.speculative", "--task", "ledgers?limit=2"),
-        *("--model", "mini-long", "--target", "mini-long-ar", "--gen-length", "192"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "SelfVerify: 2 of 2 texts equal one token a forward" in done.stdout
-    assert "ARVerify: 2 of 2 texts equal the target alone" in done.stdout
-    assert "ARVerify, 4 looks: 2 of 2 texts equal the target alone" in done.stdout

@@ -3,11 +3,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards() -> None:
-    command = [sys.executable, "-m", "examples.speculative", "--task", "word_problems?limit=3"]
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--task", "word_problems?limit=3"],
+        ["--task", "ledgers?limit=3", "--model", "mini-long", "--target", "mini-long-ar"],
+    ],
+)
+def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards(
+    options: list[str],
+) -> None:
+    command = [sys.executable, "-m", "examples.speculative", *options]
     # One thread: small models, and perhaps a busy machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

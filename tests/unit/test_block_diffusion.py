@@ -11,7 +11,7 @@ from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of
 
 GEN_LENGTH = 21
 LENGTHS = (9, 14, 16, 3)
-"""Of prompts; blocks of 8 begin within them, at their end and right behind it."""
+"""Lengths of prompts: an answer begins inside a block of 8, or at the start of one."""
 
 
 def batch(model: MaskedTransformer) -> Batch:

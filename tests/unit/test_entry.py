@@ -7,7 +7,19 @@ import torch
 from drafted import tiny_target
 from families_under_test import load_tiny
 
-from dllm_decode import DualCache, Guided, PrefixCache, SelfVerify, StepEvent, decode, decode_many
+from dllm_decode import (
+    BlockSchedule,
+    CachePolicy,
+    DualCache,
+    Guided,
+    MultiBlock,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    SubBlocks,
+    decode,
+    decode_many,
+)
 from dllm_decode.caches.entry import require_entry
 from dllm_decode.models import MaskedTransformer
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, QuotaThreshold, Sampler
@@ -66,6 +78,17 @@ def test_only_a_model_that_predicts_the_next_column_has_such_an_entry() -> None:
         assert first_commits(model, sampler, cache=ours) == first_commits(
             model, sampler, cache=plain
         )
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+@pytest.mark.parametrize("blocks", [MultiBlock(4), SubBlocks(4, 2)], ids=repr)
+def test_schedules_that_open_parts_are_refused(blocks: BlockSchedule, cache: CachePolicy) -> None:
+    """Only the first block of an answer had its first token committed alone, or columns lacked."""
+    options: Any = {**OPTIONS, "block_length": None, "cache": cache, "blocks": blocks}
+    with pytest.raises(ValueError, match=r'by a rule of its own, got .* Use entry="sampler"\.'):
+        decode(DREAM, PROMPTS, ConfidenceThreshold(0.5), **options)
+    # Where logits predict their own column there is no such entry.
+    assert len(decode(LLADA, PROMPTS, ConfidenceThreshold(0.5), **options).answers()) == 3
 
 
 def test_a_given_first_token_is_no_entry() -> None:

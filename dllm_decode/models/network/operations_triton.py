@@ -28,16 +28,15 @@ from dllm_decode.models.network.operations import (
 )
 
 COMPILE_ERRORS = (TritonError, RuntimeError, OSError, CalledProcessError, AssertionError)
-"""What a launch raises where a GPU is too old, or a C compiler or a header is missing.
-
-Triton's compiler asserts what it does not support; torch asserts that it was built with CUDA.
+"""What a launch raises where a GPU is too old, a C compiler or a header is missing, or torch was
+built without CUDA.
 """
 
 # What one program computes: numbers of the MLP, and heads of one kind and column.
 _NUM_LANES = 1024
 _NUM_HEADS = 4
-# Of attention: the sides of a tile, the bytes of a tile of keys, and the shares of a row's keys. In
-# the interpreter a CPU stands in for a GPU of so many processors.
+# Limits of attention: the sides of a tile, the bytes of a tile of keys, the shares of a row's keys.
+# The interpreter has no processors to count, so it takes the number of an H100.
 _LEAST_SIDE = 16
 _MOST_QUERIES = 32
 _MOST_KEYS = 64
