@@ -57,7 +57,7 @@ def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
     sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
     sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
     sampler = Curious() if demands.reads_committed else sampler
-    if demands.opens_parts and (demands.looks_ahead or demands.ends_anywhere):
+    if demands.opens_parts and sampler == PLAIN and not demands.needs_whole_block:
         sampler = ConfidenceThreshold(0.9)
     verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
     verifier = SelfVerify(2) if demands.looks_ahead else verifier
