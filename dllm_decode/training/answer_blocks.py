@@ -1,5 +1,6 @@
-"""One block of each answer, masked in two ways that complement each other."""
+"""Blocks of answers, masked in two ways that complement each other."""
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -9,16 +10,17 @@ from torch.nn import functional as F
 
 from dllm_decode.geometry import attention_mask
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.block_copies import hidden_of_copies
 from dllm_decode.training.examples import Batch
 
 
 class BlockMasks(NamedTuple):
-    """One block of each answer, masked in two ways.
+    """One block of each answer, or every block, masked in two ways.
 
     Attributes:
-        first: Positions of the block that one canvas masks.
-        second: The other positions of the block, which the other canvas masks.
-        behind: Positions behind the block, masked on both.
+        first: Positions that one canvas masks.
+        second: The other positions of the same blocks, which the other canvas masks.
+        behind: Positions behind these blocks, masked on both.
     """
 
     first: Bool[Tensor, "B G"]
@@ -27,40 +29,61 @@ class BlockMasks(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """A block of each answer.
+    """The blocks of each answer; its first and its last may be shorter.
 
     Attributes:
-        start: Its first position.
-        end: The position behind it.
+        number: Of each position's block, from 0.
+        start: The first position of each position's block.
         last: The last position of the answer, which holds its first EOS.
     """
 
-    start: Int[Tensor, " B"]
-    end: Int[Tensor, " B"]
-    last: Int[Tensor, " B"]
+    number: Int[Tensor, "B G"]
+    start: Int[Tensor, "B G"]
+    last: Int[Tensor, "B 1"]
+
+    def learned(self, uniform: Float[Tensor, "B 1"] | None) -> Bool[Tensor, "B G"]:
+        """Selects the positions of one block of each answer, or of all.
+
+        Args:
+            uniform: In [0, 1), a number a row that says which block; `None`: every block.
+        """
+        positions = torch.arange(self.number.shape[1], device=self.number.device)
+        inside = positions <= self.last
+        if uniform is None:
+            return inside
+        num_blocks = self.number.gather(1, self.last) + 1
+        return inside & (self.number == (uniform * num_blocks).long())
 
 
-def choose_block(
-    ends: Bool[Tensor, "B G"],
-    block_length: int,
-    uniform: Float[Tensor, " B"],
-    leads: Int[Tensor, " B"] | None = None,
+def lay_blocks(
+    ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, " B"] | None = None
 ) -> Blocks:
-    """Chooses a block of each answer; its first and its last may be shorter.
+    """Divides answers into blocks.
 
     Args:
         ends: Positions that hold an EOS.
         block_length: In tokens.
-        uniform: In [0, 1), a number a row that says which block.
         leads: Tokens of each prompt that belong to the block in which the answer begins; `None`:
             0 everywhere.
     """
     gen_length = ends.shape[1]
-    leads = torch.zeros_like(uniform, dtype=torch.long) if leads is None else leads
-    lengths = ((~ends).long().cumprod(-1).sum(-1) + 1).clamp(max=gen_length)
-    num_blocks = (lengths + leads + block_length - 1) // block_length
-    start = (uniform * num_blocks).long() * block_length - leads
-    return Blocks(start.clamp(min=0), torch.minimum(start + block_length, lengths), lengths - 1)
+    positions = torch.arange(gen_length, device=ends.device).expand_as(ends)
+    led = torch.zeros_like(positions) if leads is None else leads[:, None].expand_as(ends)
+    number = (positions + led) // block_length
+    start = (number * block_length - led).clamp(min=0)
+    last = (~ends).long().cumprod(-1).sum(-1, keepdim=True).clamp(max=gen_length - 1)
+    return Blocks(number, start, last)
+
+
+def split(learned: Bool[Tensor, "B G"], first: Bool[Tensor, "B G"]) -> BlockMasks:
+    """Shares out positions among two canvases.
+
+    Args:
+        learned: The positions.
+        first: Those of the first canvas; where nothing is learned, any value.
+    """
+    ahead = learned.flip(1).cummax(1).values.flip(1)
+    return BlockMasks(learned & first, learned & ~first, ~ahead)
 
 
 def is_end(tokens: Int[Tensor, "B G"], eos_ids: tuple[int, ...]) -> Bool[Tensor, "B G"]:
@@ -92,48 +115,99 @@ def require_fitting(model: MaskedTransformer, block_length: int) -> None:
         )
 
 
-class ComplementaryCanvases:
-    """Predicts an answer from two canvases that mask complementary parts of a block.
+class Canvases(ABC):
+    """Predicts answers from two canvases that mask complementary parts of their blocks.
 
-    Works for every family. Where the logits at a column predict the next one they are shifted; in
-    a block-causal model a column sees its own block and those before it, as in a decode.
+    Where the logits at a column predict the next one they are shifted; in a block-causal model a
+    column sees its own block and those before it, as in a decode.
 
     Args:
         model: The model, on its device.
     """
 
+    every_block: bool
+    """Whether a forward learns every block of an answer, or one."""
+
     def __init__(self, model: MaskedTransformer) -> None:
         self._model = model
 
     def logits(
-        self, batch: Batch, masks: BlockMasks
+        self, batch: Batch, masks: BlockMasks, block_length: int
     ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
-        """Returns the predictions of every answer position, from either canvas."""
-        model = self._model
-        answers = batch.tokens[:, batch.start :]
-        prompts = batch.tokens[:, : batch.start]
-        canvases = [
-            torch.cat((prompts, answers.masked_fill(part | masks.behind, model.mask_id)), 1)
-            for part in (masks.first, masks.second)
-        ]
+        """Returns the predictions of every answer position, from either canvas.
+
+        Args:
+            batch: Prompts and answers.
+            masks: What is learned.
+            block_length: Of the blocks that are masked, in tokens.
+        """
         # A decode fills up the last block of a block-causal model with masks.
-        num_more = max(0, model.causal_block_length - 1)
-        tokens = F.pad(torch.cat(canvases), (0, num_more), value=model.mask_id)
+        num_more = max(0, self._model.causal_block_length - 1)
+        tokens = F.pad(batch.tokens, (0, num_more), value=self._model.mask_id).repeat(2, 1)
+        both = Batch(tokens, batch.pads.repeat(2), batch.gen_length + num_more)
+        hidden_ones = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
+        masked = F.pad(hidden_ones, (0, num_more), value=True)
+        hidden = self.hidden(both, masked, block_length)[:, : batch.gen_length]
+        one, other = self._model.transformer.head(hidden).float().chunk(2)
+        return one, other
+
+    @abstractmethod
+    def hidden(
+        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
+    ) -> Float[Tensor, "B G H"]:
+        """Returns the hidden state from which the head predicts each answer position.
+
+        Args:
+            batch: Prompts and answers.
+            masked: What is hidden of the answers.
+            block_length: Of the blocks that are masked.
+        """
+
+
+class OneBlock(Canvases):
+    """One block of each answer a forward; the canvas is that of a decode. For every family."""
+
+    every_block = False
+
+    def hidden(
+        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
+    ) -> Float[Tensor, "B G H"]:
+        """See `Canvases`."""
+        model = self._model
+        tokens = batch.tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         every = columns.expand(len(tokens), -1)
-        pads = batch.pads.repeat(2)
-        wanted = columns[batch.start : batch.tokens.shape[1]] - model.logit_shift
-        hidden = model.transformer(
+        wanted = columns[batch.start :] - model.logit_shift
+        hidden: Tensor = model.transformer(
             tokens,
-            (columns - pads[:, None]).clamp(min=0),
+            (columns - batch.pads[:, None]).clamp(min=0),
             attend=attention_mask(
                 every,
                 every,
-                firsts=pads,
-                ends=torch.full_like(pads, tokens.shape[1]),
+                firsts=batch.pads,
+                ends=torch.full_like(batch.pads, tokens.shape[1]),
                 block_length=model.causal_block_length,
             ),
             wanted=wanted.clamp(min=0).expand(len(tokens), -1),
         )
-        one, other = model.transformer.head(hidden).float().chunk(2)
-        return one, other
+        return hidden
+
+
+class EveryBlock(Canvases):
+    """Every block of each answer a forward, see `block_copies`. For block-causal models.
+
+    No block sees those behind it, so that each is learned as if it were alone.
+    """
+
+    every_block = True
+
+    def hidden(
+        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
+    ) -> Float[Tensor, "B G H"]:
+        """See `Canvases`."""
+        return hidden_of_copies(self._model, batch, masked, block_length)
+
+
+def canvases_of(model: MaskedTransformer) -> Canvases:
+    """Returns the canvases that learn most of an answer in one forward."""
+    return EveryBlock(model) if model.causal_block_length else OneBlock(model)

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
 
@@ -13,10 +14,8 @@ from dllm_decode.training.objective import Objective
 class BlockDiffusion(Objective):
     """Mean cross-entropy of masked positions, each block given the blocks before it.
 
-    A row is a prompt and an answer, and behind them a copy of the blocks that hold the answer, in
-    which each block is partly masked. A column sees its own block and those before it; a column of
-    the copy sees its own block of the copy and the earlier blocks of the original. So one forward
-    learns every block as a decoder meets it, where `MaskedDiffusion` has one state a row.
+    One forward learns every block as a decoder meets it (see `block_copies`), where
+    `MaskedDiffusion` has one state a row.
 
     Each block masks k of its n answer positions; k is uniform on 1, ..., n. With probability
     `ordered_share` a row masks the last k of each block, otherwise any k. With probability
@@ -24,11 +23,8 @@ class BlockDiffusion(Objective):
     masked: a decoder that commits what it is surest of meets such states. EOS is learned up to the
     end of the block in which the answer ends.
 
-    Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and
-    Diffusion Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al.
-    2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328, which starts from a causal model and
-    whose logits predict the next column; Qian et al. 2026, "d3LLM",
-    https://arxiv.org/abs/2601.07568, masks in a decoder's order.
+    Source: As `block_copies`; Qian et al. 2026, "d3LLM", https://arxiv.org/abs/2601.07568, masks
+    in a decoder's order.
 
     Differs: That order is the model's own, from one forward, not a teacher's from a decode. Every
     masked position weighs the same.
@@ -75,59 +71,29 @@ class BlockDiffusion(Objective):
         drawn = torch.randint(
             len(self._block_lengths), (1,), generator=generator, device=generator.device
         )
-        blocks = blocks_of(batch, self._block_lengths[int(drawn)])
-        masked = self.draw(blocks[:, batch.start :], generator)
+        block_length = self._block_lengths[int(drawn)]
+        blocks = blocks_of(batch, block_length)[:, batch.start :]
+        masked = self.draw(blocks, generator)
         if torch.rand((), generator=generator, device=generator.device) < self._confident_share:
-            confidence = self.confidence(batch, blocks)
-            masked = self.draw(blocks[:, batch.start :], generator, confidence)
+            masked = self.draw(blocks, generator, self.confidence(batch, block_length))
         ends = (answers != self.eos_id).long().cumprod(-1).sum(-1, keepdim=True)
-        last = blocks[:, batch.start :].gather(1, ends.clamp(max=batch.gen_length - 1))
-        learned = masked & (blocks[:, batch.start :] <= last)
-        hidden = self.hidden(batch, blocks, masked)
+        last = blocks.gather(1, ends.clamp(max=batch.gen_length - 1))
+        learned = masked & (blocks <= last)
+        hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[learned])
         return F.cross_entropy(logits.float(), answers[learned])
 
-    def hidden(
-        self, batch: Batch, blocks: Int[Tensor, "B L"], masked: Bool[Tensor, "B G"]
-    ) -> Float[Tensor, "B G H"]:
-        """Returns the hidden state from which the head predicts each answer position.
-
-        Args:
-            batch: Prompts and answers.
-            blocks: The block of each column.
-            masked: What the copy hides of the answers.
-        """
-        device, width = batch.tokens.device, batch.tokens.shape[1]
-        columns = torch.arange(width, device=device)
-        positions = (columns - batch.pads[:, None]).clamp(min=0)
-        # The copy begins with the block in which the first answer begins.
-        first = int((blocks < blocks[:, batch.start, None]).sum(-1).min())
-        copied = batch.tokens[:, first:].masked_fill(
-            F.pad(masked, (batch.start - first, 0)), self.model.mask_id
-        )
-        targets = columns[batch.start :]
-        predictors = width - first + targets.expand_as(masked)
-        if self.model.logit_shift:
-            same = blocks[:, targets] == blocks[:, targets - 1]
-            predictors = torch.where(same, predictors - 1, targets - 1)
-        hidden: Tensor = self.model.transformer(
-            torch.cat((batch.tokens, copied), 1),
-            torch.cat((positions, positions[:, first:]), 1),
-            attend=who_sees_whom(batch, blocks, first),
-            wanted=predictors,
-        )
-        return hidden
-
     @torch.no_grad()
-    def confidence(self, batch: Batch, blocks: Int[Tensor, "B L"]) -> Float[Tensor, "B G"]:
+    def confidence(self, batch: Batch, block_length: int) -> Float[Tensor, "B G"]:
         """Returns the greatest probability of each answer position of blocks that are all masked.
 
         Args:
             batch: Prompts and answers.
-            blocks: The block of each column.
+            block_length: In tokens.
         """
         everything = torch.ones_like(batch.tokens[:, batch.start :], dtype=torch.bool)
-        logits = self.model.transformer.head(self.hidden(batch, blocks, everything))
+        hidden = hidden_of_copies(self.model, batch, everything, block_length)
+        logits = self.model.transformer.head(hidden)
         return logits.float().softmax(-1).amax(-1)
 
     def draw(
@@ -158,27 +124,3 @@ class BlockDiffusion(Objective):
         ranks = (scores + blocks).argsort(-1).argsort(-1)
         ranks = ranks - (sizes.cumsum(-1) - sizes).gather(1, blocks)
         return ranks < counts.gather(1, blocks)
-
-
-def blocks_of(batch: Batch, block_length: int) -> Int[Tensor, "B L"]:
-    """Returns the block of each column, counted from a row's first token; of padding: 0."""
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    return (columns - batch.pads[:, None]).clamp(min=0) // block_length
-
-
-def who_sees_whom(batch: Batch, blocks: Int[Tensor, "B L"], first: int) -> Bool[Tensor, "B Q K"]:
-    """Says which columns each column sees, of a batch and of its copy from a column on.
-
-    Args:
-        batch: Prompts and answers.
-        blocks: The block of each column.
-        first: The column that the copy begins with.
-    """
-    copied = blocks[:, first:]
-    original = F.pad(blocks[:, :, None] >= blocks[:, None], (0, copied.shape[1]))
-    earlier = copied[:, :, None] > blocks[:, None]
-    same = copied[:, :, None] == copied[:, None]
-    seen = torch.cat((original, torch.cat((earlier, same), 2)), 1)
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    known = columns >= batch.pads[:, None]
-    return seen & torch.cat((known, known[:, first:]), 1)[:, None]

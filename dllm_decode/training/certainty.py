@@ -2,8 +2,9 @@
 
 dParallel, here, and d3LLM, in `trajectories.py`, train on a model's own answers. Of each, one block
 is masked in two ways that complement each other; what lies behind it is masked and not in the loss.
-Beside the cross-entropy, the entropy of those predictions that are right already is lowered, so
-that more of them pass a decoder's threshold in the same forward.
+A block-causal model learns every block of an answer at once, for none sees those behind it. Beside
+the cross-entropy, the entropy of those predictions that are right already is lowered, so that more
+of them pass a decoder's threshold in the same forward.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
-    ComplementaryCanvases,
-    choose_block,
+    canvases_of,
     is_end,
+    lay_blocks,
     leads_of,
     require_fitting,
+    split,
 )
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
@@ -108,9 +110,9 @@ class CertaintyForcing(Objective):
     """dParallel: a random half of one block of each answer is masked, then the other half.
 
     The block is uniform among those of the answer, its first EOS included; each position of it is
-    masked with probability 1/2.
+    masked with probability 1/2. Of a block-causal model, every block is masked so.
 
-    Source: As `CertaintyLoss`.
+    Source: As `CertaintyLoss`, which knows no block-causal models.
 
     Differs: Every row has a block and masks of its own; the authors' code, run with one row a
     batch, gives all rows those of the last. Of an answer whose length is a multiple of the block
@@ -135,13 +137,13 @@ class CertaintyForcing(Objective):
         self.eos_id = model.eos_ids[0]
         self._block_length = block_length
         self._loss = loss
-        self._canvases = ComplementaryCanvases(model)
+        self._canvases = canvases_of(model)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Masks a block of every answer and returns the loss."""
+        """Masks blocks of every answer and returns the loss."""
         answers = batch.tokens[:, batch.start :]
         masks = self.draw(answers, generator, leads_of(self.model, batch))
-        one, other = self._canvases.logits(batch, masks)
+        one, other = self._canvases.logits(batch, masks, self._block_length)
         return self._loss(
             certainty(one, answers, masks.first, self._loss.temperature),
             certainty(other, answers, masks.second, self._loss.temperature),
@@ -153,19 +155,16 @@ class CertaintyForcing(Objective):
         generator: torch.Generator,
         leads: Int[Tensor, " B"] | None = None,
     ) -> BlockMasks:
-        """Draws a block of each answer and splits it at random.
+        """Draws a block of each answer, or takes every block, and splits it at random.
 
         Args:
             answers: The answers.
             generator: Of blocks and halves.
-            leads: As in `choose_block`; `None`: 0 everywhere.
+            leads: As in `lay_blocks`; `None`: 0 everywhere.
         """
         num_rows, gen_length = answers.shape
-        uniform = torch.rand(num_rows, generator=generator, device=answers.device)
+        uniform = torch.rand(num_rows, 1, generator=generator, device=answers.device)
         coins = torch.rand(num_rows, gen_length, generator=generator, device=answers.device)
-        ends = is_end(answers, self.model.eos_ids)
-        start, end, _ = choose_block(ends, self._block_length, uniform, leads)
-        positions = torch.arange(gen_length, device=answers.device)
-        block = (positions >= start[:, None]) & (positions < end[:, None])
-        first = block & (coins < 0.5)
-        return BlockMasks(first, block & ~first, positions >= end[:, None])
+        blocks = lay_blocks(is_end(answers, self.model.eos_ids), self._block_length, leads)
+        learned = blocks.learned(None if self._canvases.every_block else uniform)
+        return split(learned, coins < 0.5)

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
     Blocks,
-    ComplementaryCanvases,
-    choose_block,
+    canvases_of,
     is_end,
+    lay_blocks,
     leads_of,
+    split,
 )
 from dllm_decode.training.certainty import Certainty, certainty, require_weights
 from dllm_decode.training.examples import Batch
@@ -77,8 +78,8 @@ class Curriculum:
                 f"{self.block_lengths}."
             )
 
-    def share(self, spent: float, uniform: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Returns the masked share of each row's block, `spent` of the run being over."""
+    def share(self, spent: float, uniform: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Returns the masked share of each block, `spent` of the run being over."""
         floor = self.greatest_share * min(1.0, spent)
         return floor + uniform * (self.greatest_share - floor)
 
@@ -96,7 +97,8 @@ class TrajectoryForcing(Objective):
 
     The state of the teacher is the one in which it had committed all before the block and a share
     1 - t of it, t drawn by the curriculum. Only the masks are the teacher's; what is not masked
-    shows the final answer.
+    shows the final answer. A block-causal model learns every block at once, each with a t of its
+    own.
 
     Call `advance` as the run goes on; the curriculum follows.
 
@@ -127,7 +129,7 @@ class TrajectoryForcing(Objective):
         self._ranks = ranks
         self._curriculum = curriculum
         self._loss = loss
-        self._canvases = ComplementaryCanvases(model)
+        self._canvases = canvases_of(model)
         self._spent = 0.0
 
     def advance(self, spent: float) -> None:
@@ -135,26 +137,38 @@ class TrajectoryForcing(Objective):
         self._spent = spent
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Masks a block of every answer as the teacher had it, and returns the loss."""
+        """Masks blocks of every answer as the teacher had them, and returns the loss."""
         answers = batch.tokens[:, batch.start :]
-        masks = self.draw(batch, generator)
-        one, other = self._canvases.logits(batch, masks)
+        block_length = self._block_length()
+        masks = self.draw(batch, generator, block_length)
+        one, other = self._canvases.logits(batch, masks, block_length)
         return self._loss(
             certainty(one, answers, masks.first, self._loss.temperature),
             certainty(other, answers, masks.second, self._loss.temperature),
         )
 
-    def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
-        """Draws a block and a state of the teacher for each row."""
+    def draw(self, batch: Batch, generator: torch.Generator, block_length: int) -> BlockMasks:
+        """Draws states of the teacher for each row, of one block or of every block.
+
+        Args:
+            batch: Prompts and answers.
+            generator: Of blocks and states.
+            block_length: In tokens.
+        """
         answers = batch.tokens[:, batch.start :]
-        uniform = torch.rand(2, len(answers), generator=generator, device=answers.device)
+        uniform = torch.rand(answers.shape[0], 1, generator=generator, device=answers.device)
+        blocks = lay_blocks(
+            is_end(answers, self.model.eos_ids), block_length, leads_of(self.model, batch)
+        )
+        learned = blocks.learned(None if self._canvases.every_block else uniform)
+        drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
+        share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))
+        return masks_of_states(self._ranks_of(batch), blocks, learned, share, block_length)
+
+    def _block_length(self) -> int:
+        """Returns that of the curriculum, in whole blocks of a block-causal model."""
         own = max(1, self.model.causal_block_length)
-        # A block-causal model knows multiples of its own blocks only.
-        block_length = max(own, self._curriculum.block_length(self._spent) // own * own)
-        ends, leads = is_end(answers, self.model.eos_ids), leads_of(self.model, batch)
-        blocks = choose_block(ends, block_length, uniform[0], leads)
-        share = self._curriculum.share(self._spent, uniform[1])
-        return masks_of_states(self._ranks_of(batch), blocks, share, block_length)
+        return max(own, self._curriculum.block_length(self._spent) // own * own)
 
     def _ranks_of(self, batch: Batch) -> Int[Tensor, "B G"]:
         found = torch.full_like(batch.tokens[:, batch.start :], batch.gen_length)
@@ -177,7 +191,8 @@ class TrajectoryForcing(Objective):
 def masks_of_states(
     ranks: Int[Tensor, "B G"],
     blocks: Blocks,
-    share: Float[Tensor, " B"],
+    learned: Bool[Tensor, "B G"],
+    share: Float[Tensor, "B G"],
     block_length: int,
 ) -> BlockMasks:
     """Masks of each block what the teacher had not committed yet.
@@ -188,12 +203,9 @@ def masks_of_states(
     Args:
         ranks: Of each position in the order of commits; beyond the answer's, any greater number.
         blocks: Where the blocks are.
-        share: How much of a whole block is to be left.
+        learned: The positions of those that are learned.
+        share: How much of a whole block is to be left, the same at all positions of a block.
         block_length: Of a whole block; the last of an answer may be shorter.
     """
-    start, end, last = blocks
-    positions = torch.arange(ranks.shape[1], device=ranks.device)
-    block = (positions >= start[:, None]) & (positions < end[:, None])
-    committed = torch.minimum(start + ((1.0 - share) * block_length).long(), last)
-    first = block & (ranks >= committed[:, None])
-    return BlockMasks(first, block & ~first, positions >= end[:, None])
+    committed = blocks.start + ((1.0 - share) * block_length).long()
+    return split(learned, ranks >= committed.minimum(blocks.last))

@@ -30,7 +30,8 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
-from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of
+from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
+from dllm_decode.training.block_diffusion import BlockDiffusion
 from dllm_decode.training.from_causal import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
 from eval.tasks.ledger_words import CONNECTIVES, build_ledger_tokenizer
@@ -101,18 +102,18 @@ class Phrases(Objective):
         self.eos_id = model.eos_ids[0]
         phrases = [tokenizer.convert_tokens_to_ids(phrase.split()) for phrase in CONNECTIVES]
         self._first, self._second = torch.tensor(phrases).unbind(1)
-        self._blocks = BlockDiffusion(model)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Hides the first words of a batch and returns the mean loss, in nats."""
-        blocks = blocks_of(batch, self.model.causal_block_length)
+        block_length = self.model.causal_block_length
+        blocks = blocks_of(batch, block_length)
         same = F.pad(blocks[:, 1:] == blocks[:, :-1], (1, 1))
         tokens = batch.tokens
         first, second = self._first.to(tokens.device), self._second.to(tokens.device)
         begins = torch.isin(tokens, first) & same[:, :-1] & same[:, 1:]
         begins[:, :-1] &= torch.isin(tokens[:, 1:], second)
         masked = begins[:, batch.start :]
-        hidden = self._blocks.hidden(batch, blocks, masked)
+        hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[masked])
         answers = tokens[:, batch.start :][masked]
         total = F.cross_entropy(logits.float(), answers, reduction="sum")

@@ -7,7 +7,8 @@ from families_under_test import load_tiny
 from dllm_decode.geometry import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
-from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of
+from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
+from dllm_decode.training.block_diffusion import BlockDiffusion
 
 GEN_LENGTH = 21
 LENGTHS = (9, 14, 16, 3)
@@ -27,17 +28,18 @@ def batch(model: MaskedTransformer) -> Batch:
 
 
 @pytest.mark.parametrize("family", ["fast_dllm_v2", "sdar"])
-@pytest.mark.parametrize("block_length", [8, 5])
+@pytest.mark.parametrize("block_length", [8, 5, 16])
 def test_one_forward_over_all_blocks_equals_a_forward_for_each(
     family: str, block_length: int
 ) -> None:
     """The blocks before it are known, and nothing is behind it, as in a decode."""
     model = load_tiny(family, dtype=torch.float32)
     given = batch(model)
-    blocks = blocks_of(given, block_length)
+    own = model.causal_block_length
+    attends = own if block_length % own == 0 else block_length
     masked = torch.rand(len(LENGTHS), GEN_LENGTH, generator=torch.Generator().manual_seed(1)) < 0.5
     with torch.no_grad():
-        together = BlockDiffusion(model).hidden(given, blocks, masked)
+        together = hidden_of_copies(model, given, masked, block_length)
     for row, length in enumerate(LENGTHS):
         alone = given.tokens[row, given.pads[row] :]
         hidden_ones = torch.cat((torch.zeros(length, dtype=torch.bool), masked[row]))
@@ -51,7 +53,7 @@ def test_one_forward_over_all_blocks_equals_a_forward_for_each(
                 columns,
                 firsts=torch.zeros(1, dtype=torch.long),
                 ends=torch.tensor([len(canvas)]),
-                block_length=block_length,
+                block_length=attends,
             )
             with torch.no_grad():
                 expected = model.transformer(canvas[None], columns, attend=attend)
@@ -90,9 +92,9 @@ def test_masks_by_confidence_hide_what_the_model_is_least_sure_of() -> None:
     given = batch(model)
     objective = BlockDiffusion(model, confident_share=1.0)
     blocks = blocks_of(given, 8)
-    confidence = objective.confidence(given, blocks)
+    confidence = objective.confidence(given, 8)
     everything = torch.ones(len(LENGTHS), GEN_LENGTH, dtype=torch.bool)
-    hidden = objective.hidden(given, blocks, everything)
+    hidden = hidden_of_copies(model, given, everything, 8)
     expected = model.transformer.head(hidden).softmax(-1).amax(-1)
     torch.testing.assert_close(confidence, expected)
     answers = blocks[:, max(LENGTHS) :]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from families_under_test import load_tiny
 from torch import Tensor
 
 from dllm_decode.models import new_llada
 from dllm_decode.training import Batch
-from dllm_decode.training.answer_blocks import Blocks
+from dllm_decode.training.answer_blocks import is_end, lay_blocks, leads_of
 from dllm_decode.training.certainty import Certainty, CertaintyForcing, CertaintyLoss, certainty
 from dllm_decode.training.trajectories import (
     Curriculum,
@@ -68,10 +69,10 @@ def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
         order = torch.tensor(case["commit_order"])
         # Recorded states may begin behind the first commit; ours begin before it.
         ranks = order.argsort() - int(case["first_state"] == "one committed")
-        start = torch.tensor([case["block_choice"] * size])
-        blocks = Blocks(start, (start + size).clamp(max=length), torch.tensor([length - 1]))
-        share = torch.tensor([case["mask_ratio"]], dtype=torch.float64)
-        masks = masks_of_states(ranks[None], blocks, share, size)
+        blocks = lay_blocks(torch.zeros(1, length, dtype=torch.bool), size)
+        learned = blocks.number == case["block_choice"]
+        share = torch.full((1, length), case["mask_ratio"], dtype=torch.float64)
+        masks = masks_of_states(ranks[None], blocks, learned, share, size)
         for part, key in ((masks.first, "masked"), (masks.second, "masked_rev")):
             columns = part[0].nonzero().flatten() + case["prompt_length"]
             assert columns.tolist() == case[key], case["id"]
@@ -108,6 +109,39 @@ def test_the_two_canvases_share_out_a_block_within_the_answer() -> None:
         assert not (block & masks.behind).any()
         starts |= set(block.long().argmax(1).tolist())
     assert starts == {0, 4}
+
+
+def test_a_block_causal_model_learns_every_block_at_once() -> None:
+    model = load_tiny("fast_dllm_v2", dtype="float32")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 400, (2, 40), generator=generator)
+    tokens[:, 35:] = model.eos_ids[0]
+    batch = Batch(tokens, torch.tensor([0, 3]), 30)
+    answers = tokens[:, batch.start :]
+    ranks = {
+        tuple(row[pads:35]): tuple(range(26))
+        for row, pads in zip(tokens.tolist(), batch.pads.tolist(), strict=True)
+    }
+    curriculum = Curriculum(block_lengths=(8,))
+    forcing = TrajectoryForcing(model, ranks, curriculum=curriculum, loss=TrajectoryLoss())
+    forcing.advance(1.0)
+    certain = CertaintyForcing(model, 8, loss=CertaintyLoss())
+    for masks in (
+        certain.draw(answers, torch.Generator().manual_seed(1), leads_of(model, batch)),
+        forcing.draw(batch, torch.Generator().manual_seed(1), 8),
+    ):
+        # All of the answer and its first EOS, in one canvas or the other; nothing else.
+        assert (masks.first ^ masks.second)[:, :26].all()
+        assert masks.behind[:, 26:].all()
+        assert not masks.behind[:, :26].any()
+    # The teacher went from left to right, and 0.8 of each whole block of eight are still masked.
+    blocks = lay_blocks(is_end(answers, model.eos_ids), 8, leads_of(model, batch))
+    for row in range(2):
+        for number in range(1, int(blocks.number[row, 24])):
+            first = masks.first[row, blocks.number[row] == number].tolist()
+            assert first == [False] + [True] * 7
+    for objective in (certain, forcing):
+        assert objective.loss(batch, torch.Generator().manual_seed(0)).isfinite()
 
 
 def test_both_objectives_reach_every_weight() -> None:

@@ -21,7 +21,7 @@ from dllm_decode import DecodeConfig, StepEvent, decode
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import Batch, Progress, Report, Samples
-from dllm_decode.training.answer_blocks import BlockMasks, ComplementaryCanvases
+from dllm_decode.training.answer_blocks import BlockMasks, EveryBlock, OneBlock
 from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss
 from dllm_decode.training.distillation import DistilSettings, distil
 from dllm_decode.training.lora import LoRA
@@ -206,7 +206,8 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     start = (4 - leads)[:, None]
     block = (positions >= start) & (positions < start + 4)
     masks = BlockMasks(block, torch.zeros_like(block), positions >= start + 4)
-    learned, _ = ComplementaryCanvases(model).logits(batch, masks)
+    kinds = (OneBlock, EveryBlock) if model.causal_block_length else (OneBlock,)
+    learned = torch.stack([each(model).logits(batch, masks, 4)[0] for each in kinds], 1)
     for row in range(2):
         given = [
             model.mask_id if masks.first[row, i] or masks.behind[row, i] else answers[row][i]
@@ -219,9 +220,10 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
         columns = [i + int(leads[row]) - view.start for i in positions[block[row]].tolist()]
         expected = view.logits[0, columns]
         shown = expected.isfinite()
-        torch.testing.assert_close(
-            learned[row, block[row]].double()[shown], expected[shown], rtol=1e-4, atol=1e-4
-        )
+        for found in learned[row]:
+            torch.testing.assert_close(
+                found[block[row]].double()[shown], expected[shown], rtol=1e-4, atol=1e-4
+            )
 
 
 @pytest.mark.exhaustive(5)
@@ -281,7 +283,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     plain = load_tiny(family, dtype="float32")
     masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 3)
     found, expected, before = (
-        ComplementaryCanvases(one).logits(batch, masks)[0] for one in (merged, model, plain)
+        OneBlock(one).logits(batch, masks, own)[0] for one in (merged, model, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert (found - before).abs().max() > 0.1
