@@ -97,5 +97,18 @@ def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
             assert (document.parent / target).exists(), target
 
 
+def test_every_target_that_is_named_has_a_rule() -> None:
+    """`make gpu-day` had none, and said that there was nothing to be done."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    phony = re.search(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) <= rules
+    texts = [*DOCUMENTS, ROOT / "benchmarks" / "README.md", ROOT / "CHANGELOG.md"]
+    for document in texts:
+        named = re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8"))
+        assert set(named) <= rules, document
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
