@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dllm_decode.caches import NoCache
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches.entry import entry_alone
 from dllm_decode.canvas import Canvas
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
@@ -113,6 +114,7 @@ def collect_examples(
     block_length: int,
     stop_at_eos: bool = True,
     truncate_at_eos: bool = False,
+    cache: CachePolicy = NoCache(),
     first_prompt: int = 0,
 ) -> FilterExamples:
     """Watches an oracle decode: it commits every proposal that agrees with a reference answer.
@@ -134,12 +136,14 @@ def collect_examples(
         block_length: Tokens a block, and inputs of the filter.
         stop_at_eos: As in `decode`.
         truncate_at_eos: As in `decode`: the paper's end-of-text prediction.
+        cache: As in `decode`. Where it commits a block's first token by itself, so does the oracle.
         first_prompt: Index of the first prompt.
     """
     out = decode(
         model,
         prompts,
         FixedSchedule(block_length),
+        cache=cache,
         gen_length=gen_length,
         block_length=block_length,
         stop_at_eos=stop_at_eos,
@@ -161,10 +165,11 @@ def collect_examples(
     )
     collected: list[FilterExamples] = []
     with torch.inference_mode():
-        session = Session(model, canvas, NoCache(), temperature=0.0, seed=0)
+        session = Session(model, canvas, cache, temperature=0.0, seed=0)
         for block in canvas.blocks(block_length):
             session.open()
             part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
+            enters = cache.commits_entry and model.logit_shift > 0
             while len(part):
                 shown = session.forward(part, block, FixedSchedule(block_length))
                 # As the filter will: `Learn2PD.reads_committed`.
@@ -173,7 +178,11 @@ def collect_examples(
                 # What fills up the last block of a block-causal model has no reference.
                 wanted = wanted.where(wanted != model.mask_id, view.most_likely)
                 collected.append(_examples(view, wanted, part, block_length, first_prompt))
-                part = _commit(part, view, wanted).truncate_at_eos()
+                right = view.eligible & (view.most_likely == wanted)
+                if enters:
+                    right = entry_alone(view)
+                    enters = False
+                part = _commit(part, view, wanted, right).truncate_at_eos()
                 part = part.stop_at_eos() if stop_at_eos else part
                 canvas = canvas.put(part)
                 part = part.take(part.num_open(block).nonzero().squeeze(-1))
@@ -347,8 +356,9 @@ def _examples(
     )
 
 
-def _commit(part: Canvas, view: View, wanted: Int[Tensor, "B W"]) -> Canvas:
-    right = view.eligible & (view.most_likely == wanted)
+def _commit(
+    part: Canvas, view: View, wanted: Int[Tensor, "B W"], right: Bool[Tensor, "B W"]
+) -> Canvas:
     stalled = ~right.any(-1, keepdim=True)
     return part.write(view.start, torch.where(stalled, view.eligible, right), wanted)
 
