@@ -12,17 +12,19 @@ from torch import nn
 from dllm_decode import CachePolicy, DecodeConfig, NoVerifier
 from dllm_decode.loop import Decoder
 from dllm_decode.training.learn2pd import (
-    FilterExamples,
     FilterSettings,
     acceptance,
+    save_filter,
+    score,
+    train_filter,
+)
+from dllm_decode.training.learn2pd_examples import (
+    FilterExamples,
     collect_examples,
     join,
     load_examples,
     save_examples,
-    save_filter,
-    score,
     split,
-    train_filter,
 )
 from eval.runs.command import open_model
 from eval.runs.names import parse_cache, parse_sampler

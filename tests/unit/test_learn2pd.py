@@ -12,17 +12,19 @@ from toys import HashModel
 
 from dllm_decode import ForwardInputs, PrefixCache, StepEvent, decode
 from dllm_decode.training.learn2pd import (
-    FilterExamples,
     FilterSettings,
     acceptance,
+    save_filter,
+    score,
+    train_filter,
+)
+from dllm_decode.training.learn2pd_examples import (
+    FilterExamples,
     collect_examples,
     join,
     load_examples,
     save_examples,
-    save_filter,
-    score,
     split,
-    train_filter,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
 from samplers.learn2pd import load_filter, new_network
