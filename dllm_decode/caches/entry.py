@@ -53,9 +53,15 @@ class EntryToken(Wrapper[Entered]):
 
     def step(self, view: View, state: Entered) -> tuple[Decision, Entered]:
         decision, after = self.base.step(view, state.base)
-        first = view.block.indices(view.tokens.shape[1])[0]
-        enters = view.eligible[:, first] & ~state.entered
-        alone = torch.zeros_like(decision.commit)
-        alone[:, first] = True
+        alone = entry_alone(view)
+        enters = alone.any(-1) & ~state.entered
         commit = torch.where(enters[:, None], alone, decision.commit)
         return replace(decision, commit=commit), Entered(torch.ones_like(enters), after)
+
+
+def entry_alone(view: View) -> Bool[Tensor, "B W"]:
+    """Selects the first position of the open block, where it may be committed."""
+    first = view.block.indices(view.tokens.shape[1])[0]
+    alone = torch.zeros_like(view.eligible)
+    alone[:, first] = view.eligible[:, first]
+    return alone

@@ -13,7 +13,7 @@ def add_train_filter(parser: ArgumentParser) -> None:
     add("--output", default="learn2pd.safetensors", metavar="FILE",
         help="the filter; what is needed to go on lies in FILE.run "
         "(default: learn2pd.safetensors)")  # fmt: skip
-    _add_lengths(parser)
+    _add_decoding(parser)
     add("--stop-at-eos", action=BooleanOptionalAction, default=True,
         help="stop an answer at its end-of-text token (default: yes)")  # fmt: skip
     add("--truncate-at-eos", action=BooleanOptionalAction, default=False,
@@ -47,12 +47,10 @@ def add_distil(parser: ArgumentParser) -> None:
     add("--method", choices=("dparallel", "d3llm"), default="dparallel",
         help="certainty forcing on random masks, or on the teacher's own states "
         "(default: dparallel)")  # fmt: skip
-    _add_lengths(parser)
+    _add_decoding(parser)
     teacher = parser.add_argument_group("the teacher, which is the model as it is")
     teacher.add_argument("--teacher-sampler", metavar="EXPR",
         help="how it answers (default: one token a step, the most confident)")  # fmt: skip
-    teacher.add_argument("--cache", default="NoCache()", metavar="EXPR",
-        help="of its decode; held-out prompts have none (default: NoCache())")  # fmt: skip
     teacher.add_argument("--keep-wrong", action="store_true",
         help="learn from answers that are not right, too, as d3LLM does")  # fmt: skip
     teacher.add_argument("--allow-code", action="store_true",
@@ -109,9 +107,11 @@ def _add_questions(parser: ArgumentParser, default: str) -> None:
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
 
 
-def _add_lengths(parser: ArgumentParser) -> None:
+def _add_decoding(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--gen-length", type=positive, metavar="N",
         help="answer length in tokens (default: the task's)")  # fmt: skip
     add("--block-length", type=positive, metavar="N",
         help="tokens per block (default: the task's, else the model's)")  # fmt: skip
+    add("--cache", default="NoCache()", metavar="EXPR",
+        help="of every decode (default: NoCache())")  # fmt: skip

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
-from dllm_decode import CachePolicy, DecodeConfig, NoCache, NoVerifier
+from dllm_decode import DecodeConfig, NoVerifier
 from dllm_decode.loop import Decoder
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
     asked.task.require_scorable()
     check(options)
     student = load_student(options, asked, place)
-    for rule, cache in ((sampler, NoCache()), teacher_of(options, student)):
+    cache = parse_cache(options.cache)
+    for rule in (sampler, teacher_of(options, student)):
         # Refuses what does not fit together.
         Decoder(student.model, rule, cache, NoVerifier(), student.config)
     accelerator = accelerator_of(options, student.model)
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     def judge(file: Path) -> Measured:
         measured = measure(
             student.model, student.tokenizer, judged, sampler, student.config,
-            batch_size=options.batch_size,
+            batch_size=options.batch_size, cache=cache,
             place=Place(accelerator.process_index, accelerator.num_processes),
             gather=gather_object,
         )  # fmt: skip
@@ -131,12 +132,11 @@ def check(options: argparse.Namespace) -> None:
         require_peft()
 
 
-def teacher_of(options: argparse.Namespace, student: Student) -> tuple[Sampler, CachePolicy]:
+def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
     """Returns how the teacher answers: one token a step, unless another sampler is named."""
     assert student.config.block_length is not None
     given = options.teacher_sampler
-    sampler = parse_sampler(given) if given else FixedSchedule(student.config.block_length)
-    return sampler, parse_cache(options.cache)
+    return parse_sampler(given) if given else FixedSchedule(student.config.block_length)
 
 
 def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:
@@ -215,7 +215,7 @@ def answers_of(
     prompts, size = asked.encoded(student.tokenizer), options.batch_size
     starts = range(0, len(prompts), size)
     mine = starts[accelerator.process_index :: accelerator.num_processes]
-    sampler, cache = teacher_of(options, student)
+    sampler, cache = teacher_of(options, student), parse_cache(options.cache)
     with bar(console, "the teacher answers", len(mine)) as advance:
         for start in mine:
             file = _file_of(folder, start)
@@ -349,6 +349,7 @@ def report(
         "model": student.model.name,
         "held_out": judged.described(),
         "config": repr(student.config),
+        "cache": options.cache,
         "sampler": options.sampler,
         "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
         "after": compared(before, after),

@@ -9,23 +9,25 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dllm_decode import DecodeConfig, NoCache, NoVerifier
+from dllm_decode import CachePolicy, DecodeConfig, NoVerifier
 from dllm_decode.loop import Decoder
 from dllm_decode.training.learn2pd import (
-    FilterExamples,
     FilterSettings,
     acceptance,
+    save_filter,
+    score,
+    train_filter,
+)
+from dllm_decode.training.learn2pd_examples import (
+    FilterExamples,
     collect_examples,
     join,
     load_examples,
     save_examples,
-    save_filter,
-    score,
     split,
-    train_filter,
 )
 from eval.runs.command import open_model
-from eval.runs.names import parse_sampler
+from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.provenance import machine_of
 from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of
@@ -58,20 +60,22 @@ def run(options: argparse.Namespace) -> int:
     )
     loaded = open_model(options.model, options, options.revision)
     config = config_of(options, asked, loaded)
+    cache = parse_cache(options.cache)
     # Refuses what does not fit together.
-    Decoder(loaded.model, against, NoCache(), NoVerifier(), config)
+    Decoder(loaded.model, against, cache, NoVerifier(), config)
     work = Path(f"{options.output}.run")
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
         "task": asked.described(), "held_out": judged.described(),
-        "config": repr(config), "batch_size": options.batch_size, "settings": repr(settings),
+        "config": repr(config), "cache": repr(cache), "batch_size": options.batch_size,
+        "settings": repr(settings),
     })  # fmt: skip
-    examples = collect(loaded, asked, config, options.batch_size, work, console)
+    examples = collect(loaded, asked, config, cache, options.batch_size, work, console)
     network = fit(examples, settings, work, console, options.threshold)
     output = Path(options.output)
     first = options.threshold[0]
     save_filter(network, output, model=loaded.model.name, settings=settings, threshold=first)
-    judge(loaded, judged, config, options, against, console)
+    judge(loaded, judged, config, cache, options, against, console)
     return 0
 
 
@@ -92,6 +96,7 @@ def collect(
     loaded: Loaded,
     asked: Questions,
     config: DecodeConfig,
+    cache: CachePolicy,
     batch_size: int,
     work: Path,
     console: Console,
@@ -112,6 +117,7 @@ def collect(
                     block_length=config.block_length,
                     stop_at_eos=config.stop_at_eos,
                     truncate_at_eos=config.truncate_at_eos,
+                    cache=cache,
                     first_prompt=first,
                 )
                 save_examples(found, file)
@@ -148,6 +154,7 @@ def judge(
     loaded: Loaded,
     judged: Questions,
     config: DecodeConfig,
+    cache: CachePolicy,
     options: argparse.Namespace,
     against: Sampler,
     console: Console,
@@ -162,7 +169,7 @@ def judge(
             if not file.exists():
                 measure(
                     loaded.model, loaded.tokenizer, judged, rule, config,
-                    batch_size=options.batch_size,
+                    batch_size=options.batch_size, cache=cache,
                 ).save(file)  # fmt: skip
             found.append((name, Measured.load(file)))
             advance(len(judged.examples))
@@ -174,6 +181,7 @@ def judge(
         "model": loaded.model.name,
         "held_out": judged.described(),
         "config": repr(config),
+        "cache": repr(cache),
         "against": {"sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards},
         "filter": [
             {"threshold": threshold} | compared(first, one)

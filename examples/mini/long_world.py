@@ -50,6 +50,12 @@ MIXTURE = (
 )
 """Steps of training ledgers, lengths of prompts and answers in tokens, and share of the rows."""
 
+STORIES = (
+    ((2, 4), 26, 72, 0.5),
+    ((5, 7), 44, 120, 0.5),
+)
+"""The same of the stories without a question."""
+
 
 @dataclass(frozen=True)
 class Encoder:
@@ -67,8 +73,8 @@ class Encoder:
         return [ids[w] for w in f"{prompt} answer :".split()], [ids[w] for w in answer.split()]
 
 
-def draw_story(rng: random.Random) -> tuple[str, str]:
-    """Draws a story that ends without a question, and the lines of its two to four steps.
+def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
+    """Draws a story that ends without a question, and the lines of its steps.
 
     The held-out people and objects come here and in no question: a model does not write a name that
     it never wrote in training.
@@ -77,7 +83,7 @@ def draw_story(rng: random.Random) -> tuple[str, str]:
     thing = rng.choice(HELD_OUT_OBJECTS if rng.random() < 0.7 else OBJECTS)
     ledger = None
     while ledger is None:
-        ledger = draw_ledger(rng, rng.randint(2, 4), people)
+        ledger = draw_ledger(rng, rng.randint(*steps), people)
     lines, _, _ = write_answer(ledger, rng).partition(" ####")
     return write_story(ledger, rng, thing), lines
 
@@ -114,10 +120,17 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
         num_rows = max(1, round(options.rows * share))
         return Kind(name, draw, prompt_length, (gen_length,), num_rows)
 
+    def stories(steps: tuple[int, int], prompt_length: int, gen_length: int, share: float) -> Kind:
+        def draw(rng: random.Random) -> Pair:
+            return encode(*draw_story(rng, steps))
+
+        name = f"stories of {steps[0]} to {steps[1]} steps"
+        num_rows = max(1, round(options.stories * share))
+        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
+
     kinds = [ledgers(Ledgers(*steps), *sizes) for steps, *sizes in MIXTURE]
     if options.stories:
-        stories = Kind("stories", lambda rng: encode(*draw_story(rng)), 26, (80,), options.stories)
-        kinds.append(stories)
+        kinds += [stories(*each) for each in STORIES]
     return kinds
 
 

@@ -1,5 +1,6 @@
 """Learn2PD: the filter's file, its decisions, how examples are collected and filters trained."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
 
-from dllm_decode import ForwardInputs, StepEvent, decode
+from dllm_decode import ForwardInputs, PrefixCache, StepEvent, decode
 from dllm_decode.training.learn2pd import (
-    FilterExamples,
     FilterSettings,
     acceptance,
+    save_filter,
+    score,
+    train_filter,
+)
+from dllm_decode.training.learn2pd_examples import (
+    FilterExamples,
     collect_examples,
     join,
     load_examples,
     save_examples,
-    save_filter,
-    score,
     split,
-    train_filter,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
 from samplers.learn2pd import load_filter, new_network
@@ -266,6 +269,27 @@ def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) ->
     together = decode(model, prompts, sampler, gen_length=10, block_length=8)
     alone = [decode(model, [one], sampler, gen_length=10, block_length=8) for one in prompts]
     assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
+
+
+@pytest.mark.parametrize("family", ["dream", "fast_dllm_v2"])
+def test_the_oracle_enters_a_block_as_the_cache_does(family: str) -> None:
+    model = load_tiny(family, dtype="float64")
+    prompts = [[7, 8, 9, 10], [11, 12, 13, 14]]
+    length = max(4, model.causal_block_length)
+    options = {"gen_length": 2 * length, "block_length": length, "stop_at_eos": False}
+    cache = PrefixCache(entry="official")
+    found = collect_examples(model, prompts, cache=cache, **options)  # type: ignore[arg-type]
+    out = decode(model, prompts, FixedSchedule(length), cache=cache, **options)  # type: ignore[arg-type]
+    entries = 0
+    for row in range(2):
+        masked = found.masked[found.prompts == row]
+        for before, after in pairwise(masked):
+            if before.all():
+                assert after.tolist() == [False] + [True] * (length - 1)
+                entries += 1
+    assert entries >= 2
+    # Each forward of the oracle commits a token at least.
+    assert len(found) <= int(out.nfe.sum())
 
 
 def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
