@@ -123,7 +123,8 @@ def _speaker(options: Namespace) -> Speaker:
     )
     if tokenizer is None:
         raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
-    target = partial(load_target, tokenizer=tokenizer, device=options.device, dtype=dtype)
+    # Not options.device, which may be "auto".
+    target = partial(load_target, tokenizer=tokenizer, device=model.device, dtype=dtype)
     verifier = parse_verifier(options.verifier, target)
     return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
 

@@ -30,6 +30,15 @@ def test_a_question_is_answered_with_any_verifier(
     assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
 
 
+def test_a_target_is_on_the_device_of_a_model_that_is_placed_by_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The target was to be loaded on "auto", which is no device."""
+    words = ["generate", QUESTION, "--gen-length", "64", "--device", "auto"]
+    assert main([*words, "--verifier", "ARVerify(CausalTarget('mini-ar'))"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
+
+
 @pytest.mark.parametrize(
     ("verifier", "message"),
     [
