@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
+from dllm_decode import DecodeConfig
 from eval.__main__ import make_parser
 from eval.cli import make_parser as make_command_parser
+from eval.runs.arguments import given_of
+from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -78,15 +81,31 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
         words = shlex.split(command)
         if words[:3] == ["python", "-m", "eval"]:
             make_parser().parse_args(words[3:])
-        elif words[:2] == ["dllm-decode", "eval"]:
-            make_parser().parse_args(words[2:])
-        elif words[:1] == ["dllm-decode"] and words[1] in ("train-filter", "distil"):
-            make_command_parser().parse_args(words[1:])
+        elif words[:1] == ["accelerate"] and "eval" in words:
+            make_parser().parse_args(words[words.index("eval") + 1 :])
+        elif words[:1] == ["dllm-decode"]:
+            understand(words[1:])
         elif words[:1] == ["python"] and words[1].startswith("examples/"):
             assert (ROOT / words[1]).is_file(), command
         elif words[:1] == ["make"]:
             targets = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert re.search(rf"^{words[1]}:", targets, re.MULTILINE), command
+
+
+def understand(words: list[str]) -> None:
+    """Reads the words of `dllm-decode`, and the expressions of `generate` and `chat`."""
+    if words[0] == "bench":
+        return
+    if words[0] == "eval":
+        make_parser().parse_args(words[1:])
+        return
+    options = make_command_parser().parse_args(words)
+    if words[0] in ("generate", "chat"):
+        parse_sampler(options.sampler)
+        parse_cache(options.cache)
+        parse_blocks(options.blocks)
+        check_verifier(options.verifier)
+        DecodeConfig(**given_of(options))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
