@@ -7,9 +7,12 @@ The embedded model was made on one core of a CPU by
     python examples/mini/train_long.py --minutes 32 --matrix-lr 0.012 --rows 40 --stories 8 \
         --compile --start-from runs/first/mini-long --output runs/second
     python examples/mini/train_long.py --minutes 14.5 --matrix-lr 0.008 --phrases-share 0.35 \
-        --rows 40 --stories 16 --compile --start-from runs/second/mini-long --output runs
+        --rows 40 --stories 16 --compile --start-from runs/second/mini-long --output runs/third
+    python examples/mini/train_long.py --minutes 32 --matrix-lr 0.01 --phrases-share 0.1 \
+        --rows 32 --stories 28 --compile --start-from runs/third/mini-long --output runs
 
-The first run starts from the causal model that `train_long_ar.py` trains. The folder
+The first run starts from the causal model that `train_long_ar.py` trains. Its stories, and those of
+the next two, had two to four steps; the last run has the stories of `STORIES`. The folder
 `runs/mini-long` then loads with `dllm_decode.load_model("runs/mini-long")`. An interrupted run goes
 on with `--resume`.
 """

@@ -2,6 +2,13 @@
 
     python examples/mini/train_long_ar.py --minutes 60 --compile
 
+The embedded model began with a model of other ledgers, which is not kept, as OLDER:
+
+    python examples/mini/train_long_ar.py --minutes 22 --rows 56 --stories 16 --seed 9 --compile \
+        --start-from OLDER --output runs/first
+    python examples/mini/train_long_ar.py --minutes 11 --rows 48 --stories 32 --matrix-lr 0.01 \
+        --compile --start-from runs/first/mini-long-ar
+
 The folder `runs/mini-long-ar` then loads with transformers' `AutoModelForCausalLM`. An interrupted
 run goes on with `--resume`.
 """
