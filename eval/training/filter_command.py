@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +35,7 @@ from eval.runs.sweep import Loaded, decoding_of
 from eval.training.bars import bar
 from eval.training.held_out import Measured, compared, measure, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, write_json
+from eval.training.run_folder import claim, claim_training, write_json
 from samplers import Learn2PD, Sampler
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
@@ -66,11 +67,11 @@ def run(options: argparse.Namespace) -> int:
     work = Path(f"{options.output}.run")
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
-        "task": asked.described(), "held_out": judged.described(),
-        "config": repr(config), "cache": repr(cache), "batch_size": options.batch_size,
-        "settings": repr(settings),
+        "task": asked.settings(), **asdict(config), "cache": repr(cache),
+        "batch_size": options.batch_size,
     })  # fmt: skip
     examples = collect(loaded, asked, config, cache, options.batch_size, work, console)
+    claim_training(work, {"held_out": judged.settings(), **asdict(settings)})
     network = fit(examples, settings, work, console, options.threshold)
     output = Path(options.output)
     first = options.threshold[0]

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from eval.runs.addresses import split_address
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example, Task
 from eval.tasks.tokenizer import Tokenizer
+from eval.training.run_folder import DIGEST
 
 HELD_OUT_EVERY = 5
 
@@ -51,9 +53,24 @@ class Questions:
             "prompts": self.prompts,
         }
 
+    def settings(self) -> dict[str, object]:
+        """Returns the same option by option, so that one that changed can be named."""
+        name, options = split_address(self.address, self.address)
+        return {
+            "name": name,
+            **options,
+            "prompts": self.prompts,
+            f"examples {DIGEST}": digest_of(self.examples),
+        }
+
 
 def read_questions(
-    address: str, held_out: str, *, prompts: str = "", code: CodeRunner = NO_CODE
+    address: str,
+    held_out: str,
+    *,
+    prompts: str = "",
+    code: CodeRunner = NO_CODE,
+    least: int = 1,
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 

@@ -60,10 +60,23 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
         assert torch.equal(load_file(killed)[name], value)
     others = [*options(killed), "--hidden", "5"]
     assert main(["train-filter", *others]) == 2
-    assert "settings was " in capsys.readouterr().err
+    assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
 
 
-def test_a_split_needs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*options(tmp_path / "few.safetensors"), "--task", "word_problems?limit=8"]
-    assert main(["train-filter", *words]) == 2
-    assert "at least 10 prompts" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--task", "word_problems?limit=11"), "at least 12 prompts, of which every 5th is"),
+        (
+            ("--task", "word_problems?limit=9", "--held-out", "word_problems?split=val&limit=2"),
+            "at least 10 prompts, got 9 of word_problems?limit=9&split=train. Raise limit=",
+        ),
+    ],
+)
+def test_too_few_prompts_are_refused_before_any_is_decoded(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named five as the least, and after two decodes of each asked for ten."""
+    assert main(["train-filter", *options(tmp_path / "few.safetensors"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
