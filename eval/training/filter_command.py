@@ -20,6 +20,7 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from dllm_decode.training.learn2pd_examples import (
+    LEAST_PROMPTS,
     FilterExamples,
     collect_examples,
     join,
@@ -50,7 +51,9 @@ def run(options: argparse.Namespace) -> int:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
     against = parse_sampler(options.against)
-    asked, judged = read_questions(options.task, options.held_out, prompts=options.prompts)
+    asked, judged = read_questions(
+        options.task, options.held_out, prompts=options.prompts, least=LEAST_PROMPTS
+    )
     settings = FilterSettings(
         hidden_sizes=tuple(options.hidden),
         activation=options.activation,

@@ -50,11 +50,24 @@ def test_what_is_trained_on_is_not_judged_by(tmp_path: Path) -> None:
         read_questions("nothing", "")
 
 
+@pytest.mark.parametrize("least", [1, 4, 5, 9, 10])
+def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: Path) -> None:
+    """train-filter named 5, and after all were decoded twice asked for 10 that are not held out."""
+    with pytest.raises(ValueError, match="Raise limit=") as caught:
+        read_questions(jsonl(tmp_path, 3), "", least=least)
+    needed = int(str(caught.value).partition("at least ")[2].partition(" ")[0])
+    with pytest.raises(ValueError, match=f"at least {needed} prompts, of which every 5th is held"):
+        read_questions(jsonl(tmp_path, needed - 1), "", least=least)
+    asked, judged = read_questions(jsonl(tmp_path, needed), "", least=least)
+    assert len(asked.examples) >= least
+    assert judged.examples
+
+
 def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claim(folder, {"steps": 3, "sizes": (1, 2)})
     claim(folder, {"steps": 3, "sizes": (1, 2)})
-    with pytest.raises(ValueError, match=r"got others: steps was 3 and is 4\. Choose another"):
+    with pytest.raises(ValueError, match=r"got others: steps: 3 -> 4\. Choose another"):
         claim(folder, {"steps": 4, "sizes": (1, 2)})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
