@@ -12,6 +12,7 @@ from torch import nn
 
 from dllm_decode import CachePolicy, DecodeConfig, NoVerifier
 from dllm_decode.loop import Decoder
+from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -78,7 +79,14 @@ def run(options: argparse.Namespace) -> int:
     network = fit(examples, settings, work, console, options.threshold)
     output = Path(options.output)
     first = options.threshold[0]
-    save_filter(network, output, model=loaded.model.name, settings=settings, threshold=first)
+    save_filter(
+        network,
+        output,
+        model=loaded.model.name,
+        settings=settings,
+        threshold=first,
+        fingerprint=fingerprint_of(loaded.model),
+    )
     judge(loaded, judged, config, cache, options, against, console)
     return 0
 
