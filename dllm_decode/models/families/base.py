@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
     """A configuration key whose other values would silently give wrong logits.
 
     Attributes:
-        key: The key in config.json.
+        key: The key in config.json; that inside of an object is "net.activation".
         allowed: Values that are understood; an absent key is understood too.
         required: The rest of the sentence "key ...".
     """
@@ -58,9 +58,9 @@ class Family:
         refusals: Switches this package does not implement.
         mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
             knows it.
-        eos_id: Where the configuration has none; `None`: it must have one.
-        eos_keys: Keys of config.json that may hold it.
-        mask_keys: Keys of config.json that may hold the [MASK] token.
+        eos_id: Where the configuration has none; `None`: the tokenizer's.
+        eos_keys: Keys of config.json that may hold it; that inside of an object is "tokens.eos".
+        mask_keys: Keys of config.json that may hold the [MASK] token, likewise.
         end_of_turn_ids: Further ids that end an answer, where the vocabulary is that large.
         logit_shift: 1 where the logits at a column predict the next.
         block_length: Tokens per block where the configuration has none; 0: attention is
@@ -142,10 +142,16 @@ class Family:
 
     def says_mask(self, config: Config) -> bool:
         """Says whether a config.json holds the [MASK] token."""
-        return any(config.get(key) is not None for key in self.mask_keys)
+        reader = ConfigReader(config)
+        return any(reader.has(key) for key in self.mask_keys)
 
     def read(
-        self, config: Config, *, mask_id: int | None = None, block_length: int | None = None
+        self,
+        config: Config,
+        *,
+        mask_id: int | None = None,
+        block_length: int | None = None,
+        tokenizer_eos_id: int | None = None,
     ) -> CheckpointFacts:
         """Reads a config.json.
 
@@ -160,7 +166,8 @@ class Family:
         """
         reader = ConfigReader(config)
         for refusal in self.refusals:
-            value = config.get(refusal.key, refusal.allowed[0])
+            is_there = refusal.key in config or reader.has(refusal.key)
+            value = reader.value(refusal.key) if is_there else refusal.allowed[0]
             if not any(value is allowed or value == allowed for allowed in refusal.allowed):
                 raise ValueError(
                     f"{reader.file}: {self.name} checkpoints need {refusal.key!r} "
@@ -192,7 +199,7 @@ class Family:
         if mask_id is None:
             raise ValueError(
                 f"config.json of a {self.name} checkpoint does not say which token is [MASK]. "
-                "Pass mask_id."
+                f"Pass mask_id, or set {self.mask_keys[0]!r} there."
             )
         if not 0 <= mask_id < vocab_size:
             raise ValueError(
