@@ -159,6 +159,7 @@ class Family:
             config: The whole file.
             mask_id: Overrides what it says, or the family's default.
             block_length: Overrides what it says, or the family's default.
+            tokenizer_eos_id: The token that ends an answer where neither it nor the family says.
 
         Raises:
             ValueError: If a key is missing, has a value that it cannot have, or names something
@@ -178,7 +179,7 @@ class Family:
         return CheckpointFacts(
             shape,
             self._mask_id(reader, mask_id, shape.vocab_size),
-            self._eos_ids(reader, shape.vocab_size),
+            self._eos_ids(reader, tokenizer_eos_id, shape.vocab_size),
             self._block_length(reader, block_length),
         )
 
@@ -208,10 +209,22 @@ class Family:
             )
         return mask_id
 
-    def _eos_ids(self, config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
-        default = None if self.eos_id is None else [self.eos_id]
+    def _eos_ids(
+        self, config: ConfigReader, of_tokenizer: int | None, vocab_size: int
+    ) -> tuple[int, ...]:
+        default = self.eos_id
+        if default is None and of_tokenizer is not None and of_tokenizer < vocab_size:
+            default = of_tokenizer
         key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
-        first = config.integers(key, default, most=vocab_size - 1)
+        if default is None and not config.has(key):
+            raise ValueError(
+                f"config.json of a {self.name} checkpoint must say which token ends an answer, got "
+                f"nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer whose "
+                "eos_token is in the vocabulary. Add the key; or, for a family of your own, change "
+                "its eos_keys."
+            )
+        listed = None if default is None else [default]
+        first = config.integers(key, listed, most=vocab_size - 1)
         known = [token for token in self.end_of_turn_ids if token < vocab_size]
         return tuple(dict.fromkeys([*first, *known]))
 

@@ -128,7 +128,12 @@ def load_model(
     words = _tokenizer(folder, known, tokenizer)
     if mask_id is None and not known.says_mask(config) and words is not None:
         mask_id = words.mask_token_id
-    facts = known.read(config, mask_id=mask_id, block_length=block_length)
+    facts = known.read(
+        config,
+        mask_id=mask_id,
+        block_length=block_length,
+        tokenizer_eos_id=None if words is None else words.eos_token_id,
+    )
     _check_experts(facts, quantize)
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
