@@ -1,6 +1,6 @@
 """What a family is: how its authors write config.json, and how they name tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,44 @@ from torch import Tensor
 from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
+
+OUR_NAMES = {
+    "embedding.weight": "",
+    "norm.weight": "",
+    "head.weight": "not tied_head",
+    "layers.{n}.attention_norm.weight": "",
+    "layers.{n}.mlp_norm.weight": "",
+    "layers.{n}.query.weight": "",
+    "layers.{n}.key.weight": "",
+    "layers.{n}.value.weight": "",
+    "layers.{n}.qkv.weight": "",
+    "layers.{n}.query.bias": "qkv_bias",
+    "layers.{n}.key.bias": "qkv_bias",
+    "layers.{n}.value.bias": "qkv_bias",
+    "layers.{n}.qkv.bias": "qkv_bias",
+    "layers.{n}.query_norm.weight": "qk_norm",
+    "layers.{n}.key_norm.weight": "qk_norm",
+    "layers.{n}.output.weight": "",
+    "layers.{n}.gate.weight": "",
+    "layers.{n}.up.weight": "",
+    "layers.{n}.gate_up.weight": "",
+    "layers.{n}.down.weight": "",
+    "layers.{n}.router.weight": "moe",
+    "layers.{n}.router.selection_bias": "moe.has_selection_bias",
+    "layers.{n}.experts.{e}.gate.weight": "moe",
+    "layers.{n}.experts.{e}.up.weight": "moe",
+    "layers.{n}.experts.{e}.gate_up.weight": "moe",
+    "layers.{n}.experts.{e}.down.weight": "moe",
+    "layers.{n}.shared.gate.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.up.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.gate_up.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.down.weight": "moe.shared_hidden_size",
+}
+"""Every name of a tensor of a network, with the switch of `NetworkConfig` that brings it.
+
+`qkv` stands for query, key and value where `Family.split_qkv` is false, `gate_up` for gate and up
+where a checkpoint has them in one tensor.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,10 +88,10 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors (`Transformer.parts`) to the official ones; `{n}` is the layer,
-            `{e}` the expert. Names that a network has no tensor for are never used. Where a
-            checkpoint has gate and up in one tensor, gate's rows first, name `gate_up.weight`
-            instead of the two.
+        names: Our names of tensors (`OUR_NAMES`) to the official ones; `{n}` is the layer, `{e}`
+            the expert. Those that a network has no tensor for are never used. Where a checkpoint
+            has gate and up in one tensor, gate's rows first, name `gate_up.weight` instead of the
+            two.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
         mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
@@ -67,8 +105,10 @@ class Family:
             bidirectional unless the caller says otherwise.
         block_keys: Keys of config.json that may hold the block length.
         may_be_block_causal: A caller may give a block length; else attention is bidirectional.
-        fast_tokenizer: Tokenizer files are a tokenizer.json, read by PreTrainedTokenizerFast; else
-            those of Qwen2Tokenizer.
+        fast_tokenizer: tokenizer.json says how texts are split. Else the rules are those of
+            Qwen2Tokenizer, which also reads vocab.json and merges.txt; but where
+            tokenizer_config.json beside a tokenizer.json names a class without rules of its own
+            (PreTrainedTokenizerFast, TokenizersBackend), this changes nothing.
         split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
             has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
@@ -96,18 +136,17 @@ class Family:
     is_causal_too: bool = False
     is_named_by_caller: bool = False
 
-    def official_name(self, part: str) -> str:
-        """Translates a name of `Transformer.parts`.
-
-        Raises:
-            ValueError: If `names` does not have it.
-        """
-        pattern, numbers = _pattern(part)
-        if pattern not in self.names:
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.names if name not in OUR_NAMES]
+        if unknown:
             raise ValueError(
-                f"The names of the family {self.name} must have {pattern!r}, a tensor of its "
-                f"network, got names for {', '.join(self.names) or 'nothing'}."
+                f"The names of the family {self.name} must be for tensors of a network, which are "
+                f"called {', '.join(OUR_NAMES)}, got {', '.join(unknown)}."
             )
+
+    def official_name(self, part: str) -> str:
+        """Translates a name of `Transformer.parts`, which `names` must have."""
+        pattern, numbers = _pattern(part)
         return self.names[pattern].format(**numbers)
 
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
@@ -117,7 +156,9 @@ class Family:
             ValueError: If `names` lacks a tensor of the network, or has one name for two.
         """
         found: dict[str, Tensor] = {}
-        for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
+        joined = self._joined(transformer.parts(split_qkv=self.split_qkv))
+        self._require_names(joined)
+        for name, part in joined.items():
             official = self.official_name(name)
             if official in found:
                 raise ValueError(
@@ -126,6 +167,15 @@ class Family:
                 )
             found[official] = part
         return found
+
+    def _require_names(self, parts: Iterable[str]) -> None:
+        needed = dict.fromkeys(_pattern(part)[0] for part in parts)
+        missing = [name for name in needed if name not in self.names]
+        if missing:
+            raise ValueError(
+                f"The names of the family {self.name} must have every tensor of its network, got "
+                f"none for {', '.join(missing)}."
+            )
 
     def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Makes one tensor of gate and up where the checkpoint has one."""
