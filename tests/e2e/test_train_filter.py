@@ -12,6 +12,7 @@ from dllm_decode import decode, load_model
 from eval.cli import main
 from eval.training import filter_command
 from samplers import Learn2PD
+from samplers.learn2pd import load_filter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_filter.py"
 
@@ -39,6 +40,7 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert found["forwards_ratio"]["value"] > 0
     assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
     model, _ = load_model("mini")
+    assert load_filter(str(whole)).fingerprint == model.fingerprint
     out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=36, block_length=12)
     assert 0 < out.forwards <= 36
 
