@@ -23,7 +23,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
 from dllm_decode.config import ConfidenceFrom, DecodeConfig
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.output import DecodeOutput
 from dllm_decode.prompts import Prompt, Prompts, read_prompt, token_lists
@@ -153,6 +153,7 @@ class Decoder:
     def __post_init__(self) -> None:
         model, config = self.model, self.config
         compatibility.require_plugins(model, self.sampler, self.cache, self.verifier, self.schedule)
+        self.sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
         self.sampler.check(
             model=model.name, gen_length=config.gen_length, block_length=self.block_length
         )

@@ -82,6 +82,15 @@ class Sampler(ABC, Generic[State]):
         """
         return False
 
+    def check_model(self, *, name: str, fingerprint: str) -> None:
+        """Raises ValueError if it was made for another model; nothing unless overridden.
+
+        Args:
+            name: Of the model, for people: two models may share it.
+            fingerprint: Equal for equal weights, whatever their name; the name of a model that has
+                no other.
+        """
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         """Raises ValueError if it cannot serve such a decode; nothing unless overridden."""
 

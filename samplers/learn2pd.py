@@ -29,8 +29,10 @@ class Learn2PD(Sampler[None]):
     at committed ones, and scores each position; a short last block is continued with 1. Eligible
     positions whose score exceeds `threshold` are committed, and in any case the most confident one.
 
-    The filter is a safetensors file that names the model and the block length it was trained for;
-    `decode` refuses any other. It is read when it is first needed.
+    The filter is a safetensors file that says for which model and block length it was trained;
+    `decode` refuses any other. A model is known by the fingerprint of its weights, so a copy of it
+    is served under any name; files without a fingerprint name the model. It is read when it is
+    first needed.
 
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188. The paper's end-of-text
@@ -73,6 +75,20 @@ class Learn2PD(Sampler[None]):
     def reads_committed(self) -> bool:
         return True
 
+    def check_model(self, *, name: str, fingerprint: str) -> None:
+        trained = self.loaded
+        # Older files know no more than the name.
+        wanted, got = (
+            (trained.fingerprint, fingerprint) if trained.fingerprint else (trained.model, name)
+        )
+        if wanted == got:
+            return
+        alike = ", another one by its weights" if name == trained.model else ""
+        raise ValueError(
+            f"The model must be {trained.model!r}, for which the filter {self.filter!r} was "
+            f"trained, got {name!r}{alike}. Train a filter for this one."
+        )
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         trained = self.loaded
         if trained.block_length != block_length:
@@ -80,11 +96,6 @@ class Learn2PD(Sampler[None]):
                 f"block_length must be {trained.block_length}, for which the filter "
                 f"{self.filter!r} was trained, got {block_length}. Decode with "
                 f"block_length={trained.block_length}, or train a filter for this one."
-            )
-        if trained.model != model:
-            raise ValueError(
-                f"The model must be {trained.model!r}, for which the filter {self.filter!r} was "
-                f"trained, got {model!r}. Train a filter for this one."
             )
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
@@ -106,11 +117,13 @@ class Filter:
         network: Maps the block's confidences to one logit a position, in float64.
         block_length: Positions of a block, in tokens.
         model: Name of the model.
+        fingerprint: Of the model; "" in files that have none.
     """
 
     network: nn.Module
     block_length: int
     model: str
+    fingerprint: str
 
 
 def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: str) -> nn.Sequential:
@@ -170,4 +183,9 @@ def _read_filter(path: Path) -> Filter:
     hidden_sizes = tuple(json.loads(settings["hidden_sizes"]))
     network = new_network(block_length, hidden_sizes, settings["activation"])
     network.load_state_dict(weights)
-    return Filter(network.double().requires_grad_(False), block_length, settings["model"])
+    return Filter(
+        network.double().requires_grad_(False),
+        block_length,
+        settings["model"],
+        settings.get("fingerprint", ""),
+    )

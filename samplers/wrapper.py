@@ -68,6 +68,9 @@ class Wrapper(Sampler[State]):
     def needs_whole_block(self) -> bool:
         return self.base.needs_whole_block
 
+    def check_model(self, *, name: str, fingerprint: str) -> None:
+        self.base.check_model(name=name, fingerprint=fingerprint)
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
 

@@ -135,3 +135,20 @@ class MaskPredictor(Protocol):
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache; ValueError for a model that has no keys and values."""
         ...
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A model that can be told from others of its name; a `MaskPredictor` need not be one.
+
+    Attributes:
+        fingerprint: Equal where the weights are, whatever the model is called.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def fingerprint_of(model: MaskPredictor) -> str:
+    """Returns the fingerprint of a model, or its name if that is all it has."""
+    return model.fingerprint if isinstance(model, Fingerprinted) else model.name

@@ -62,6 +62,7 @@ class MaskedTransformer(nn.Module):
         max_length: See `MaskPredictor`.
         is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
             autoregressive model that it was made of; see `as_causal_target`.
+        fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
         graphs: Whether forwards on one CUDA device are replayed as CUDA graphs, see
             `dllm_decode.models.graphs`; the key-value buffers are then kept between decodes.
     """
@@ -97,6 +98,7 @@ class MaskedTransformer(nn.Module):
         self.causal_block_length = causal_block_length
         self.max_length = max_length
         self.is_causal_too = is_causal_too
+        self.fingerprint = name
         self.graphs: Choice = "auto"
         self._runner = _new_runner(transformer)
 

@@ -149,20 +149,24 @@ def save_filter(
     model: str,
     settings: FilterSettings,
     threshold: float,
+    fingerprint: str = "",
 ) -> None:
     """Writes a filter as safetensors, with what it was trained for, as `Learn2PD` reads it.
 
     Args:
         network: The filter.
         path: The file to write.
-        model: Name of the model it was trained on; no other is accepted later.
+        model: Name of the model it was trained on.
         settings: How it was trained.
         threshold: The threshold it was judged at, for the reader's information.
+        fingerprint: Of that model, `fingerprint_of(model)`; no other is accepted later. "": none of
+            another name is.
     """
     weights = {name: value.float().contiguous() for name, value in network.state_dict().items()}
     block_length = next(iter(weights.values())).shape[1]
     described = {
         "model": model,
+        "fingerprint": fingerprint,
         "block_length": str(block_length),
         "hidden_sizes": json.dumps(settings.hidden_sizes),
         "activation": settings.activation,

@@ -18,6 +18,9 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.session import Session
 from samplers import FixedSchedule, View
 
+LEAST_PROMPTS = 10
+"""Prompts that `split` needs, so that a tenth of them is at least one."""
+
 
 @dataclass(frozen=True)
 class FilterExamples:
@@ -165,11 +168,13 @@ def split(examples: FilterExamples, seed: int) -> Splits:
     """Splits examples by prompt: 80 % to train, 10 % each to validate and to test.
 
     Raises:
-        ValueError: If there are fewer than ten prompts.
+        ValueError: If there are fewer than `LEAST_PROMPTS`.
     """
     names = examples.prompts.unique()
-    if len(names) < 10:
-        raise ValueError(f"A split needs at least 10 prompts, got {len(names)}; collect more.")
+    if len(names) < LEAST_PROMPTS:
+        raise ValueError(
+            f"A split needs at least {LEAST_PROMPTS} prompts, got {len(names)}; collect more."
+        )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     tenth = len(names) // 10
     val, test = order[:tenth], order[tenth : 2 * tenth]

@@ -87,9 +87,11 @@ def _add_training(parser: ArgumentParser) -> None:
         help="d3llm: the share of a block that is masked at most (default: 0.8)")  # fmt: skip
     add("--epochs", type=number, default=6.0, help="times each answer is learned (default: 6)")
     add("--minutes", type=number, help="train so long instead; two such runs differ")
-    add("--rows", type=positive, default=1, help="answers a forward, per device (default: 1)")
-    add("--forwards", type=positive, default=8,
-        help="forwards a step, per device; gradients are averaged (default: 8)")  # fmt: skip
+    add("--rows", type=positive, default=1, metavar="N",
+        help="answers in one forward of the training, per device (default: 1)")  # fmt: skip
+    add("--forwards", type=positive, default=8, metavar="N",
+        help="forwards of the training in one step, per device, whose gradients are averaged; the "
+        "forwards that are measured and shown are those of decoding (default: 8)")  # fmt: skip
     add("--learning-rate", type=number, default=2e-5, metavar="RATE",
         help="highest rate of AdamW (default: 2e-5)")  # fmt: skip
     add("--muon", type=number, metavar="RATE",

@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +39,16 @@ from eval.training.bars import bar
 from eval.training.curve import draw_curve
 from eval.training.held_out import Measured, compared, measure, score_of, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, read_json, write_json
+from eval.training.run_folder import claim, claim_training, read_json, write_json
 from samplers import FixedSchedule, Sampler
 
 # They change where and how fast a run goes, not what comes out.
 _FREE = ("name", "output", "threads", "device", "code_runner", "allow_code")
+# They decide the teacher's answers, by themselves or within its questions and its decoding.
+_OF_ANSWERS = (
+    "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
+    "gen_length", "block_length", "cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,12 @@ def run(options: argparse.Namespace) -> int:
     console = Console(quiet=not accelerator.is_main_process)
     folder = Path(options.output)
     if accelerator.is_main_process:
-        claim(folder, settings_of(options, asked, judged, student.config))
+        claim(folder, settings_of_answers(options, asked, student))
     accelerator.wait_for_everyone()
     demonstrations = answers_of(student, asked, options, folder, accelerator, console)
+    if accelerator.is_main_process:
+        claim_training(folder, settings_of_training(options, judged))
+    accelerator.wait_for_everyone()
 
     def judge(file: Path) -> Measured:
         measured = measure(
@@ -190,14 +198,27 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
     )
 
 
-def settings_of(
-    options: argparse.Namespace, asked: Questions, judged: Questions, config: DecodeConfig
+def settings_of_answers(
+    options: argparse.Namespace, asked: Questions, student: Student
 ) -> dict[str, Any]:
-    """Returns what decides the result."""
-    given = {name: value for name, value in vars(options).items() if name not in _FREE}
-    return given | {
-        "task": asked.described(), "held_out": judged.described(), "config": repr(config)
-    }  # fmt: skip
+    """Returns what decides the answers of the teacher."""
+    return {
+        "model": options.model,
+        "revision": options.revision,
+        "dtype": str(student.model.dtype).removeprefix("torch."),
+        "task": asked.settings(),
+        **asdict(student.config),
+        "cache": options.cache,
+        "batch_size": options.batch_size,
+        "teacher_sampler": repr(teacher_of(options, student)),
+    }
+
+
+def settings_of_training(options: argparse.Namespace, judged: Questions) -> dict[str, Any]:
+    """Returns what decides the result beside the answers."""
+    apart = (*_FREE, *_OF_ANSWERS)
+    given = {name: value for name, value in vars(options).items() if name not in apart}
+    return given | {"held_out": judged.settings()}
 
 
 def answers_of(

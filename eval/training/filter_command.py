@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from torch import nn
 
 from dllm_decode import CachePolicy, DecodeConfig, NoVerifier
 from dllm_decode.loop import Decoder
+from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -19,6 +21,7 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from dllm_decode.training.learn2pd_examples import (
+    LEAST_PROMPTS,
     FilterExamples,
     collect_examples,
     join,
@@ -34,7 +37,7 @@ from eval.runs.sweep import Loaded, decoding_of
 from eval.training.bars import bar
 from eval.training.held_out import Measured, compared, measure, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, write_json
+from eval.training.run_folder import claim, claim_training, write_json
 from samplers import Learn2PD, Sampler
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
@@ -49,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
     against = parse_sampler(options.against)
-    asked, judged = read_questions(options.task, options.held_out, prompts=options.prompts)
+    asked, judged = read_questions(
+        options.task, options.held_out, prompts=options.prompts, least=LEAST_PROMPTS
+    )
     settings = FilterSettings(
         hidden_sizes=tuple(options.hidden),
         activation=options.activation,
@@ -66,15 +71,22 @@ def run(options: argparse.Namespace) -> int:
     work = Path(f"{options.output}.run")
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
-        "task": asked.described(), "held_out": judged.described(),
-        "config": repr(config), "cache": repr(cache), "batch_size": options.batch_size,
-        "settings": repr(settings),
+        "task": asked.settings(), **asdict(config), "cache": repr(cache),
+        "batch_size": options.batch_size,
     })  # fmt: skip
     examples = collect(loaded, asked, config, cache, options.batch_size, work, console)
+    claim_training(work, {"held_out": judged.settings(), **asdict(settings)})
     network = fit(examples, settings, work, console, options.threshold)
     output = Path(options.output)
     first = options.threshold[0]
-    save_filter(network, output, model=loaded.model.name, settings=settings, threshold=first)
+    save_filter(
+        network,
+        output,
+        model=loaded.model.name,
+        settings=settings,
+        threshold=first,
+        fingerprint=fingerprint_of(loaded.model),
+    )
     judge(loaded, judged, config, cache, options, against, console)
     return 0
 

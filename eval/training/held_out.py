@@ -154,10 +154,10 @@ def compared(before: Measured, after: Measured) -> dict[str, Any]:
 def table_of(
     title: str, reference: tuple[str, Measured], others: Sequence[tuple[str, Measured]]
 ) -> Table:
-    """Shows measurements beside the one that they are compared with."""
-    table = Table(title=title)
+    """Shows measurements, and how they differ from the one in the first row."""
+    table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")
     table.add_column("", overflow="fold")
-    for column in ("accuracy", "forwards", "accuracy less\nthe first", "forwards over\nthe first"):
+    for column in ("accuracy", "forwards", "accuracy:\ndifference", "forwards:\nratio"):
         table.add_column(column, justify="right", no_wrap=True)
     name, first = reference
     table.add_row(name, _interval(first.accuracy), f"{first.mean_forwards:.2f}", "", "")

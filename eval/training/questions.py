@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from eval.runs.addresses import split_address
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import encode_prompt
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example, Task
 from eval.tasks.tokenizer import Tokenizer
+from eval.training.run_folder import DIGEST
 
 HELD_OUT_EVERY = 5
 
@@ -51,9 +53,24 @@ class Questions:
             "prompts": self.prompts,
         }
 
+    def settings(self) -> dict[str, object]:
+        """Returns the same option by option, so that one that changed can be named."""
+        name, options = split_address(self.address, self.address)
+        return {
+            "name": name,
+            **options,
+            "prompts": self.prompts,
+            f"examples {DIGEST}": digest_of(self.examples),
+        }
+
 
 def read_questions(
-    address: str, held_out: str, *, prompts: str = "", code: CodeRunner = NO_CODE
+    address: str,
+    held_out: str,
+    *,
+    prompts: str = "",
+    code: CodeRunner = NO_CODE,
+    least: int = 1,
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 
@@ -62,25 +79,22 @@ def read_questions(
         held_out: The other task's; empty: every fifth example of the first.
         prompts: "chat" or "plain"; empty: the task's habit.
         code: Runs programs that a model wrote.
+        least: Prompts that a training needs, those that are held out not counted.
 
     Raises:
-        ValueError: If an address is wrong, or a prompt is in both, or one of them is empty.
+        ValueError: If an address is wrong, or a prompt is in both, or there are too few.
     """
     selection = _with_split(parse_task(address, code), "train")
     examples = selection.examples()
+    _require_enough(selection.address, len(examples), least, splits=not held_out)
     if held_out:
         other = parse_task(held_out, code)
         judged = other.examples()
+        _require_enough(other.address, len(judged), 1, splits=False)
     else:
         other = selection
         judged = examples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         examples = [e for i, e in enumerate(examples, start=1) if i % HELD_OUT_EVERY]
-    if not examples or not judged:
-        raise ValueError(
-            f"There must be at least {HELD_OUT_EVERY} prompts, of which every "
-            f"{HELD_OUT_EVERY}th is held out, got {len(examples)} of {address}. Name others with "
-            "--held-out."
-        )
     known = {_key(example) for example in examples}
     twice = sum(_key(example) in known for example in judged)
     if twice:
@@ -93,6 +107,19 @@ def read_questions(
         Questions(selection, examples, prompts or selection.prompts),
         Questions(other, judged, prompts or other.prompts),
     )
+
+
+def _require_enough(address: str, found: int, least: int, *, splits: bool) -> None:
+    needed, why = least, ""
+    if splits:
+        # With n * 5 / 4 prompts, n stay; and one has to be held out.
+        needed = max(HELD_OUT_EVERY, least + (least - 1) // (HELD_OUT_EVERY - 1))
+        why = f", of which every {HELD_OUT_EVERY}th is held out"
+    if found < needed:
+        raise ValueError(
+            f"There must be at least {needed} prompts{why}, got {found} of {address}. Raise "
+            "limit=, or name a task that has more."
+        )
 
 
 def _with_split(selection: Selection, split: str) -> Selection:

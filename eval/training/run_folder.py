@@ -1,11 +1,15 @@
 """A folder in which a run is kept, so that the same command goes on where it stopped."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 SETTINGS_FILE = "settings.json"
+TRAINING_FILE = "training_settings.json"
+DIGEST = "digest"
+"""Ends the name of a setting whose value means nothing to a reader."""
+_UNSET = "unset"
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -13,33 +17,64 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
 
     Args:
         folder: Made if need be.
-        settings: What decides the result, ready for JSON.
+        settings: What decides the answers that are collected first, ready for JSON.
 
     Raises:
         ValueError: If the folder holds a run with other settings, or something else.
     """
-    file = folder / SETTINGS_FILE
+    is_empty = not folder.exists() or not any(folder.iterdir())
+    if not is_empty and not (folder / SETTINGS_FILE).exists():
+        raise ValueError(
+            f"--output must be new or hold a run of this command, got {folder} without "
+            f"{SETTINGS_FILE}; choose another."
+        )
+    _keep(folder / SETTINGS_FILE, settings)
+
+
+def claim_training(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Notes the settings of a training that begins, or checks that it is the one that began.
+
+    Until then they may change: answers that were collected stay as they are.
+
+    Args:
+        folder: A folder that `claim` made.
+        settings: What decides the result beside the answers, ready for JSON.
+
+    Raises:
+        ValueError: If a training with other settings has begun there.
+    """
+    _keep(folder / TRAINING_FILE, settings)
+
+
+def _keep(file: Path, settings: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(settings))
     if not file.exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise ValueError(
-                f"--output must be new or hold a run of this command, got {folder} without "
-                f"{SETTINGS_FILE}; choose another."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(file, wanted)
         return
-    found = read_json(file)
+    was, now = dict(_leaves(read_json(file))), dict(_leaves(wanted))
     changed = [
-        f"{name} was {found.get(name)!r} and is {wanted.get(name)!r}"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
+        (name, was.get(name, _UNSET), now.get(name, _UNSET))
+        for name in {**was, **now}
+        if was.get(name, _UNSET) != now.get(name, _UNSET)
     ]
+    # A digest that differs says something only where nothing else does.
+    told = [one for one in changed if not one[0].endswith(DIGEST)]
     if changed:
+        listed = ", ".join(f"{name}: {old} -> {new}" for name, old, new in told or changed)
         raise ValueError(
-            f"The run in {folder} must have the settings of this command to go on, got others: "
-            f"{'; '.join(changed)}. Choose another --output, or remove the folder."
+            f"The run in {file.parent} must have the settings of this command to go on, got "
+            f"others: {listed}. Choose another --output, or remove the folder."
         )
+
+
+def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
+    """Names every value of nested objects, as in "task limit"."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{name} ")
+        else:
+            # Nothing was chosen, whether it is written as "" or as null.
+            yield f"{before}{name}", _UNSET if value in ("", None) else value
 
 
 def write_json(file: Path, content: object) -> None:

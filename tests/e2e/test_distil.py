@@ -78,7 +78,20 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
         changed += not torch.equal(first, before)
     assert changed > 10
     assert main(["distil", *options(killed, "--method", "d3llm")]) == 2
-    assert "method was 'dparallel' and is 'd3llm'" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
+
+
+def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command was refused: keep_wrong was False and is True."""
+    # No answer ends in so few tokens.
+    words = options(tmp_path / "run", "--gen-length", "16")
+    assert main(["distil", *words]) == 2
+    assert "or pass --keep-wrong" in capsys.readouterr().err
+    monkeypatch.delattr(distil_command, "demonstrate")
+    assert main(["distil", *words, "--keep-wrong", "--epochs", "0.5"]) == 0
 
 
 @pytest.mark.parametrize("address", ["mini?quantize=int8", "mini?adapter=mini"])

@@ -12,6 +12,7 @@ from dllm_decode import decode, load_model
 from eval.cli import main
 from eval.training import filter_command
 from samplers import Learn2PD
+from samplers.learn2pd import load_filter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_filter.py"
 
@@ -39,6 +40,7 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert found["forwards_ratio"]["value"] > 0
     assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
     model, _ = load_model("mini")
+    assert load_filter(str(whole)).fingerprint == model.fingerprint
     out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=36, block_length=12)
     assert 0 < out.forwards <= 36
 
@@ -60,10 +62,23 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
         assert torch.equal(load_file(killed)[name], value)
     others = [*options(killed), "--hidden", "5"]
     assert main(["train-filter", *others]) == 2
-    assert "settings was " in capsys.readouterr().err
+    assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
 
 
-def test_a_split_needs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*options(tmp_path / "few.safetensors"), "--task", "word_problems?limit=8"]
-    assert main(["train-filter", *words]) == 2
-    assert "at least 10 prompts" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--task", "word_problems?limit=11"), "at least 12 prompts, of which every 5th is"),
+        (
+            ("--task", "word_problems?limit=9", "--held-out", "word_problems?split=val&limit=2"),
+            "at least 10 prompts, got 9 of word_problems?limit=9&split=train. Raise limit=",
+        ),
+    ],
+)
+def test_too_few_prompts_are_refused_before_any_is_decoded(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named five as the least, and after two decodes of each asked for ten."""
+    assert main(["train-filter", *options(tmp_path / "few.safetensors"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

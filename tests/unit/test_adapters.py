@@ -78,6 +78,9 @@ def test_the_product_is_added_and_nothing_else_changes(
         if name in added:
             expected = expected + scale * added[name].double()
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+    # A filter that was trained for one must not be served to the other.
+    plain, _ = load_model(MODELS / family)
+    assert len({plain.fingerprint, model.fingerprint}) == 2
 
 
 def test_patterns_override_rank_and_alpha(tmp_path: Path) -> None:

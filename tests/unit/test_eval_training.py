@@ -12,7 +12,7 @@ from dllm_decode import DecodeConfig
 from eval.cli import main, make_parser
 from eval.training.held_out import Measured, compared, measure, score_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, read_json, write_json
+from eval.training.run_folder import claim, claim_training, read_json, write_json
 from samplers import FixedSchedule
 
 
@@ -50,11 +50,24 @@ def test_what_is_trained_on_is_not_judged_by(tmp_path: Path) -> None:
         read_questions("nothing", "")
 
 
+@pytest.mark.parametrize("least", [1, 4, 5, 9, 10])
+def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: Path) -> None:
+    """train-filter named 5, and after all were decoded twice asked for 10 that are not held out."""
+    with pytest.raises(ValueError, match="Raise limit=") as caught:
+        read_questions(jsonl(tmp_path, 3), "", least=least)
+    needed = int(str(caught.value).partition("at least ")[2].partition(" ")[0])
+    with pytest.raises(ValueError, match=f"at least {needed} prompts, of which every 5th is held"):
+        read_questions(jsonl(tmp_path, needed - 1), "", least=least)
+    asked, judged = read_questions(jsonl(tmp_path, needed), "", least=least)
+    assert len(asked.examples) >= least
+    assert judged.examples
+
+
 def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     claim(folder, {"steps": 3, "sizes": (1, 2)})
     claim(folder, {"steps": 3, "sizes": (1, 2)})
-    with pytest.raises(ValueError, match=r"got others: steps was 3 and is 4\. Choose another"):
+    with pytest.raises(ValueError, match=r"got others: steps: 3 -> 4\. Choose another"):
         claim(folder, {"steps": 4, "sizes": (1, 2)})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
@@ -66,6 +79,40 @@ def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
     write_json(folder / "deep" / "list.json", [1])
     with pytest.raises(ValueError, match="must hold a JSON object"):
         read_json(folder / "deep" / "list.json")
+
+
+def refused(folder: Path, settings: dict[str, Any]) -> str:
+    with pytest.raises(ValueError, match="must have the settings of this command") as caught:
+        claim(folder, settings)
+    return str(caught.value).partition("got others: ")[2].partition(". Choose")[0]
+
+
+def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
+    """Whole dictionaries were printed twice, with the digests of all examples."""
+    asked, _ = read_questions("word_problems?limit=20", "")
+    more, _ = read_questions("word_problems?limit=25", "")
+    before = {"task": asked.settings(), "steps": 5000, "cache": None, "sizes": (1, 2)}
+    claim(tmp_path / "run", before)
+    claim(tmp_path / "run", before | {"cache": ""})
+    changed = before | {"task": more.settings(), "steps": 100}
+    assert refused(tmp_path / "run", changed) == "task limit: 20 -> 25, steps: 5000 -> 100"
+    plain, _ = read_questions("word_problems", "")
+    found = refused(tmp_path / "run", before | {"task": plain.settings()})
+    assert found == "task limit: 20 -> unset"
+    other = asked.settings() | {"examples digest": "0"}
+    found = refused(tmp_path / "run", before | {"task": other})
+    assert found.startswith("task examples digest: ")
+    assert found.endswith(" -> 0")
+
+
+def test_a_training_may_change_until_it_has_begun(tmp_path: Path) -> None:
+    """distil named --keep-wrong as the remedy, and refused it in the folder that was there."""
+    claim(tmp_path / "run", {"limit": 3})
+    claim(tmp_path / "run", {"limit": 3})
+    claim_training(tmp_path / "run", {"keep_wrong": True})
+    claim_training(tmp_path / "run", {"keep_wrong": True})
+    with pytest.raises(ValueError, match="got others: keep_wrong: True -> False"):
+        claim_training(tmp_path / "run", {"keep_wrong": False})
 
 
 class Digits:

@@ -13,10 +13,11 @@ from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import load_file, save_file
 
-from dllm_decode.models.families import FAMILIES, LLADA, Family, family_of
+from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family_of
+from dllm_decode.models.families.base import OUR_NAMES
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
-from dllm_decode.models.network.config import MoEConfig
+from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.training.lora import LoRA
 
@@ -56,7 +57,7 @@ def test_an_unknown_architecture_lists_what_is_supported() -> None:
 def test_a_wrong_name_of_a_family_is_refused() -> None:
     with pytest.raises(ValueError, match=r"family must be one of llada, dream, .*, got 'lada'"):
         family_of(config_of("llada"), "lada")
-    with pytest.raises(ValueError, match="must be 'DreamModel', got 'LLaDAModelLM'"):
+    with pytest.raises(ValueError, match=r"must be \['DreamModel'\], or be left out, got"):
         load_model(MODELS / "llada", family="dream")
 
 
@@ -390,6 +391,10 @@ OWN = Family(
     eos_id=0,
     mask_keys=("diffusion_mask", "mask_token_id"),
 )
+MINIMAL = NetworkConfig(
+    vocab_size=8, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4,
+    mlp_hidden_size=8, norm_eps=1e-6, rope_theta=1e4, tied_head=True,
+)  # fmt: skip
 CONFIG = {"architectures": ["OwnModel"], "diffusion_mask": 7, **SIZES}
 
 
@@ -471,12 +476,102 @@ def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
 def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
     """The first ended in a KeyError, the second in tensors that were left over."""
     network = Transformer(OWN.read(CONFIG).shape)
-    lacking = {name: one for name, one in OWN.names.items() if "down" not in name}
-    with pytest.raises(ValueError, match=r"family Own must have 'layers.{n}.down.weight', a tens"):
+    lacking = {name: one for name, one in OWN.names.items() if "_norm" not in name}
+    missing = "got none for layers.{n}.attention_norm.weight, layers.{n}.mlp_norm.weight."
+    with pytest.raises(ValueError, match=re.escape(missing)):
         replace(OWN, names=lacking).tensors(network)
     alike = {**OWN.names, "layers.{n}.down.weight": "model.layers.mlp.down_proj.weight"}
     with pytest.raises(ValueError, match=r"'layers.1.down.weight' and for another. Is {n} or"):
         replace(OWN, names=alike).tensors(network)
+
+
+def test_a_name_that_no_tensor_has_is_refused() -> None:
+    """It was ignored: the checkpoint's tensor was left over, as if config.json were wrong."""
+    with pytest.raises(ValueError, match=r"called embedding\.weight, .* got final_norm\.weight"):
+        replace(OWN, names={**OWN.names, "final_norm.weight": "model.final_norm.weight"})
+
+
+def test_every_name_of_ours_is_one_of_a_network_with_its_switch() -> None:
+    """And docs/extending.md lists them all."""
+    moe = MoEConfig(num_experts=2, num_active=1, hidden_size=8)
+    found = names_of(MINIMAL) | names_of(replace(MINIMAL, moe=moe))
+    assert found == {name for name, switch in OUR_NAMES.items() if switch in ("", "moe")}
+    wide = replace(moe, has_selection_bias=True, shared_hidden_size=8)
+    for switch, shape in {
+        "not tied_head": replace(MINIMAL, tied_head=False),
+        "qkv_bias": replace(MINIMAL, qkv_bias=True),
+        "qk_norm": replace(MINIMAL, qk_norm=True),
+        "moe.has_selection_bias": replace(MINIMAL, moe=replace(wide, shared_hidden_size=0)),
+        "moe.shared_hidden_size": replace(MINIMAL, moe=replace(wide, has_selection_bias=False)),
+    }.items():
+        brought = {name for name, by in OUR_NAMES.items() if by == switch}
+        assert brought == names_of(shape) - found
+        assert brought
+    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([\w.{}]+)` \| (.*?) \| ", text, re.MULTILINE)
+    assert {name: switch.replace("`", "") for name, switch in table} == OUR_NAMES
+
+
+def names_of(shape: NetworkConfig) -> set[str]:
+    """The names of a network's tensors, whether projections are joined or not."""
+    network = Transformer(shape)
+    parts = [name for split in (True, False) for name in network.parts(split_qkv=split)]
+    found = {re.sub(r"experts\.\d+", "experts.{e}", part) for part in parts}
+    found = {re.sub(r"layers\.\d+", "layers.{n}", part) for part in found}
+    return found | {name.replace(".gate.", ".gate_up.") for name in found}
+
+
+def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
+    """They were read in read_shape alone; elsewhere such a key was as good as absent."""
+    family = replace(
+        OWN,
+        eos_id=None,
+        mask_keys=("tokens.mask",),
+        eos_keys=("tokens.eos",),
+        block_keys=("net.block",),
+        refusals=(Refusal("net.activation", ("silu",), "to be 'silu'"),),
+    )
+    config = {**SIZES, "tokens": {"mask": 5, "eos": [2, 3]}, "net": {"block": 4}}
+    assert family.says_mask(config)
+    facts = family.read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (5, (2, 3), 4)
+    with pytest.raises(ValueError, match=r"need 'net.activation' to be 'silu', got 'gelu'"):
+        family.read({**config, "net": {"activation": "gelu"}})
+    with pytest.raises(ValueError, match=r"'tokens.eos' must be integers from 0 to 63, got 64"):
+        family.read({**config, "tokens": {"mask": 5, "eos": 64}})
+    # A key that has a dot of its own is that key.
+    assert ConfigReader({"a.b": 3, "a": {"b": 4}}).integer("a.b") == 3
+    assert not ConfigReader({"a": "text"}).has("a.b")
+
+
+def test_the_tokenizer_says_what_ends_an_answer_where_nothing_else_does() -> None:
+    """It said what [MASK] is, but not this."""
+    family, config = replace(OWN, eos_id=None), dict(CONFIG)
+    assert family.read(config, tokenizer_eos_id=4).eos_ids == (4,)
+    assert family.read({**config, "eos_token_id": 3}, tokenizer_eos_id=4).eos_ids == (3,)
+    assert OWN.read(config, tokenizer_eos_id=4).eos_ids == (0,)
+    for unknown in (None, 64):
+        with pytest.raises(ValueError, match=r"which token ends an answer.* change its eos_keys\."):
+            family.read(config, tokenizer_eos_id=unknown)
+
+
+def test_a_family_that_is_passed_needs_no_architecture_in_the_file(tmp_path: Path) -> None:
+    """'Leave family out' was the remedy, for a file that then was of no known family."""
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    for named in (None, []):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": named}))
+        model, _ = load_model(tmp_path, family=OWN)
+        assert model.mask_id == 7
+    with pytest.raises(ValueError, match="in 'architectures', got None"):
+        family_of({"model_type": "own"})
+    with pytest.raises(ValueError, match=r"'architectures' in config.json of a Own .*\['Other'\]"):
+        family_of({"architectures": ["Other"]}, OWN)
+
+
+def test_a_missing_key_of_a_family_of_ones_own_may_be_its_mistake() -> None:
+    """The only remedy was to take config.json from the official repository."""
+    with pytest.raises(ValueError, match="for a family of your own, change its read_shape"):
+        OWN.read({key: value for key, value in CONFIG.items() if key != "hidden_size"})
 
 
 def test_the_mask_token_is_read_from_the_keys_of_the_family() -> None:

@@ -1,16 +1,18 @@
 """Learn2PD: the filter's file, its decisions, how examples are collected and filters trained."""
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from families_under_test import BLOCK_CAUSAL, load_tiny
+from families_under_test import BLOCK_CAUSAL, MODELS, load_tiny, load_without_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
 
 from dllm_decode import ForwardInputs, PrefixCache, StepEvent, decode
+from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -146,6 +148,50 @@ def test_decode_refuses_a_filter_for_another_block_length_or_model(tmp_path: Pat
     for wrapped in (CreditDecoding(sampler), Prophet(sampler)):
         with pytest.raises(ValueError, match="block_length must be 6"):
             decode(HashModel(), [[1]], wrapped, gen_length=12, block_length=4)
+
+
+def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path: Path) -> None:
+    """A copy under another name was refused, and any folder of the same last name was served."""
+    trained, copied = tmp_path / "runs" / "a" / "model", tmp_path / "elsewhere"
+    other = tmp_path / "runs" / "b" / "model"
+    for folder in (trained, copied, other):
+        shutil.copytree(MODELS / "llada", folder)
+    weights = load_file(other / "model.safetensors")
+    # As a training would leave it: all the same but some numbers of one matrix.
+    weights["model.transformer.blocks.1.ff_out.weight"] *= 1.01
+    save_file(weights, other / "model.safetensors")
+    model, _ = load_without_tokenizer(trained)
+    assert model.name == "model"
+    path = tmp_path / "filter.safetensors"
+    save_filter(gate(), path, model=model.name, settings=FilterSettings(hidden_sizes=()),
+                threshold=0.5, fingerprint=fingerprint_of(model))  # fmt: skip
+    sampler = CreditDecoding(Learn2PD(str(path)))
+    options = {"gen_length": 6, "block_length": 6}
+    decode(model, [[5]], sampler, **options)  # type: ignore[arg-type]
+    for dtype in ("bfloat16", "float32"):
+        same, _ = load_without_tokenizer(copied, dtype=dtype)
+        decode(same, [[5]], sampler, **options)  # type: ignore[arg-type]
+    changed, _ = load_without_tokenizer(other)
+    with pytest.raises(ValueError, match="got 'model', another one by its weights"):
+        decode(changed, [[5]], sampler, **options)  # type: ignore[arg-type]
+    # The model before the block length: for another model there is no right length.
+    with pytest.raises(ValueError, match=r"must be 'model', .* got 'hash model'"):
+        decode(HashModel(), [[1]], sampler, gen_length=12, block_length=4)
+
+
+def test_a_fingerprint_is_of_the_weights_whatever_their_dtype(tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    shutil.copytree(MODELS / "llada", folder)
+    weights = load_file(folder / "model.safetensors")
+    known = {load_tiny("llada").fingerprint, load_tiny("llada", dtype="float64").fingerprint}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        stored = {name: weight.to(dtype) for name, weight in weights.items()}
+        save_file(stored, folder / "model.safetensors")
+        known.add(load_without_tokenizer(folder)[0].fingerprint)
+    assert len(known) == 1
+    assert len({load_tiny(key).fingerprint for key in ("llada", "dream", "sdar")}) == 3
+    assert load_tiny("llada", mask_id=7).fingerprint not in known
+    assert fingerprint_of(HashModel()) == "hash model"
 
 
 def test_decode_refuses_files_that_are_missing_or_no_filters(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class Unusual(Sampler[None]):
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         raise ValueError(f"asked about {model}, {gen_length} and {block_length}")
 
+    def check_model(self, *, name: str, fingerprint: str) -> None:
+        raise ValueError(f"asked about {name} of {fingerprint}")
+
     def max_steps(self, num_masks: int) -> int:
         return 10 * num_masks
 
@@ -63,7 +66,7 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     forwarded = overridable() - DECIDES
     assert forwarded == {
         "scope", "leave_one_out", "reads_committed", "edits", "needs_whole_block", "check",
-        "max_steps",
+        "check_model", "max_steps",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
@@ -77,6 +80,8 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     assert wrapped.max_steps(3) == 30
     with pytest.raises(ValueError, match="asked about mini, 12 and 4"):
         wrapped.check(model="mini", gen_length=12, block_length=4)
+    with pytest.raises(ValueError, match="asked about mini of 12ab"):
+        wrapped.check_model(name="mini", fingerprint="12ab")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

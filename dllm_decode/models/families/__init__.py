@@ -50,20 +50,21 @@ def family_of(config: Config, family: str | Family | None = None) -> Family:
     Args:
         config: The whole config.json.
         family: A name of `FAMILIES`, or "my_package.my_module:MY_FAMILY", which imports the module,
-            or a family; `None`: the one that config.json names.
+            or a family; then config.json need not say. `None`: the one that config.json names.
 
     Raises:
-        ValueError: If there is no such family, or the checkpoint is of another architecture.
+        ValueError: If there is no such family, or config.json names another architecture.
     """
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else None
     if family is None:
         return _recognised(architecture)
     found = _named(family) if isinstance(family, str) else family
-    if found.architecture != architecture:
+    if named and found.architecture != architecture:
         raise ValueError(
-            f"The architecture of a {found.name} checkpoint must be {found.architecture!r}, got "
-            f"{architecture!r}. Leave family out, or choose another checkpoint."
+            f"'architectures' in config.json of a {found.name} checkpoint must be "
+            f"{[found.architecture]}, or be left out, got {named!r}. Choose another family or "
+            "checkpoint; or leave family out, and config.json decides."
         )
     return found
 
@@ -101,13 +102,13 @@ def _recognised(architecture: object) -> Family:
         if not family.is_named_by_caller
     )
     remedy = (
-        "Choose a checkpoint of one of these families, or pass a family of your own "
-        "(docs/extending.md)."
+        "Choose a checkpoint of one of these families, name its family, or pass a family of your "
+        "own (docs/extending.md)."
     )
     if known:
         names = " or ".join(repr(key) for key in known)
         remedy = f"If it is a diffusion model all the same, name its family: family={names}."
     raise ValueError(
-        f"config.json must name a supported architecture ({supported}), got {architecture!r}. "
-        f"{remedy}"
+        f"config.json must name a supported architecture ({supported}) in 'architectures', got "
+        f"{architecture!r}. {remedy}"
     )

@@ -1,6 +1,6 @@
 """What a family is: how its authors write config.json, and how they name tensors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,44 @@ from torch import Tensor
 from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
+
+OUR_NAMES = {
+    "embedding.weight": "",
+    "norm.weight": "",
+    "head.weight": "not tied_head",
+    "layers.{n}.attention_norm.weight": "",
+    "layers.{n}.mlp_norm.weight": "",
+    "layers.{n}.query.weight": "",
+    "layers.{n}.key.weight": "",
+    "layers.{n}.value.weight": "",
+    "layers.{n}.qkv.weight": "",
+    "layers.{n}.query.bias": "qkv_bias",
+    "layers.{n}.key.bias": "qkv_bias",
+    "layers.{n}.value.bias": "qkv_bias",
+    "layers.{n}.qkv.bias": "qkv_bias",
+    "layers.{n}.query_norm.weight": "qk_norm",
+    "layers.{n}.key_norm.weight": "qk_norm",
+    "layers.{n}.output.weight": "",
+    "layers.{n}.gate.weight": "",
+    "layers.{n}.up.weight": "",
+    "layers.{n}.gate_up.weight": "",
+    "layers.{n}.down.weight": "",
+    "layers.{n}.router.weight": "moe",
+    "layers.{n}.router.selection_bias": "moe.has_selection_bias",
+    "layers.{n}.experts.{e}.gate.weight": "moe",
+    "layers.{n}.experts.{e}.up.weight": "moe",
+    "layers.{n}.experts.{e}.gate_up.weight": "moe",
+    "layers.{n}.experts.{e}.down.weight": "moe",
+    "layers.{n}.shared.gate.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.up.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.gate_up.weight": "moe.shared_hidden_size",
+    "layers.{n}.shared.down.weight": "moe.shared_hidden_size",
+}
+"""Every name of a tensor of a network, with the switch of `NetworkConfig` that brings it.
+
+`qkv` stands for query, key and value where `Family.split_qkv` is false, `gate_up` for gate and up
+where a checkpoint has them in one tensor.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +70,7 @@ class Refusal(NamedTuple):
     """A configuration key whose other values would silently give wrong logits.
 
     Attributes:
-        key: The key in config.json.
+        key: The key in config.json; that inside of an object is "net.activation".
         allowed: Values that are understood; an absent key is understood too.
         required: The rest of the sentence "key ...".
     """
@@ -50,25 +88,27 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors (`Transformer.parts`) to the official ones; `{n}` is the layer,
-            `{e}` the expert. Names that a network has no tensor for are never used. Where a
-            checkpoint has gate and up in one tensor, gate's rows first, name `gate_up.weight`
-            instead of the two.
+        names: Our names of tensors (`OUR_NAMES`) to the official ones; `{n}` is the layer, `{e}`
+            the expert. Those that a network has no tensor for are never used. Where a checkpoint
+            has gate and up in one tensor, gate's rows first, name `gate_up.weight` instead of the
+            two.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
         mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
             knows it.
-        eos_id: Where the configuration has none; `None`: it must have one.
-        eos_keys: Keys of config.json that may hold it.
-        mask_keys: Keys of config.json that may hold the [MASK] token.
+        eos_id: Where the configuration has none; `None`: the tokenizer's.
+        eos_keys: Keys of config.json that may hold it; that inside of an object is "tokens.eos".
+        mask_keys: Keys of config.json that may hold the [MASK] token, likewise.
         end_of_turn_ids: Further ids that end an answer, where the vocabulary is that large.
         logit_shift: 1 where the logits at a column predict the next.
         block_length: Tokens per block where the configuration has none; 0: attention is
             bidirectional unless the caller says otherwise.
         block_keys: Keys of config.json that may hold the block length.
         may_be_block_causal: A caller may give a block length; else attention is bidirectional.
-        fast_tokenizer: Tokenizer files are a tokenizer.json, read by PreTrainedTokenizerFast; else
-            those of Qwen2Tokenizer.
+        fast_tokenizer: tokenizer.json says how texts are split. Else the rules are those of
+            Qwen2Tokenizer, which also reads vocab.json and merges.txt; but where
+            tokenizer_config.json beside a tokenizer.json names a class without rules of its own
+            (PreTrainedTokenizerFast, TokenizersBackend), this changes nothing.
         split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
             has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
@@ -96,18 +136,17 @@ class Family:
     is_causal_too: bool = False
     is_named_by_caller: bool = False
 
-    def official_name(self, part: str) -> str:
-        """Translates a name of `Transformer.parts`.
-
-        Raises:
-            ValueError: If `names` does not have it.
-        """
-        pattern, numbers = _pattern(part)
-        if pattern not in self.names:
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.names if name not in OUR_NAMES]
+        if unknown:
             raise ValueError(
-                f"The names of the family {self.name} must have {pattern!r}, a tensor of its "
-                f"network, got names for {', '.join(self.names) or 'nothing'}."
+                f"The names of the family {self.name} must be for tensors of a network, which are "
+                f"called {', '.join(OUR_NAMES)}, got {', '.join(unknown)}."
             )
+
+    def official_name(self, part: str) -> str:
+        """Translates a name of `Transformer.parts`, which `names` must have."""
+        pattern, numbers = _pattern(part)
         return self.names[pattern].format(**numbers)
 
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
@@ -117,7 +156,9 @@ class Family:
             ValueError: If `names` lacks a tensor of the network, or has one name for two.
         """
         found: dict[str, Tensor] = {}
-        for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
+        joined = self._joined(transformer.parts(split_qkv=self.split_qkv))
+        self._require_names(joined)
+        for name, part in joined.items():
             official = self.official_name(name)
             if official in found:
                 raise ValueError(
@@ -126,6 +167,15 @@ class Family:
                 )
             found[official] = part
         return found
+
+    def _require_names(self, parts: Iterable[str]) -> None:
+        needed = dict.fromkeys(_pattern(part)[0] for part in parts)
+        missing = [name for name in needed if name not in self.names]
+        if missing:
+            raise ValueError(
+                f"The names of the family {self.name} must have every tensor of its network, got "
+                f"none for {', '.join(missing)}."
+            )
 
     def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Makes one tensor of gate and up where the checkpoint has one."""
@@ -142,10 +192,16 @@ class Family:
 
     def says_mask(self, config: Config) -> bool:
         """Says whether a config.json holds the [MASK] token."""
-        return any(config.get(key) is not None for key in self.mask_keys)
+        reader = ConfigReader(config)
+        return any(reader.has(key) for key in self.mask_keys)
 
     def read(
-        self, config: Config, *, mask_id: int | None = None, block_length: int | None = None
+        self,
+        config: Config,
+        *,
+        mask_id: int | None = None,
+        block_length: int | None = None,
+        tokenizer_eos_id: int | None = None,
     ) -> CheckpointFacts:
         """Reads a config.json.
 
@@ -153,6 +209,7 @@ class Family:
             config: The whole file.
             mask_id: Overrides what it says, or the family's default.
             block_length: Overrides what it says, or the family's default.
+            tokenizer_eos_id: The token that ends an answer where neither it nor the family says.
 
         Raises:
             ValueError: If a key is missing, has a value that it cannot have, or names something
@@ -160,7 +217,8 @@ class Family:
         """
         reader = ConfigReader(config)
         for refusal in self.refusals:
-            value = config.get(refusal.key, refusal.allowed[0])
+            is_there = refusal.key in config or reader.has(refusal.key)
+            value = reader.value(refusal.key) if is_there else refusal.allowed[0]
             if not any(value is allowed or value == allowed for allowed in refusal.allowed):
                 raise ValueError(
                     f"{reader.file}: {self.name} checkpoints need {refusal.key!r} "
@@ -171,7 +229,7 @@ class Family:
         return CheckpointFacts(
             shape,
             self._mask_id(reader, mask_id, shape.vocab_size),
-            self._eos_ids(reader, shape.vocab_size),
+            self._eos_ids(reader, tokenizer_eos_id, shape.vocab_size),
             self._block_length(reader, block_length),
         )
 
@@ -192,7 +250,7 @@ class Family:
         if mask_id is None:
             raise ValueError(
                 f"config.json of a {self.name} checkpoint does not say which token is [MASK]. "
-                "Pass mask_id."
+                f"Pass mask_id, or set {self.mask_keys[0]!r} there."
             )
         if not 0 <= mask_id < vocab_size:
             raise ValueError(
@@ -201,10 +259,22 @@ class Family:
             )
         return mask_id
 
-    def _eos_ids(self, config: ConfigReader, vocab_size: int) -> tuple[int, ...]:
-        default = None if self.eos_id is None else [self.eos_id]
+    def _eos_ids(
+        self, config: ConfigReader, of_tokenizer: int | None, vocab_size: int
+    ) -> tuple[int, ...]:
+        default = self.eos_id
+        if default is None and of_tokenizer is not None and of_tokenizer < vocab_size:
+            default = of_tokenizer
         key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
-        first = config.integers(key, default, most=vocab_size - 1)
+        if default is None and not config.has(key):
+            raise ValueError(
+                f"config.json of a {self.name} checkpoint must say which token ends an answer, got "
+                f"nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer whose "
+                "eos_token is in the vocabulary. Add the key; or, for a family of your own, change "
+                "its eos_keys."
+            )
+        listed = None if default is None else [default]
+        first = config.integers(key, listed, most=vocab_size - 1)
         known = [token for token in self.end_of_turn_ids if token < vocab_size]
         return tuple(dict.fromkeys([*first, *known]))
 

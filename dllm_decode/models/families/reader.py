@@ -13,8 +13,8 @@ _MOST = 2**31 - 1
 class ConfigReader:
     """The values of a config.json by their types.
 
-    A key that is absent or null has its default; without one it is an error. Keys inside of an
-    object are named as "rope_parameters.factor".
+    A key that is absent or null has its default; without one it is an error. A key inside of an
+    object is named as "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
 
     Attributes:
         file: Named in errors.
@@ -27,11 +27,20 @@ class ConfigReader:
 
     def has(self, key: str) -> bool:
         """Says whether a key has a value other than null."""
-        return self._config.get(key) is not None
+        return self.value(key) is not None
 
     def is_false(self, key: str) -> bool:
         """Says whether a key has the value false."""
-        return self._config.get(key) is False
+        return self.value(key) is False
+
+    def value(self, key: str) -> object:
+        """Returns a value of any type; `None` where there is none."""
+        if key in self._config:
+            return self._config[key]
+        value: object = self._config
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        return value
 
     def positive_int(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
         """Reads an integer from 1 on."""
@@ -91,13 +100,14 @@ class ConfigReader:
         return ConfigReader(value, file=self.file, prefix=f"{self._prefix}{key}.")
 
     def _value(self, key: str, default: Any) -> Any:
-        value = self._config.get(key)
+        value = self.value(key)
         if value is not None:
             return value
         if default is None:
             raise ValueError(
                 f"{self.file} must have the key {self._prefix + key!r}, which is missing. Take "
-                f"{self.file} from the official repository."
+                f"{self.file} from the official repository; or, for a family of your own, change "
+                "its read_shape."
             )
         return default
 

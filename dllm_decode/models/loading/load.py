@@ -1,5 +1,6 @@
 """Reads official checkpoints from an embedded asset, a folder or the hub; safetensors only."""
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Optional
 import torch
 
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
-from dllm_decode.models.loading.adapters import merge_adapter, read_adapter
+from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.placement import (
     DeviceMap,
     Placement,
@@ -20,7 +21,13 @@ from dllm_decode.models.loading.placement import (
     place,
 )
 from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
-from dllm_decode.models.loading.weights import check_weights, fill, read_json, weight_files
+from dllm_decode.models.loading.weights import (
+    check_weights,
+    digest_of,
+    fill,
+    read_json,
+    weight_files,
+)
 from dllm_decode.models.masked_transformer import Choice, MaskedTransformer
 from dllm_decode.models.network.transformer import Transformer
 
@@ -121,7 +128,12 @@ def load_model(
     words = _tokenizer(folder, known, tokenizer)
     if mask_id is None and not known.says_mask(config) and words is not None:
         mask_id = words.mask_token_id
-    facts = known.read(config, mask_id=mask_id, block_length=block_length)
+    facts = known.read(
+        config,
+        mask_id=mask_id,
+        block_length=block_length,
+        tokenizer_eos_id=None if words is None else words.eos_token_id,
+    )
     _check_experts(facts, quantize)
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
@@ -150,9 +162,10 @@ def load_model(
         is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
-    fill(transformer, known, files)
+    digests = fill(transformer, known, files)
     if lora is not None:
         merge_adapter(lora, known.tensors(transformer))
+    model.fingerprint = _fingerprint(digests, lora, facts, known)
     if there is None:
         dispatch(transformer, placed)
     else:
@@ -182,6 +195,19 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {dtype!r}.")
     return _DTYPES[dtype]
+
+
+def _fingerprint(
+    digests: Mapping[str, str], lora: Adapter | None, facts: CheckpointFacts, family: Family
+) -> str:
+    """Tells models apart by what their files hold, not by dtype, device or name of the folder."""
+    added = {} if lora is None else lora.factors
+    read = (
+        sorted(digests.items()),
+        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in added.items()),
+        (facts.mask_id, facts.causal_block_length, family.logit_shift),
+    )
+    return hashlib.sha256(repr(read).encode()).hexdigest()[:16]
 
 
 def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:

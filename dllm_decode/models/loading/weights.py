@@ -1,5 +1,6 @@
 """The weight files of a checkpoint: safetensors, checked before anything is allocated."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -131,16 +132,30 @@ def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
             yield name, _Header(part.get_shape(), part.get_dtype())
 
 
-def fill(transformer: Transformer, family: Family, files: list[Path]) -> None:
-    """Copies every tensor into its place, one at a time."""
+def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[str, str]:
+    """Copies every tensor into its place, one at a time; returns the digests of what was stored."""
     parts = family.tensors(transformer)
+    digests: dict[str, str] = {}
     for path in files:
         with _open(path) as opened:
             names: list[str] = opened.keys()
             for name in names:
                 # No variable holds the tensor: it is gone before the next one is read.
-                parts[name].copy_(opened.get_tensor(name))
+                digests[name] = _copy(parts[name], opened.get_tensor(name))
                 check_finite(parts[name], name, path)
+    return digests
+
+
+def _copy(part: Float[Tensor, "..."], stored: Float[Tensor, "..."]) -> str:
+    part.copy_(stored)
+    return digest_of(stored)
+
+
+def digest_of(stored: Float[Tensor, "..."]) -> str:
+    """Returns a digest of some 64 numbers of a tensor, the same in float32 and in bfloat16."""
+    flat = stored.flatten()
+    some = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
+    return hashlib.sha256(repr((list(stored.shape), some.tolist())).encode()).hexdigest()
 
 
 def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:
