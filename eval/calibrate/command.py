@@ -25,6 +25,7 @@ from eval.runs.names import (
     parse_task,
     parse_verifier,
 )
+from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Folder, Record, Settings, digest
@@ -102,6 +103,9 @@ def run(options: argparse.Namespace) -> int:
             for record in folder.records()
             if record["error"] is None or not options.retry_errors
         }
+        by_setting = {one.settings.key(""): one.run for one in checked}
+        kept = {record["settings"] for record in done.values()}
+        require_unchanged(folder.path, by_setting, kept).note(folder.path)
         decoder = Decoder(part, folder.note_machine(machine), done, reporter)
         card = calibrate(
             checked[0], checked[1:], guarantee, decoder,
@@ -308,6 +312,7 @@ def _checked(
                 decoding=decoding_of(selection, given, blocks),
                 batch_size=options.batch_size, prompts=options.prompts or None,
                 model_source=source, revision=options.revision or None, dtype=own.dtype,
+                files=own.files,
                 trace=not options.no_trace,
             )
         )  # fmt: skip

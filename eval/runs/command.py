@@ -114,6 +114,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
         dtype=str(model.dtype).removeprefix("torch."),
         # Once for all runs that name the same target.
         target=lru_cache(lambda name: load_target(name, tokenizer, device=device, dtype=wanted)),
+        files=model.files,
     )
 
 

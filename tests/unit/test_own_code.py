@@ -10,7 +10,8 @@ import pytest
 
 from eval.cli import main
 from eval.reports.command import show
-from eval.runs.own_code import OWN_CODE_FILE, sources_of
+from eval.runs.origins import CODE_NOTE, FILES_NOTE
+from eval.runs.own_code import sources_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -96,7 +97,8 @@ def test_an_edited_family_is_noted_like_a_sampler(tmp_path: Path, module: Module
 
 def test_folders_of_known_samplers_hold_no_note(tmp_path: Path) -> None:
     execute(eval_runs.runs(samplers=(FixedSchedule(8),)), tmp_path)
-    assert not (tmp_path / OWN_CODE_FILE).exists()
+    assert not (tmp_path / CODE_NOTE).exists()
+    assert not (tmp_path / FILES_NOTE).exists()
 
 
 def test_the_command_names_itself_as_it_was_called(

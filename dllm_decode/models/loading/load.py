@@ -20,7 +20,13 @@ from dllm_decode.models.loading.placement import (
     place,
 )
 from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
-from dllm_decode.models.loading.weights import check_weights, fill, read_json, weight_files
+from dllm_decode.models.loading.weights import (
+    check_weights,
+    fill,
+    model_files,
+    read_json,
+    weight_files,
+)
 from dllm_decode.models.masked_transformer import Choice, MaskedTransformer
 from dllm_decode.models.network.transformer import Transformer
 
@@ -150,6 +156,7 @@ def load_model(
         is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
+    model.files = (*model_files(folder), *(() if lora is None else lora.files))
     fill(transformer, known, files)
     if lora is not None:
         merge_adapter(lora, known.tensors(transformer))
