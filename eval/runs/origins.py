@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from eval.runs.own_code import sources_of
+from eval.runs.own_code import own_modules, sources_of
 from eval.runs.own_files import digests_of, files_of
 from eval.runs.settings import Run
 
@@ -73,18 +73,20 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     """
     before, now = Origins.noted(folder), Origins.of(runs)
     for setting in (one for one in runs if one in kept):
-        _require_code(folder, before.code.get(setting), now.code.get(setting))
+        _require_code(folder, runs[setting], before.code.get(setting), now.code.get(setting))
         _require_files(folder, runs[setting], before.files.get(setting), now.files.get(setting))
     return Origins({**before.code, **now.code}, {**before.files, **now.files})
 
 
-def _require_code(folder: Path, before: Digests | None, now: Digests | None) -> None:
+def _require_code(folder: Path, run: Run, before: Digests | None, now: Digests | None) -> None:
     edited = _changed(before or {}, now or {}) if before else []
     if edited:
+        is_task = edited[0] in own_modules(run.selection.task)
+        other = ", or raise `version` of the task" if is_task else ""
         raise ValueError(
             f"{edited[0]} must be as it was when the records in {folder} were decoded, but its "
             "file was edited since: old answers would stand for the new code. Choose another "
-            f"folder. {_RETRY}"
+            f"folder{other}. {_RETRY}"
         )
 
 

@@ -19,7 +19,7 @@ def sources_of(run: Run) -> dict[str, str]:
     nor is a class that no file defines.
     """
     plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
-    modules = {module for plugin in plugins for module in _modules_of(plugin)}
+    modules = {module for plugin in plugins for module in own_modules(plugin)}
     own_family = parse_model(run.model_source).own_module if run.model_source else None
     modules |= {own_family} if own_family else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
@@ -30,14 +30,14 @@ def sources_of(run: Run) -> dict[str, str]:
     }
 
 
-def _modules_of(plugin: object) -> Iterator[str]:
+def own_modules(plugin: object) -> Iterator[str]:
     """Yields the modules of a plug-in's own classes, and of those that it holds."""
     for kind in type(plugin).__mro__:
         if not _is_ours(kind) and any(_is_ours(base) for base in kind.__mro__):
             yield kind.__module__
     if is_dataclass(plugin):
         for field in fields(plugin):
-            yield from _modules_of(getattr(plugin, field.name))
+            yield from own_modules(getattr(plugin, field.name))
 
 
 def _is_ours(kind: type) -> bool:
