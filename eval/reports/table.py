@@ -112,7 +112,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
     own = row["settings"]
     parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
-    # The verifier asks the sampler or writes itself; seeds are pooled; the task stands above.
+    # The verifier asks the sampler or writes itself; seeds are pooled; the group stands above.
     hidden = (
         "sampler", "blocks", "seed", "task", "task_version", "examples", "num_examples", "model",
     )  # fmt: skip
