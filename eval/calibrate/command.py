@@ -16,7 +16,7 @@ from eval.calibrate.ladders import LADDERS, Rung, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.arguments import given_of
-from eval.runs.command import code_for, open_model
+from eval.runs.command import code_for, open_model, warn_of_unknown_words
 from eval.runs.names import (
     Selection,
     parse_blocks,
@@ -96,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     warnings = _warnings(folder, selection, settings, options, guarantee)
     for warning in warnings:
         sys.stderr.write(f"WARNING: {warning}\n")
+    warn_of_unknown_words(checked)
     machine = machine_of(checked[0].run.model.device)
     with folder.writing(0) as part, reporter_for(Console(stderr=True)) as reporter:
         done = {
