@@ -29,6 +29,8 @@ DTYPES: Mapping[str | None, torch.dtype | None] = {
 }  # fmt: skip
 
 
+DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
+
 Warn: TypeAlias = Callable[[Sequence[str], Sequence[Settings]], None]
 """Given samplers as they were named and the settings that are run, says what the user must know."""
 
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Folder:
     sweep = Sweep(
         models=(options.model,),
         tasks=(options.task,),
-        samplers=tuple(options.sampler or ("FixedSchedule()", "ConfidenceThreshold(0.9)")),
+        samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
         blocks=tuple(options.blocks or ("Sequential()",)),
