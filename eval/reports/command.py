@@ -14,7 +14,7 @@ from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
 from eval.reports.summary import summarise
 from eval.reports.table import table
-from eval.reports.terminal import picture_of
+from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.records import Folder, Record, Settings
 
@@ -49,7 +49,12 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
     has_several = len({group.model for group in groups}) > 1
     for (model, asked), own in groups.items():
         title = f"{titles[asked]}, model {model}" if has_several else titles[asked]
-        console.print(f"{title}\n{table(own)}\n", markup=False, highlight=False, soft_wrap=True)
+        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        if console.is_terminal:
+            show_settings(console, own)
+        else:
+            console.print(table(own), markup=False, highlight=False, soft_wrap=True)
+        console.print()
     console.print(
         f"Report: {path.with_name(PAGE)} and {path.name}",
         markup=False, highlight=False, soft_wrap=True,
