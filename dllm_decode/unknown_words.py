@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dllm_decode.prompts import Prompt
+
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _NUM_SHOWN = 20
 
@@ -44,9 +46,7 @@ def unknown_id_of(tokenizer: Any) -> int | None:
     return None if found in others else found
 
 
-def unknown_words(
-    tokenizer: Any, texts: Sequence[str], prompts: Sequence[Sequence[int]]
-) -> UnknownWords:
+def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt]) -> UnknownWords:
     """Finds the words where a tokenizer of transformers reads its unknown token.
 
     Args:
