@@ -174,7 +174,7 @@ def answering(model: MaskedTransformer, sampler: Sampler) -> Answer:
             model,
             prompts,
             sampler,
-            cache=PrefixCache(entry="official"),
+            cache=PrefixCache(),
             gen_length=gen_length,
             block_length=model.causal_block_length,
         )
