@@ -1,6 +1,5 @@
 """Texts, chats or token ids in, texts out."""
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Prompt, Prompts, token_lists
 from dllm_decode.stopping import NeverStop, StopRule, StopStrings, cut_at
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
+from dllm_decode.unknown_words import unknown_words
 from dllm_decode.verify import NoVerifier, Verifier
 from samplers.base import Sampler
 
@@ -31,9 +31,6 @@ Message: TypeAlias = Mapping[str, str]
 
 Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[Message]] | Prompts
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes."""
-
-_WORDS = re.compile(r"\w+|[^\w\s]")
-_NUM_SHOWN = 20
 
 
 @runtime_checkable
@@ -344,24 +341,9 @@ def _warn_of_unknown_words(
     tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt]
 ) -> None:
     """Warns if the tokenizer reads its unknown token where a word stands."""
-    unknown_id = getattr(tokenizer, "unk_token_id", None)
-    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls")]
-    # Byte-level tokenizers know every word; some name a token of another use as unknown.
-    if unknown_id is None or unknown_id in others:
-        return
-    words: dict[str, None] = {}
-    for text, prompt in zip(texts, prompts, strict=True):
-        if unknown_id in prompt:
-            words |= dict.fromkeys(_WORDS.findall(text))
-    unknown = [word for word in words if unknown_id in tokenizer(word)["input_ids"]]
-    if unknown:
-        shown = ", ".join(unknown[:_NUM_SHOWN])
-        more = "" if len(unknown) <= _NUM_SHOWN else f" and {len(unknown) - _NUM_SHOWN} more"
-        warnings.warn(
-            f"These words are not known to the tokenizer: {shown}{more}. The model reads "
-            f"{tokenizer.decode([unknown_id])!r} for each.",
-            stacklevel=5,
-        )
+    unknown = unknown_words(tokenizer, texts, prompts)
+    if unknown.words:
+        warnings.warn(str(unknown), stacklevel=5)
 
 
 def _require_tokenizer(tokenizer: object) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Literal
 
 import torch
@@ -81,6 +82,11 @@ class Sampler(ABC, Generic[State]):
         Then blocks have to be decoded one after the other.
         """
         return False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that it reads, such as weights: when they change, old answers no longer hold."""
+        return ()
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
         """Raises ValueError if it was made for another model; nothing unless overridden.

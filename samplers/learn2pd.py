@@ -75,6 +75,10 @@ class Learn2PD(Sampler[None]):
     def reads_committed(self) -> bool:
         return True
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (filter_file(self.filter),)
+
     def check_model(self, *, name: str, fingerprint: str) -> None:
         trained = self.loaded
         # Older files know no more than the name.
@@ -145,15 +149,11 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
     return nn.Sequential(*layers[:-1])
 
 
-def load_filter(source: str) -> Filter:
-    """Reads a filter file.
-
-    Args:
-        source: An embedded filter's name, or a path.
+def filter_file(source: str) -> Path:
+    """Returns the file of an embedded filter's name, or of a path.
 
     Raises:
         FileNotFoundError: If there is neither.
-        ValueError: If the file is not a filter.
     """
     embedded = ASSETS / f"learn2pd-{source}.safetensors"
     path = embedded if embedded.is_file() else Path(source)
@@ -164,6 +164,20 @@ def load_filter(source: str) -> Filter:
             f"filter must be a file or an embedded name ({listed}), got {source!r}. Train one "
             "with dllm-decode train-filter."
         )
+    return path
+
+
+def load_filter(source: str) -> Filter:
+    """Reads a filter file.
+
+    Args:
+        source: An embedded filter's name, or a path.
+
+    Raises:
+        FileNotFoundError: If there is neither.
+        ValueError: If the file is not a filter.
+    """
+    path = filter_file(source)
     try:
         return _read_filter(path)
     except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:

@@ -1,6 +1,7 @@
 """The base of samplers that change how another sampler decides."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
@@ -67,6 +68,10 @@ class Wrapper(Sampler[State]):
     @property
     def needs_whole_block(self) -> bool:
         return self.base.needs_whole_block
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.base.files
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
         self.base.check_model(name=name, fingerprint=fingerprint)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
+from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -65,6 +66,7 @@ class MaskedTransformer(nn.Module):
         fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
         graphs: Whether forwards on one CUDA device are replayed as CUDA graphs, see
             `dllm_decode.models.graphs`; the key-value buffers are then kept between decodes.
+        files: Files that it was loaded from; () if it was not loaded.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class MaskedTransformer(nn.Module):
         self.is_causal_too = is_causal_too
         self.fingerprint = name
         self.graphs: Choice = "auto"
+        self.files: tuple[Path, ...] = ()
         self._runner = _new_runner(transformer)
 
     @property

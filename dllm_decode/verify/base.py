@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
@@ -52,6 +53,11 @@ class Verifier(ABC, Generic[Carry]):
     def num_branches(self) -> int:
         """States of one row that one forward looks at, at most."""
         return 1
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that it was read from, such as a target's weights; see `Sampler.files`."""
+        return ()
 
     def check(self, model: MaskPredictor) -> None:
         """Raises ValueError if it cannot verify for this model; nothing unless overridden."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool
@@ -78,6 +79,10 @@ class Guided(Verifier[Past]):
         require_probability("threshold", self.threshold)
         if self.threshold == 1.0:
             raise ValueError("threshold must be below 1, which no probability exceeds, got 1.0.")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.target.files
 
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="Guided")

@@ -16,7 +16,7 @@ from eval.calibrate.ladders import LADDERS, Rung, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.arguments import given_of
-from eval.runs.command import code_for, open_model
+from eval.runs.command import code_for, open_model, warn_of_unknown_words
 from eval.runs.names import (
     Selection,
     parse_blocks,
@@ -25,6 +25,7 @@ from eval.runs.names import (
     parse_task,
     parse_verifier,
 )
+from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Folder, Record, Settings, digest
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     warnings = _warnings(folder, selection, settings, options, guarantee)
     for warning in warnings:
         sys.stderr.write(f"WARNING: {warning}\n")
+    warn_of_unknown_words(checked)
     machine = machine_of(checked[0].run.model.device)
     with folder.writing(0) as part, reporter_for(Console(stderr=True)) as reporter:
         done = {
@@ -102,6 +104,9 @@ def run(options: argparse.Namespace) -> int:
             for record in folder.records()
             if record["error"] is None or not options.retry_errors
         }
+        by_setting = {one.settings.key(""): one.run for one in checked}
+        kept = {record["settings"] for record in done.values()}
+        require_unchanged(folder.path, by_setting, kept).note(folder.path)
         decoder = Decoder(part, folder.note_machine(machine), done, reporter)
         card = calibrate(
             checked[0], checked[1:], guarantee, decoder,
@@ -308,6 +313,7 @@ def _checked(
                 decoding=decoding_of(selection, given, blocks),
                 batch_size=options.batch_size, prompts=options.prompts or None,
                 model_source=source, revision=options.revision or None, dtype=own.dtype,
+                files=own.files,
                 trace=not options.no_trace,
             )
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """Methods on the plane of speed and accuracy: fronts, curves and what they are worth."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from eval.metrics.metrics import Point, aup, pareto_front, speed_at_accuracy
 
@@ -10,6 +10,58 @@ Row: TypeAlias = dict[str, Any]
 """Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
 
 ACCURACIES = (0.8, 0.75, 0.7)
+
+
+class ExampleSet(NamedTuple):
+    """What was asked. Only answers to the same examples of the same task are compared.
+
+    Attributes:
+        task: Address.
+        version: Of the task.
+        examples: Digest of the examples.
+    """
+
+    task: str
+    version: int
+    examples: str
+
+
+class Group(NamedTuple):
+    """What rows have in common that are compared with each other."""
+
+    model: str
+    asked: ExampleSet
+
+
+def asked_of(settings: Mapping[str, Any]) -> ExampleSet:
+    """Returns what was asked under some settings, as `Settings.written` gives them."""
+    return ExampleSet(settings["task"], settings["task_version"], settings["examples"])
+
+
+def group_of(settings: Mapping[str, Any]) -> Group:
+    """Returns with which other settings some settings are compared."""
+    return Group(settings["model"], asked_of(settings))
+
+
+def groups_of(rows: Iterable[Row]) -> dict[Group, list[Row]]:
+    """Returns the rows that are compared with each other, in the order of the rows."""
+    found: dict[Group, list[Row]] = {}
+    for row in rows:
+        found.setdefault(group_of(row["settings"]), []).append(row)
+    return found
+
+
+def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
+    """Names tasks by their address; also by version or examples where that tells them apart."""
+    known = dict.fromkeys(asked)
+    titles = {}
+    for one in known:
+        versions = {other.version for other in known if other.task == one.task}
+        alike = [other for other in known if other[:2] == one[:2]]
+        titles[one] = one.task
+        titles[one] += f", version {one.version}" if len(versions) > 1 else ""
+        titles[one] += f", examples {one.examples[:6]}" if len(alike) > 1 else ""
+    return titles
 
 
 def point_of(row: Row) -> Point:
@@ -26,8 +78,8 @@ def method_of(settings: Mapping[str, Any]) -> str:
 
 
 def mark_fronts(rows: Sequence[Row]) -> None:
-    """Marks, of each model and task, the rows that no other beats in speed and accuracy."""
-    for group in _groups(rows).values():
+    """Marks, of each group, the rows that no other beats in speed and accuracy."""
+    for group in groups_of(_on_plane(rows)).values():
         for index in pareto_front([point_of(row) for row in group]):
             group[index]["is_on_front"] = True
 
@@ -35,7 +87,7 @@ def mark_fronts(rows: Sequence[Row]) -> None:
 def methods(rows: Sequence[Row]) -> list[Row]:
     """Scores each method's curve. AUP depends on who else is in the folder: see `best_accuracy`."""
     found = []
-    for (model, task), group in _groups(rows).items():
+    for (model, asked), group in groups_of(_on_plane(rows)).items():
         best = max(point_of(row).accuracy for row in group)
         curves: dict[str, list[Point]] = defaultdict(list)
         for row in group:
@@ -43,16 +95,13 @@ def methods(rows: Sequence[Row]) -> list[Row]:
         for method, points in curves.items():
             reached = {str(y): speed_at_accuracy(points, y) for y in ACCURACIES}
             found.append({
-                "model": model, "task": task, "method": method, "num_points": len(points),
+                "model": model, "task": asked.task, "task_version": asked.version,
+                "examples": asked.examples, "method": method, "num_points": len(points),
                 "best_accuracy": best, "aup": aup(points, best) if best else 0.0,
                 "speed_at_accuracy": reached,
             })  # fmt: skip
     return found
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["accuracy"] is not None and "speed" in row:
-            grouped[row["settings"]["model"], row["settings"]["task"]].append(row)
-    return grouped
+def _on_plane(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["accuracy"] is not None and "speed" in row]

@@ -8,12 +8,13 @@ from pathlib import Path
 from rich.console import Console
 
 from eval.calibrate.card import warn_of_misfits
+from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
 from eval.reports.summary import summarise
 from eval.reports.table import table
-from eval.reports.terminal import picture_of
+from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.records import Folder, Record, Settings
 
@@ -43,9 +44,17 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
     path = write_report(folder, num_replays=num_replays)
     rows = summarise(folder)["rows"]
     console = Console()
-    for task in dict.fromkeys(row["settings"]["task"] for row in rows):
-        own = [row for row in rows if row["settings"]["task"] == task and row["num_records"]]
-        console.print(f"{task}\n{table(own)}\n", markup=False, highlight=False, soft_wrap=True)
+    groups = groups_of(row for row in rows if row["num_records"])
+    titles = titles_of(group.asked for group in groups)
+    has_several = len({group.model for group in groups}) > 1
+    for (model, asked), own in groups.items():
+        title = f"{titles[asked]}, model {model}" if has_several else titles[asked]
+        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        if console.is_terminal:
+            show_settings(console, own)
+        else:
+            console.print(table(own), markup=False, highlight=False, soft_wrap=True)
+        console.print()
     console.print(
         f"Report: {path.with_name(PAGE)} and {path.name}",
         markup=False, highlight=False, soft_wrap=True,
@@ -111,4 +120,5 @@ def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:
             f"it has {', '.join(sorted({record['example'] for record in found})[:5]) or 'none'}."
         )
     pairs = [(by_key[r["settings"]], r) for r in found if r["example"] == ids[0]]
-    return [(settings, r) for settings, r in pairs if settings.task == pairs[0][0].task]
+    asked = asked_of(pairs[0][0].written())
+    return [(settings, r) for settings, r in pairs if asked_of(settings.written()) == asked]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
-from eval.metrics.curves import Row, method_of
+from eval.metrics.curves import ExampleSet, Group, Row, asked_of, method_of, titles_of
 from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
 from eval.reports.pooling import Pool, pools
 from eval.reports.summary import summarise
@@ -12,15 +12,15 @@ from eval.reports.table import name_of, seeds_of
 from eval.reports.templates import fill
 from eval.runs.records import Folder, Record
 
-Link = Mapping[tuple[str, str], str]
-"""From task and example to the file of its replay."""
+Link = Mapping[tuple[ExampleSet, str], str]
+"""From what was asked, and the example, to the file of its replay."""
 
 
 def report_page(
     folders: Sequence[Folder],
     *,
     replays: Link | None = None,
-    exact: Mapping[str, Any] | None = None,
+    exact: Mapping[ExampleSet, Any] | None = None,
 ) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
 
@@ -29,19 +29,21 @@ def report_page(
     Args:
         folders: One, or two to compare.
         replays: Files beside the page that replay an example.
-        exact: By task the curve of an exact model, drawn dotted.
+        exact: By what was asked the curve of an exact model, drawn dotted.
 
     Raises:
         ValueError: If there are not one or two folders, or one is damaged or holds no records.
     """
     if len(folders) not in (1, 2):
         raise ValueError(f"A page must show one folder or two, got {len(folders)}.")
-    tasks: dict[tuple[str, str], dict[str, Any]] = {}
+    tasks: dict[Group, dict[str, Any]] = {}
     for number, folder in enumerate(folders):
         _add_folder(tasks, folder, number, is_alone=len(folders) == 1)
-    for task in tasks.values():
-        task["exact"] = (exact or {}).get(task["task"], [])
-        task["examples"] = _examples(task, replays or {})
+    titles = titles_of(group.asked for group in tasks)
+    for (_, asked), task in tasks.items():
+        task["task"] = titles[asked]
+        task["exact"] = (exact or {}).get(asked, [])
+        task["examples"] = _examples(task, asked, replays or {})
         task["changes"] = _changes(task)
         del task["pools"]
     names = [folder.path.resolve().name for folder in folders]
@@ -65,19 +67,16 @@ def _notice(tasks: Any) -> str:
 
 
 def _add_folder(
-    tasks: dict[tuple[str, str], dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
+    tasks: dict[Group, dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
 ) -> None:
     rows = summarise(folder)["rows"]
     found = pools(folder.settings(), folder.records())
     for row, pool in zip(rows, found, strict=True):
         own = row["settings"]
-        key = (own["model"] if is_alone else "", own["task"])
-        task = tasks.setdefault(
-            key, {"task": own["task"], "models": [], "rows": [], "pools": [], "primary": ""}
-        )
+        group = _group(row, is_alone=is_alone)
+        task = tasks.setdefault(group, {"models": [], "rows": [], "pools": [], "primary": ""})
         task["models"] = list(dict.fromkeys([*task["models"], own["model"]]))
-        alike = [r for r in rows if r["settings"]["task"] == own["task"]
-                 and (not is_alone or r["settings"]["model"] == own["model"])]  # fmt: skip
+        alike = [other for other in rows if _group(other, is_alone=is_alone) == group]
         keys = [pool.settings.with_seed(seed).key("") for seed in pool.seeds]
         task["rows"].append(
             _shown(row, alike, number) | {"keys": keys, "reliability": _reliability(pool)}
@@ -85,6 +84,11 @@ def _add_folder(
         task["pools"].append(pool)
         for record in pool.records[:1]:
             task["primary"] = record["primary"]
+
+
+def _group(row: Row, *, is_alone: bool) -> Group:
+    """Returns what a row is shown with; models of two folders stand side by side."""
+    return Group(row["settings"]["model"] if is_alone else "", asked_of(row["settings"]))
 
 
 def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def _interval(found: Row | None) -> list[float] | None:
     return [found["value"], found["low"], found["high"]] if found else None
 
 
-def _examples(task: Mapping[str, Any], replays: Link) -> list[dict[str, Any]]:
+def _examples(task: Mapping[str, Any], asked: ExampleSet, replays: Link) -> list[dict[str, Any]]:
     """Lists every example with what each setting made of it; None where it is missing."""
     cells: dict[str, list[list[dict[str, Any]] | None]] = {}
     heads: dict[str, dict[str, Any]] = {}
@@ -155,7 +159,7 @@ def _examples(task: Mapping[str, Any], replays: Link) -> list[dict[str, Any]]:
             row[number] = [*(row[number] or []), _answer(record, seeds)]
             heads.setdefault(example, {
                 "id": example, "prompt": record.get("prompt", ""),
-                "target": record.get("target", ""), "replay": replays.get((task["task"], example)),
+                "target": record.get("target", ""), "replay": replays.get((asked, example)),
             })  # fmt: skip
     return [{**heads[example], "cells": cells[example]} for example in sorted(cells, key=_natural)]
 

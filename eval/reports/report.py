@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.metrics.curves import Row
+from eval.metrics.curves import (
+    ExampleSet,
+    Group,
+    Row,
+    asked_of,
+    group_of,
+    groups_of,
+    titles_of,
+)
 from eval.metrics.metrics import Point
 from eval.oracle.exact import curve
 from eval.reports.page import report_page, unfinished_notice
@@ -48,16 +56,23 @@ def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
     _write(folder.path / "summary.json", json.dumps(summary, indent=1) + "\n")
     notice = _unfinished(summary["rows"])
     replays = _replays(folder, num_replays, notice)
-    by_task = _by_task(summary["rows"])
-    exact = {task: _exact(task) for _, task in by_task}
+    groups = groups_of(row for row in summary["rows"] if row["num_records"])
+    titles = titles_of(group.asked for group in groups)
+    exact = {asked: _exact(asked.task) for asked in titles}
     page = report_page([folder], replays=replays, exact=exact)
     _write(folder.path / PAGE, page)
     parts = [_opening(summary)]
-    for (model, task), rows in by_task.items():
-        parts += [f"## {task}\n\nModel `{model}`.", notice and f"**{notice}**", table(rows)]
-        parts += [other_scores(rows), accepted_lengths(rows), _methods(summary, model, task)]
-        parts += _pictures(folder, model, task, rows, exact[task])
-    links = [f"- [{task}, example {example}]({name})" for (task, example), name in replays.items()]
+    for group, rows in groups.items():
+        title = titles[group.asked]
+        num_examples = rows[0]["settings"]["num_examples"]
+        parts.append(f"## {title}\n\nModel `{group.model}`, {num_examples} examples.")
+        parts += [notice and f"**{notice}**", table(rows)]
+        parts += [other_scores(rows), accepted_lengths(rows), _methods(summary, group)]
+        parts += _pictures(folder, group.model, title, rows, exact[group.asked])
+    links = [
+        f"- [{titles[asked]}, example {example}]({name})"
+        for (asked, example), name in replays.items()
+    ]
     parts += ["## Replays", "\n".join(links)] if links else []
     report = folder.path / "report.md"
     _write(report, "\n\n".join(part for part in parts if part) + "\n")
@@ -87,7 +102,7 @@ def _opening(summary: dict[str, Any]) -> str:
         f"# Results\n\nTo sort, search and replay, open [{PAGE}]({PAGE}).",
         "Accuracy with its 95 % interval: Wilson's, or the bootstrap's over examples where there "
         "are several seeds, which are averaged for each example first. Against the reference, the "
-        "first row of a task: paired difference with its 95 % bootstrap interval over examples, "
+        "first row of a table: paired difference with its 95 % bootstrap interval over examples, "
         "and the exact McNemar p-value. Tokens per forward is a ratio of sums; tokens count up to "
         "and including the first EOS. NFE is forwards per example. Seconds are those of a batch, "
         "the first examples left out as warm-up. tau is Kendall's tau-b between position and "
@@ -103,9 +118,13 @@ def _opening(summary: dict[str, Any]) -> str:
         said.append(
             f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"
         )
+        groups = groups_of(rows)
+        titles = titles_of(group.asked for group in groups)
         said.append("\n".join(
-            f"- {name_of(row, rows)}: {count} x `{message}`"
-            for row in rows for message, count in row["errors"].items()
+            f"- {f'{titles[group.asked]}: ' if len(groups) > 1 else ''}{name_of(row, own)}: "
+            f"{count} x `{message}`"
+            for group, own in groups.items() for row in own
+            for message, count in row["errors"].items()
         ))  # fmt: skip
     if any(row["accuracy"] is None and "speed" in row for row in rows):
         said.append(
@@ -130,17 +149,8 @@ def _settings(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, f"- seeds: {'; '.join(seeds)}"])
 
 
-def _by_task(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["num_records"]:
-            key = (row["settings"]["model"], row["settings"]["task"])
-            found.setdefault(key, []).append(row)
-    return found
-
-
-def _methods(summary: dict[str, Any], model: str, task: str) -> str:
-    methods = [m for m in summary["methods"] if m["model"] == model and m["task"] == task]
+def _methods(summary: dict[str, Any], group: Group) -> str:
+    methods = [method for method in summary["methods"] if group_of(method) == group]
     if not methods:
         return ""
     limits = list(methods[0]["speed_at_accuracy"])
@@ -157,12 +167,12 @@ def _methods(summary: dict[str, Any], model: str, task: str) -> str:
 
 
 def _pictures(
-    folder: Folder, model: str, task: str, rows: Sequence[Row], exact: Sequence[Point]
+    folder: Folder, model: str, title: str, rows: Sequence[Row], exact: Sequence[Point]
 ) -> list[str]:
     drawn = [row for row in rows if row["accuracy"] is not None and "speed" in row]
     if not drawn:
         return []
-    name = _slug(f"{model}-{task}")
+    name = _slug(f"{model}-{title}")
     count = f"n = {drawn[0]['accuracy']['num_examples']}"
     if len(drawn[0]["seeds"]) > 1:
         count += f", mean of {len(drawn[0]['seeds'])} seeds"
@@ -171,10 +181,10 @@ def _pictures(
     draw_trade_off(
         drawn,
         folder.path / name,
-        title=f"{task}, model {model}, {count}, 95 % intervals",
+        title=f"{title}, model {model}, {count}, 95 % intervals",
         exact=exact,
     )
-    return [f"![accuracy against tokens per forward, {task}]({name}.png)"]
+    return [f"![accuracy against tokens per forward, {title}]({name}.png)"]
 
 
 def _exact(task: str) -> list[Point]:
@@ -183,25 +193,27 @@ def _exact(task: str) -> list[Point]:
     return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
 
 
-def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[str, str], str]:
-    """Writes replay pages and returns their names by task and example."""
+def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[ExampleSet, str], str]:
+    """Writes replay pages and returns their names by what was asked and example."""
     by_key = {settings.key(""): settings for settings in folder.settings()}
-    examples: dict[tuple[str, str], list[tuple[Settings, Record]]] = {}
+    asked = {key: asked_of(settings.written()) for key, settings in by_key.items()}
+    titles = titles_of(asked.values())
+    examples: dict[tuple[ExampleSet, str], list[tuple[Settings, Record]]] = {}
     for record in folder.records():
         settings = by_key.get(record["settings"])
         if settings is not None and record["error"] is None and record["trace"] is not None:
-            key = (settings.task, str(record["example"]))
+            key = (asked[record["settings"]], str(record["example"]))
             examples.setdefault(key, []).append((settings, record))
     # Stable: within both kinds in the order in which they were decoded.
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
-    written: dict[tuple[str, str], str] = {}
-    count: Counter[str] = Counter()
-    for (task, example), found in ordered:
-        count[task] += 1
-        if count[task] <= num_replays:
-            name = f"replay-{_slug(f'{task}-{example}')}.html"
+    written: dict[tuple[ExampleSet, str], str] = {}
+    count: Counter[ExampleSet] = Counter()
+    for (one, example), found in ordered:
+        count[one] += 1
+        if count[one] <= num_replays:
+            name = f"replay-{_slug(f'{titles[one]}-{example}')}.html"
             _write(folder.path / name, replay_page(found, report=PAGE, notice=notice))
-            written[task, example] = name
+            written[one, example] = name
     return written
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eval.metrics.curves import Row, mark_fronts, methods
+from eval.metrics.curves import Group, Row, group_of, mark_fronts, methods
 from eval.metrics.metrics import (
     commits_per_step,
     leftmost_share,
@@ -37,9 +37,9 @@ def summarise(folder: Folder) -> dict[str, Any]:
     """Returns what a results folder shows, ready for JSON.
 
     Settings that differ by their seed only are one row, in which each example counts once, with the
-    mean over its seeds. Of each task and model the first row is the reference. An example that
-    raised counts as wrong, and not at all for speed; one whose score is undefined counts for speed
-    only.
+    mean over its seeds. Of each model and set of examples the first row is the reference; another
+    version of a task has one of its own. An example that raised counts as wrong, and not at all for
+    speed; one whose score is undefined counts for speed only.
 
     Raises:
         ValueError: If the folder is damaged or holds no records.
@@ -48,11 +48,11 @@ def summarise(folder: Folder) -> dict[str, Any]:
     found = pools(folder.settings(), records)
     if not any(pool.records for pool in found):
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
-    references: dict[tuple[str, str], Pool] = {}
+    references: dict[Group, Pool] = {}
     rows = []
     for pool in found:
-        reference = references.setdefault((pool.settings.model, pool.settings.task), pool)
         row = _row(pool)
+        reference = references.setdefault(group_of(row["settings"]), pool)
         if reference is not pool:
             row["against_reference"] = _comparison(reference, pool)
         rows.append(row)

@@ -25,13 +25,18 @@ def table(rows: Sequence[Row]) -> str:
 
     Columns about drafts follow if a verifier was used.
     """
+    head, *lines = grid_of(rows)
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, lines)])
+
+
+def grid_of(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns the cells of the table, its head first."""
     is_verified = any("verified" in row for row in rows)
-    head = [*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]
-    lines = [line(head), line(["---"] * len(head))]
+    grid = [[*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]]
     for row in rows:
         verified = _verified_cells(row) if is_verified else []
-        lines.append(line([*_cells(row, rows), *verified, str(row["num_errors"])]))
-    return "\n".join(lines)
+        grid.append([*_cells(row, rows), *verified, str(row["num_errors"])])
+    return grid
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -112,7 +117,7 @@ def name_of(row: Row, rows: Sequence[Row]) -> str:
     """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
     own = row["settings"]
     parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
-    # The verifier asks the sampler or writes itself; seeds are pooled; the task stands above.
+    # The verifier asks the sampler or writes itself; seeds are pooled; the group stands above.
     hidden = (
         "sampler", "blocks", "seed", "task", "task_version", "examples", "num_examples", "model",
     )  # fmt: skip

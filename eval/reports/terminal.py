@@ -1,11 +1,47 @@
-"""A record's answer on a terminal; the live view is `dllm_decode.streaming`."""
+"""Settings and answers on a terminal; the live view is `dllm_decode.streaming`."""
 
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from dllm_decode.streaming import draft_observer, stream_to_terminal
+from eval.metrics.curves import Row
+from eval.reports.table import grid_of, name_of
 from eval.runs.records import Record
 
-__all__ = ["draft_observer", "picture_of", "stream_to_terminal"]
+__all__ = ["draft_observer", "picture_of", "show_settings", "stream_to_terminal"]
+
+# Up to the step speed-up: what 80 columns have room for, intervals on lines of their own.
+_NUM_NARROW = 7
+_ANY_WIDTH = 1000
+
+
+def show_settings(console: Console, rows: Sequence[Row]) -> None:
+    """Shows settings on a terminal: numbered names, then numbers, as many as it has room for."""
+    for number, row in enumerate(rows, start=1):
+        console.print(Text(f"{number}. {name_of(row, rows)}", style=_style(row)), soft_wrap=True)
+    every = _numbers(rows)
+    options = console.options.update(max_width=_ANY_WIDTH)
+    has_room = console.measure(every, options=options).maximum <= console.width
+    console.print(every if has_room else _numbers(rows, _NUM_NARROW))
+
+
+def _numbers(rows: Sequence[Row], num_columns: int | None = None) -> Table:
+    (_, *heads), *lines = (cells[:num_columns] for cells in grid_of(rows))
+    found = Table("", box=None, pad_edge=False)
+    for head in heads:
+        folded = head.replace(" ", "\n", 1).replace("tokens/", "tokens/\n")
+        found.add_column(folded, justify="right", no_wrap=True)
+    for number, (row, (_, *cells)) in enumerate(zip(rows, lines, strict=True), start=1):
+        shown = (Text(cell.replace(" [", "\n[")) for cell in cells)
+        found.add_row(f"{number}.", *shown, style=_style(row))
+    return found
+
+
+def _style(row: Row) -> str:
+    return "bold" if row["is_on_front"] else ""
 
 
 def picture_of(record: Record) -> Text:

@@ -14,8 +14,9 @@ from dllm_decode import load_target
 from eval.runs.arguments import axes_of
 from eval.runs.models import open_address
 from eval.runs.progress import reporter_for
+from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
-from eval.runs.runner import Plan, execute
+from eval.runs.runner import Checked, Plan, execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep, read_sweep
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
@@ -28,6 +29,8 @@ DTYPES: Mapping[str | None, torch.dtype | None] = {
 }  # fmt: skip
 
 
+DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
+
 Warn: TypeAlias = Callable[[Sequence[str], Sequence[Settings]], None]
 """Given samplers as they were named and the settings that are run, says what the user must know."""
 
@@ -37,7 +40,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Folder:
     sweep = Sweep(
         models=(options.model,),
         tasks=(options.task,),
-        samplers=tuple(options.sampler or ("FixedSchedule()", "ConfidenceThreshold(0.9)")),
+        samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
         blocks=tuple(options.blocks or ("Sequential()",)),
@@ -116,6 +119,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
         target=lru_cache(
             lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
         ),
+        files=model.files,
     )
 
 
@@ -127,3 +131,16 @@ def _tell(plan: Plan, others: list[Settings]) -> None:
             f"The folder holds {len(others)} settings besides; they stay in the report "
             "(--drop-others leaves them out).\n"
         )
+    warn_of_unknown_words(plan.runs)
+
+
+def warn_of_unknown_words(runs: Sequence[Checked]) -> None:
+    """Warns on standard error, once a task and model, of words that the tokenizer does not know."""
+    told = set()
+    for run, examples, settings in runs:
+        key = (settings.model, settings.task, settings.prompts)
+        if key not in told:
+            told.add(key)
+            said = said_of_unknown_words(run.tokenizer, examples, chat=settings.prompts == "chat")
+            if said:
+                sys.stderr.write(f"WARNING: {settings.task}, model {settings.model}: {said}\n")

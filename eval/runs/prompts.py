@@ -1,9 +1,12 @@
 """From an example's prompt to token ids."""
 
+from collections.abc import Sequence
+
+from dllm_decode.unknown_words import unknown_id_of, unknown_words
 from eval.tasks.base import Example
 from eval.tasks.tokenizer import Tokenizer
 
-__all__ = ["Tokenizer", "encode_prompt", "require_template"]
+__all__ = ["Tokenizer", "encode_prompt", "require_template", "said_of_unknown_words"]
 
 
 def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list[int]:
@@ -17,14 +20,36 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list
     Raises:
         ValueError: If a chat template is wanted and the tokenizer has none.
     """
+    text = _text_of(tokenizer, example, chat=chat)
+    # A template has written every special token there is to be.
+    is_plain = isinstance(example.prompt, str) and not chat
+    return tokenizer.encode(text) if is_plain else tokenizer.encode(text, add_special_tokens=False)
+
+
+def said_of_unknown_words(tokenizer: Tokenizer, examples: Sequence[Example], *, chat: bool) -> str:
+    """Names the words of prompts that a tokenizer does not know, and counts the prompts.
+
+    Returns:
+        A warning, as `generate` gives it; empty if every word is known.
+    """
+    if unknown_id_of(tokenizer) is None:
+        return ""
+    texts = [_text_of(tokenizer, example, chat=chat) for example in examples]
+    prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
+    unknown = unknown_words(tokenizer, texts, prompts)
+    if not unknown.words:
+        return ""
+    share = f"{unknown.num_prompts} of {len(examples)} prompts"
+    return f"{unknown} They stand in {share} ({unknown.num_prompts / len(examples):.0%})."
+
+
+def _text_of(tokenizer: Tokenizer, example: Example, *, chat: bool) -> str:
     if isinstance(example.prompt, str) and not chat:
-        return tokenizer.encode(example.prompt)
+        return example.prompt
     require_template(tokenizer)
-    text = tokenizer.apply_chat_template(
+    return tokenizer.apply_chat_template(
         example.turns(), tokenize=False, add_generation_prompt=True
     )
-    # The template has written every special token there is to be.
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def require_template(tokenizer: Tokenizer) -> None:

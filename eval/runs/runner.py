@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eval.runs import own_code
 from eval.runs.names import Selection
+from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Settings, Skipped
@@ -63,7 +63,8 @@ def execute(
 
     Raises:
         ValueError: If a run is impossible, all of them are, two are the same, another process
-            writes the folder, or a plug-in of the user's own was edited since its records.
+            writes the folder, or the code of a plug-in or a file of weights changed since its
+            records.
     """
     plan = plan_of(runs, skip_impossible=skip_impossible)
     settings = [one.settings for one in plan.runs]
@@ -76,11 +77,11 @@ def execute(
             for record in results.records()
             if record["error"] is None or not retry_errors
         }
-        sources = {one.settings.key(""): own_code.sources_of(one.run) for one in plan.runs}
+        by_setting = {one.settings.key(""): one.run for one in plan.runs}
         kept = {record["settings"] for record in done.values()}
-        sources = own_code.require_unchanged(results.path, sources, kept)
+        origins = require_unchanged(results.path, by_setting, kept)
         if place.rank == 0:
-            own_code.note(results.path, sources)
+            origins.note(results.path)
         machine = results.note_machine(machine_of(runs[0].model.device))
         for run, examples, setting in plan.runs:
             Worker(run, setting, part, reporter, machine).work(examples, done, place)

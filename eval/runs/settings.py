@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
@@ -66,6 +67,7 @@ class Run:
         model_source: What `load_model` was given; None is the model's name.
         revision: What `load_model` was given.
         dtype: Of the parameters.
+        files: What the model was read from, as `MaskedTransformer.files`; () if it is not known.
         trace: Record step and confidence of every position. Costs a little time each step.
     """
 
@@ -82,6 +84,7 @@ class Run:
     model_source: str | None = None
     revision: str | None = None
     dtype: str = "float32"
+    files: tuple[Path, ...] = ()
     trace: bool = True
 
     def __post_init__(self) -> None:

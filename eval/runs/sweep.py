@@ -41,12 +41,14 @@ class Loaded(NamedTuple):
         tokenizer: Its tokenizer.
         dtype: Of its parameters.
         target: Loads a verifier's causal model.
+        files: What the model was read from.
     """
 
     model: MaskPredictor
     tokenizer: Tokenizer
     dtype: str
     target: Callable[[str], CausalTarget] = no_target
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Sweep:
                 model_source=source,
                 revision=self.revision or None,
                 dtype=own.dtype,
+                files=own.files,
                 trace=trace,
             )
 

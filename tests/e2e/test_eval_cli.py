@@ -65,6 +65,29 @@ def test_run_report_and_trace(
     assert len(Folder(out).settings()) == 2
 
 
+def test_words_that_the_tokenizer_does_not_know_are_named_once(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`generate` warned of them, and whole runs were measured on questions half unread."""
+    questions = [f"emma has {number} apples ." for number in range(3)]
+    questions += ["zorblax has 3 apples .", "wugs and zorblax has 4 apples ."]
+    file = tmp_path / "own.jsonl"
+    lines = [json.dumps({"prompt": question, "answer": "3"}) for question in questions]
+    file.write_text("\n".join(lines))
+    command = ["run", f"jsonl:{file}?gen_length=8", str(tmp_path / "out"), "--model", tiny,
+               "--sampler", "FixedSchedule(4)", "--sampler", "Factor(1.0)"]  # fmt: skip
+    assert main(command) == 0
+    warned = [one for one in capsys.readouterr().err.splitlines() if one.startswith("WARNING")]
+    assert warned == [
+        f"WARNING: jsonl:{file}?gen_length=8, model {tiny}: These words are not known to the "
+        "tokenizer: zorblax, wugs. The model reads '<|unknown|>' for each. They stand in 2 of 5 "
+        "prompts (40%)."
+    ]
+    file.write_text("\n".join(lines[:3]))
+    assert main(command) == 0
+    assert "WARNING" not in capsys.readouterr().err
+
+
 def test_a_sweep_of_a_file(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "sweep.toml"
     config.write_text(

@@ -202,8 +202,8 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
     assert frame["score.answer"].mean() == 0.0
 
 
-def test_a_sampler_of_ones_own_stays_one_on_its_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_sampler_of_ones_own_stays_one_on_its_card_until_it_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_rule.py").write_text(
         "from dataclasses import dataclass\nfrom samplers import Decision, Sampler\n\n"
@@ -211,10 +211,15 @@ def test_a_sampler_of_ones_own_stays_one_on_its_card(
         "    def step(self, view, state):\n        return Decision(commit=view.eligible), state\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    status = main([
+    command = [
         "calibrate", "word_problems?split=val&limit=3", str(tmp_path / "out"), "--gen-length", "8",
         "--sampler", "my_rule:AllAtOnce(2)", "--reference", "FixedSchedule(2)", "--agreement",
         "--max-drop", "0.99", "--confidence", "0.05", "--test", "binomial",
-    ])  # fmt: skip
-    assert status == 0
+    ]  # fmt: skip
+    assert main(command) == 0
     assert repr(parse_sampler(f"@{tmp_path / 'out' / 'card.json'}")) == "AllAtOnce(power=2)"
+    # Once an edited rule was certified by the records of the old one.
+    with (tmp_path / "my_rule.py").open("a") as file:
+        file.write("# edited\n")
+    assert main(command) == 2
+    assert "my_rule must be as it was when the records" in capsys.readouterr().err

@@ -10,7 +10,8 @@ import pytest
 
 from eval.cli import main
 from eval.reports.command import show
-from eval.runs.own_code import OWN_CODE_FILE, sources_of
+from eval.runs.origins import CODE_NOTE, FILES_NOTE
+from eval.runs.own_code import sources_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -96,7 +97,8 @@ def test_an_edited_family_is_noted_like_a_sampler(tmp_path: Path, module: Module
 
 def test_folders_of_known_samplers_hold_no_note(tmp_path: Path) -> None:
     execute(eval_runs.runs(samplers=(FixedSchedule(8),)), tmp_path)
-    assert not (tmp_path / OWN_CODE_FILE).exists()
+    assert not (tmp_path / CODE_NOTE).exists()
+    assert not (tmp_path / FILES_NOTE).exists()
 
 
 def test_the_command_names_itself_as_it_was_called(
@@ -107,3 +109,43 @@ def test_the_command_names_itself_as_it_was_called(
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert capsys.readouterr().out.startswith("usage: dllm-decode eval [-h]")
+
+
+TASK = """
+from dataclasses import dataclass
+from eval.tasks import Example, Task
+
+
+@dataclass(frozen=True)
+class Asks(Task):
+    version = {version}
+    name = "asks"
+    primary = "answer"
+    gen_length = 8
+    splits = ("test",)
+
+    def examples(self, split="test", num_examples=None, seed=0):
+        return [Example(str(n), "emma has " + str(n) + " apples .", "") for n in range({number})]
+
+    def score(self, example, text):
+        return {{"answer": {score}}}
+"""
+
+
+def test_an_edited_task_is_refused_with_both_remedies(module: Module, tmp_path: Path) -> None:
+    """The version of a task, the remedy that the page on tasks gives, was not named."""
+
+    def runs(**own: object) -> list[Run]:
+        module.file.write_text(TASK.format(**{"version": 1, "number": 3, "score": 0.0, **own}))
+        sys.modules.pop(module.file.stem, None)
+        importlib.invalidate_caches()
+        return eval_runs.runs(samplers=(FixedSchedule(4),), task=f"{module.file.stem}:Asks")
+
+    out = tmp_path / "out"
+    execute(runs(), out)
+    remedy = r"Choose another folder, or raise `version` of the task\. If all"
+    with pytest.raises(ValueError, match=f"^edited_rule must be as it was .*{remedy}"):
+        execute(runs(score=1.0), out)
+    folder = execute(runs(score=1.0, version=2), out)
+    assert [settings.task_version for settings in folder.settings()] == [1, 2]
+    assert len(folder.records()) == 6

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from eval.metrics.metrics import Point
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
 from eval.oracle.joint import Joint
+from eval.reports.command import show
 from eval.reports.replay import replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
@@ -226,3 +228,69 @@ def test_what_is_measured_on_an_exact_model_lies_on_the_exact_curve(tmp_path: Pa
         low, high = wilson(exact[speed] * 120, 120, z=4.5)
         assert low <= row["accuracy"]["value"] <= high
     assert rows[-1]["accuracy"]["value"] == 1.0
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Folder:
+    """Three states of one task, on examples of the same ids: as it was, edited, of version 2."""
+    states = [
+        replace(SETTINGS, examples="a" * 24),
+        replace(SETTINGS, examples="b" * 24, num_examples=3),
+        replace(SETTINGS, examples="c" * 24, task_version=2),
+    ]
+    found = Folder(tmp_path / "results")
+    for state, score in zip(states, (1, 0, 0), strict=True):
+        fast = replace(state, sampler="ConfidenceThreshold(0.9)")
+        found.claim([state, fast])
+        ids = "abcd"[: state.num_examples]
+        append(found.part(0), [record(state, e, score, length=5, nfe=5) for e in ids])
+        append(found.part(0), [record(fast, e, score, length=5, nfe=2) for e in ids])
+    return found
+
+
+def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> None:
+    """Its rows stood below the old ones with the same labels, compared with the old version."""
+    summary = summarise(edited)
+    differences = [
+        row["against_reference"]["accuracy"]["value"] if "against_reference" in row else None
+        for row in summary["rows"]
+    ]
+    assert differences == [None, 0.0] * 3
+    assert {method["num_points"] for method in summary["methods"]} == {1}
+    # Fronts, too: of the worse versions the faster row is still the best of its own.
+    assert [row["is_on_front"] for row in summary["rows"]] == [False, True] * 3
+
+
+def test_headings_say_which_version_and_which_examples(
+    edited: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_report(edited).read_text()
+    titles = [
+        "lists/shuffle?n=3, version 1, examples aaaaaa",
+        "lists/shuffle?n=3, version 1, examples bbbbbb",
+        "lists/shuffle?n=3, version 2",
+    ]
+    assert re.findall(r"^## (lists.*)$", text, re.M) == titles
+    assert re.findall(r"Model `toy`, (\d) examples", text) == ["4", "3", "4"]
+    assert len(list(edited.path.glob("*.png"))) == 3
+    # An example has a page in each, with the settings that were asked it.
+    assert len(list(edited.path.glob("replay-*.html"))) == 11
+    assert show(edited) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    page = (edited.path / "report.html").read_text()
+    assert all(f'"task":"{title}"' in page for title in titles)
+
+
+def test_models_have_a_table_each_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of two models stood below one heading, labelled alike."""
+    found = Folder(tmp_path)
+    both = [replace(SETTINGS, model=name, num_examples=1) for name in ("toy", "other")]
+    found.claim(both)
+    append(found.part(0), [record(one, "a", 1, length=5, nfe=5) for one in both])
+    assert show(found) == 0
+    shown = capsys.readouterr().out
+    assert "lists/shuffle?n=3, model toy\n" in shown
+    assert "lists/shuffle?n=3, model other\n" in shown

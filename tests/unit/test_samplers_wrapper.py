@@ -1,6 +1,7 @@
 """A wrapper says of itself what its base says, unless it needs more."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,10 @@ class Unusual(Sampler[None]):
     def reads_committed(self) -> bool:
         return True
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (Path("weights"),)
+
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         raise ValueError(f"asked about {model}, {gen_length} and {block_length}")
 
@@ -65,8 +70,8 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     """Whoever adds a member to `Sampler` must say here and in `Wrapper` what becomes of it."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
-        "scope", "leave_one_out", "reads_committed", "edits", "needs_whole_block", "check",
-        "check_model", "max_steps",
+        "scope", "leave_one_out", "reads_committed", "edits", "needs_whole_block", "files",
+        "check", "check_model", "max_steps",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
@@ -77,6 +82,7 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     assert wrapped.scope == "suffix"
     assert wrapped.reads_committed
     assert not wrapped.leave_one_out
+    assert wrapped.files == (Path("weights"),)
     assert wrapped.max_steps(3) == 30
     with pytest.raises(ValueError, match="asked about mini, 12 and 4"):
         wrapped.check(model="mini", gen_length=12, block_length=4)

@@ -1,5 +1,7 @@
 import io
+from pathlib import Path
 
+import eval_runs
 import pytest
 import torch
 from eval_runs import TOKENIZER, model
@@ -8,8 +10,10 @@ from rich.text import Text
 from streamed import Streamer
 
 from dllm_decode import DecodeOutput, Observer, decode
-from eval.reports.terminal import draft_observer, stream_to_terminal
-from samplers import FixedSchedule
+from eval.reports.summary import summarise
+from eval.reports.terminal import draft_observer, show_settings, stream_to_terminal
+from eval.runs.runner import execute
+from samplers import ConfidenceThreshold, FixedSchedule
 
 
 def run(*observers: Observer) -> DecodeOutput:
@@ -52,3 +56,22 @@ def test_transformers_own_streamer_takes_drafts(capsys: pytest.CaptureFixture[st
     out = run(draft_observer(transformers.TextDiffusionStreamer(TOKENIZER)))
     answer = out.answers()[0]
     assert TOKENIZER.decode(answer) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_settings_on_a_terminal_keep_names_and_intervals_whole(tmp_path: Path, width: int) -> None:
+    """At 80 columns the lines of a Markdown table were folded wherever they ended."""
+    samplers = (FixedSchedule(4), ConfidenceThreshold(0.9))
+    folder = execute(eval_runs.runs(samplers=samplers), tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+    rows = summarise(folder)["rows"]
+    show_settings(console, rows)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "2. ConfidenceThreshold(threshold=0.9)\n" in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+    for row in rows:
+        interval = row["accuracy"]
+        assert f"[{interval['low']:.3f}, {interval['high']:.3f}]" in shown
+        assert f"{row['speed']['nfe']:.1f}" in shown
+    assert ("tau" in shown) == (width > 100)

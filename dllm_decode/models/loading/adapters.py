@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dllm_decode.models.loading.weights import check_finite, read_json
 
+_CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."
 # Older versions of PEFT wrote the adapter's name, too.
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
@@ -60,6 +61,11 @@ class Adapter:
     targets: tuple[str, ...]
     is_partial: bool
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it was read from."""
+        return (self.path.with_name(_CONFIG), self.path)
+
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Compares it with the matrices of a model, which may still be on the meta device.
 
@@ -94,7 +100,7 @@ def read_adapter(folder: Path) -> Adapter:
         FileNotFoundError: If a file is missing.
         ValueError: If a file is damaged, or the adapter is of a kind that is not merged.
     """
-    config_path, path = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    config_path, path = folder / _CONFIG, folder / "adapter_model.safetensors"
     config = read_json(config_path)
     for key, allowed in _PLAIN.items():
         if config.get(key, allowed[0]) not in allowed:

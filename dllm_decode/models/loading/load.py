@@ -25,6 +25,7 @@ from dllm_decode.models.loading.weights import (
     check_weights,
     digest_of,
     fill,
+    model_files,
     read_json,
     weight_files,
 )
@@ -163,6 +164,7 @@ def load_model(
     )
     model.graphs = graphs
     digests = fill(transformer, known, files)
+    model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if lora is not None:
         merge_adapter(lora, known.tensors(transformer))
     model.fingerprint = _fingerprint(digests, lora, facts, known)

@@ -20,6 +20,11 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+_BESIDE_WEIGHTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 
 class _Header(NamedTuple):
@@ -72,6 +77,12 @@ def weight_files(folder: Path) -> list[Path]:
         f"The weight files {', '.join(absent)} are missing in {str(folder)!r}. "
         "Download the whole repository."
     )
+
+
+def model_files(folder: Path) -> tuple[Path, ...]:
+    """Lists the files of a checkpoint that decide its answers: what is read, weights last."""
+    others = (folder / name for name in _BESIDE_WEIGHTS)
+    return (*(path for path in others if path.is_file()), *weight_files(folder))
 
 
 def _shards(index: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """Causal language models that verify drafts: their keys and values roll back."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -93,6 +94,7 @@ class CausalTarget:
         num_shared_ids: Ids below this mean the same to the mask predictor; others are never said.
         eos_ids: Tokens that end an answer, from the generation config.
         network: What is run.
+        files: Files that it was read from; () if that is not known.
     """
 
     name: str
@@ -101,9 +103,15 @@ class CausalTarget:
     is_compared: bool
     eos_ids: tuple[int, ...]
     network: CausalNetwork
+    files: tuple[Path, ...]
 
     def __init__(
-        self, model: "transformers.PreTrainedModel", *, name: str, num_shared_ids: int | None = None
+        self,
+        model: "transformers.PreTrainedModel",
+        *,
+        name: str,
+        num_shared_ids: int | None = None,
+        files: tuple[Path, ...] = (),
     ) -> None:
         """Wraps a model in evaluation mode.
 
@@ -112,6 +120,7 @@ class CausalTarget:
             name: Shown in records and messages.
             num_shared_ids: See the attribute. `None`: all, and the mask predictor must have as
                 many; `load_target` compares tokenizers instead.
+            files: See the attribute.
 
         Raises:
             ValueError: If some layer forgets, or no token is known to end an answer.
@@ -131,6 +140,7 @@ class CausalTarget:
             name=name,
             eos_ids=_eos_ids(model, name),
             num_shared_ids=num_shared_ids,
+            files=files,
         )
 
     @classmethod
@@ -141,10 +151,13 @@ class CausalTarget:
         name: str,
         eos_ids: tuple[int, ...],
         num_shared_ids: int | None = None,
+        files: tuple[Path, ...] = (),
     ) -> "CausalTarget":
-        """Makes a target of any network; names and ids are as in the attributes."""
+        """Makes a target of any network; names, ids and files are as in the attributes."""
         target = cls.__new__(cls)
-        target._fill(network, name=name, eos_ids=eos_ids, num_shared_ids=num_shared_ids)
+        target._fill(
+            network, name=name, eos_ids=eos_ids, num_shared_ids=num_shared_ids, files=files
+        )
         return target
 
     def _fill(
@@ -154,6 +167,7 @@ class CausalTarget:
         name: str,
         eos_ids: tuple[int, ...],
         num_shared_ids: int | None,
+        files: tuple[Path, ...],
     ) -> None:
         self.name = name
         self.vocab_size = network.vocab_size
@@ -161,6 +175,7 @@ class CausalTarget:
         self.is_compared = num_shared_ids is not None
         self.eos_ids = eos_ids
         self.network = network
+        self.files = files
         self._has_read_trees = network.heeds_masks
 
     def __repr__(self) -> str:

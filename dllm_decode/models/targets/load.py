@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from dllm_decode.models.loading.load import find_model
-from dllm_decode.models.loading.weights import check_finite, read_json, weight_files
+from dllm_decode.models.loading.weights import check_finite, model_files, read_json, weight_files
 from dllm_decode.models.targets.causal import CausalTarget
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ def load_target(
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
     model = _read(folder, device=torch.device(device), dtype=dtype)
     return CausalTarget(
-        model.eval().requires_grad_(False), name=name, num_shared_ids=num_shared_ids
+        model.eval().requires_grad_(False),
+        name=name,
+        num_shared_ids=num_shared_ids,
+        files=model_files(folder),
     )
 
 

@@ -44,7 +44,10 @@ def as_causal_target(model: MaskedTransformer) -> CausalTarget:
             "spread over several. Load it on one, or load a target with load_target."
         )
     return CausalTarget.of_network(
-        MaskedNetwork(model), name=f"{model.name} (causal)", eos_ids=model.eos_ids
+        MaskedNetwork(model),
+        name=f"{model.name} (causal)",
+        eos_ids=model.eos_ids,
+        files=model.files,
     )
 
 

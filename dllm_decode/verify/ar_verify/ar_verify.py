@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +99,10 @@ class ARVerify(Verifier[TargetState]):
         require_target("ARVerify", self.target)
         require_plugin("draft_length", self.draft_length, DraftLength, "DraftLength(8, 8)")
         require_plugin("drafting", self.drafting, Drafting, "PathSearch() or Tree()")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.target.files
 
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="ARVerify")

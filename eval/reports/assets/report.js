@@ -135,7 +135,7 @@ function drawChanges() {
       make("td", {}, speed.join(" \u2192 ")), make("td", {}, String(change.shared)));
   });
   if (!body.length) body.push(make("tr", {}, make("td", { colspan: heads.length },
-    "No setting has the same name in both folders.")));
+    "No setting has the same name and the same examples in both folders.")));
   byId("changes").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((head) =>
     make("th", { scope: "col" }, head)))), make("tbody", {}, ...body));
 }

@@ -1,0 +1,68 @@
+"""Words of prompts that a tokenizer does not know: the model reads one token for all of them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dllm_decode.prompts import Prompt
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_NUM_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class UnknownWords:
+    """What a tokenizer does not know of some prompts.
+
+    Attributes:
+        words: Each once, in the order of the prompts.
+        num_prompts: Prompts that hold one.
+        token: Text of the token that stands for each.
+    """
+
+    words: tuple[str, ...] = ()
+    num_prompts: int = 0
+    token: str = ""
+
+    def __str__(self) -> str:
+        """Names the first of them, and says what becomes of them."""
+        shown = ", ".join(self.words[:_NUM_SHOWN])
+        num_more = len(self.words) - _NUM_SHOWN
+        more = f" and {num_more} more" if num_more > 0 else ""
+        return (
+            f"These words are not known to the tokenizer: {shown}{more}. The model reads "
+            f"{self.token!r} for each."
+        )
+
+
+def unknown_id_of(tokenizer: Any) -> int | None:
+    """Returns the id that a tokenizer of transformers reads for any unknown word, if it has one.
+
+    Byte-level tokenizers know every word; some name a token of another use as unknown.
+    """
+    found: int | None = getattr(tokenizer, "unk_token_id", None)
+    others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls")]
+    return None if found in others else found
+
+
+def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt]) -> UnknownWords:
+    """Finds the words where a tokenizer of transformers reads its unknown token.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The prompts as text, templates filled in.
+        prompts: Their token ids.
+    """
+    unknown_id = unknown_id_of(tokenizer)
+    words: dict[str, None] = {}
+    num_prompts = 0
+    for text, prompt in zip(texts, prompts, strict=True):
+        if unknown_id is not None and unknown_id in prompt:
+            words |= dict.fromkeys(_WORDS.findall(text))
+            num_prompts += 1
+    found = tuple(word for word in words if unknown_id in tokenizer(word)["input_ids"])
+    return UnknownWords(found, num_prompts, tokenizer.decode([unknown_id])) if found else _NONE
+
+
+_NONE = UnknownWords()

@@ -1,0 +1,170 @@
+"""Weights, filters and targets that changed since are not given the old ones' answers."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import eval_runs
+import pytest
+import torch
+from eval_runs import TOKENIZER
+
+from dllm_decode import load_model, load_target
+from dllm_decode.models import new_llada, save_model
+from dllm_decode.training.learn2pd import FilterSettings, save_filter
+from dllm_decode.verify import ARVerify, Guided
+from eval.__main__ import main
+from eval.runs import own_files
+from eval.runs.origins import CODE_NOTE, FILES_NOTE
+from eval.runs.own_files import digest_of, files_of
+from eval.runs.records import Folder
+from eval.runs.runner import execute
+from samplers import CreditDecoding, Learn2PD
+from samplers.learn2pd import new_network
+
+BLOCK_LENGTH = 4
+
+
+def write_model(folder: Path, scale: float = 20.0) -> Path:
+    torch.manual_seed(0)
+    model = new_llada(
+        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
+        mask_id=1, eos_ids=(0,),
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    save_model(model, folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def write_filter(file: Path, bias: float) -> Path:
+    network = new_network(BLOCK_LENGTH, (), "relu")
+    torch.nn.init.constant_(network[0].bias, bias)
+    save_filter(
+        network, file, model="model", settings=FilterSettings(hidden_sizes=()), threshold=0.5
+    )
+    return file
+
+
+def run(model: Path | str, out: Path, sampler: str = "FixedSchedule(4)") -> int:
+    return main([
+        "run", "lists/shuffle?n=3&limit=2", str(out), "--model", str(model), "--sampler", sampler,
+        "--gen-length", "8", "--block-length", str(BLOCK_LENGTH),
+    ])  # fmt: skip
+
+
+def test_overwritten_weights_are_not_given_their_old_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once the old records were shown again, without a word: a model was known by its name."""
+    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    assert run(model, out) == 0
+    assert run(model, out) == 0
+    # Equal files that were written at another time are the same model.
+    shutil.copytree(model, tmp_path / "copy")
+    shutil.rmtree(model)
+    shutil.move(tmp_path / "copy", model)
+    os.utime(model / "model.safetensors", (1, 1))
+    assert run(model, out) == 0
+    capsys.readouterr()
+    write_model(model, 10.0)
+    assert run(model, out) == 2
+    said = capsys.readouterr().err
+    assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in said
+    assert "it was changed since: old answers would stand for what it holds now." in said
+    assert "Choose another folder." in said
+    assert run(model, tmp_path / "other") == 0
+    # Undone, the old answers are those of the weights again.
+    write_model(model)
+    assert run(model, out) == 0
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    capsys.readouterr()
+    assert run(model, out) == 2
+    assert "must be as it was" in capsys.readouterr().err
+
+
+def test_an_overwritten_filter_is_not_given_its_old_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    file = write_filter(tmp_path / "long.safetensors", 9.0)
+    sampler = f"CreditDecoding(Learn2PD({str(file)!r}, 0.5))"
+    assert run(model, out, sampler) == 0
+    write_filter(file, -9.0)
+    capsys.readouterr()
+    assert run(model, out, sampler) == 2
+    assert f"{file} must be as it was when the records" in capsys.readouterr().err
+    # Others of the folder go on.
+    assert run(model, out) == 0
+
+
+def test_an_old_folder_without_the_note_goes_on_and_gets_it(tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    assert run(model, out) == 0
+    note = out / FILES_NOTE
+    noted = json.loads(note.read_text())
+    (names,) = [list(own) for own in noted.values()]
+    assert {"model/config.json", "model/tokenizer.json", "model/model.safetensors"} <= set(names)
+    assert not (out / CODE_NOTE).exists()
+    note.unlink()
+    assert run(model, out) == 0
+    assert json.loads(note.read_text()) == noted
+    write_model(model, 10.0)
+    assert run(model, out) == 2
+
+
+def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path: Path) -> None:
+    (one,) = eval_runs.runs(samplers=(Learn2PD("mini", 0.5),))
+    (tmp_path / "config.json").write_text("{}")
+    named = replace(one, files=(tmp_path / "config.json",))
+    assert list(files_of(named)) == ["model/config.json", "sampler/learn2pd-mini.safetensors"]
+    (plain,) = eval_runs.runs()[:1]
+    out = tmp_path / "out"
+    records = execute([replace(plain, files=named.files)], out).records()
+    assert execute([plain], out).records() == records
+    # The note was kept.
+    (tmp_path / "config.json").write_text("{1}")
+    with pytest.raises(ValueError, match=r"config\.json must be as it was .*another folder\."):
+        execute([replace(plain, files=named.files)], out)
+    assert len(Folder(out).records()) == len(records)
+
+
+def test_models_targets_and_wrapped_filters_say_what_they_were_read_from() -> None:
+    model, tokenizer = load_model("mini")
+    assert {file.name for file in model.files} >= {
+        "config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja",
+    }  # fmt: skip
+    assert all(file.is_file() for file in model.files)
+    target = load_target("mini-ar", tokenizer)
+    assert target.files
+    assert ARVerify(target).files == Guided(target).files == target.files
+    assert CreditDecoding(Learn2PD()).files == Learn2PD().files
+    (run,) = eval_runs.runs(samplers=(Learn2PD(),))
+    # A filter that is not asked decides nothing.
+    names = files_of(replace(run, verifier=Guided(target)))
+    assert {name.partition("/")[0] for name in names} == {"verifier"}
+
+
+def test_large_files_are_known_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_files, "_NUM_PIECES", 4)
+    monkeypatch.setattr(own_files, "_PIECE_BYTES", 2)
+    file = tmp_path / "weights"
+
+    def digest(contents: bytes) -> str:
+        file.write_bytes(contents)
+        return digest_of(file)
+
+    # Up to 8 bytes every byte counts; of 20 the pieces at 0, 6, 12 and 18.
+    assert len({digest(bytes(i == k for i in range(8))) for k in range(9)}) == 9
+    changed = {
+        k for k in range(20) if digest(bytes(i == k for i in range(20))) != digest(bytes(20))
+    }
+    assert changed == {0, 1, 6, 7, 12, 13, 18, 19}
+    assert digest(bytes(21)) != digest(bytes(20))
+    assert digest(b"") != digest(b"\0")
