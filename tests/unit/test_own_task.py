@@ -14,7 +14,7 @@ from eval.runs.sweep import Sweep
 MODULE = """
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 from eval.tasks import Example, Task
 from eval.tasks.base import content_id
@@ -66,6 +66,12 @@ class Incomplete(Task):
 @dataclass(frozen=True)
 class Listed(Lines):
     words: list[str] = ()
+
+
+@dataclass(frozen=True)
+class Ordered(Lines):
+    order: Literal["up", "down"] = "up"
+    times: Literal[1, 2, "all"] | None = None
 """
 
 
@@ -137,8 +143,27 @@ def test_options_are_read_as_they_are_declared(module: str) -> None:
     found = parse_task(f"{module}:Lines?path=a/b&limit_words=4").task
     assert repr(found) == f"Lines(path={Path('a/b')!r}, limit_words=4)"
     assert "limit_words=None" in repr(parse_task(f"{module}:Lines?path=a&limit_words=None").task)
-    with pytest.raises(ValueError, match=r"words must be declared as str, .*, got list\[str\]"):
-        parse_task(f"{module}:Listed?path=a&words=b")
+
+
+def test_an_option_of_no_readable_type_is_refused_even_where_it_is_not_given(module: str) -> None:
+    """A list was accepted until it was used, and a list as default could not be hashed."""
+    message = rf"The option words of {module}:Listed must be declared as str, .*, got list\[str\]"
+    for options in ("path=a&words=b", "path=a"):
+        with pytest.raises(ValueError, match=message):
+            parse_task(f"{module}:Listed?{options}")
+
+
+def test_an_option_of_few_values_takes_no_other(module: str) -> None:
+    """Literal["up", "down"] took every text, and the task ran with it."""
+    found = parse_task(f"{module}:Ordered?path=a&order=down&times=2").task
+    assert repr(found).endswith("order='down', times=2)")
+    found = parse_task(f"{module}:Ordered?path=a&times=all").task
+    assert repr(found).endswith("order='up', times='all')")
+    assert repr(parse_task(f"{module}:Ordered?path=a&times=None").task).endswith("times=None)")
+    with pytest.raises(ValueError, match=r"^order must be one of up, down, got 'left'"):
+        parse_task(f"{module}:Ordered?path=a&order=left")
+    with pytest.raises(ValueError, match=r"^times must be one of 1, 2, all, got '3'"):
+        parse_task(f"{module}:Ordered?path=a&times=3")
 
 
 def test_a_task_that_lacks_something_says_what(module: str) -> None:
