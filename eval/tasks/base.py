@@ -1,5 +1,6 @@
 """What a task is: examples with an id, a prompt and a reference answer, and a scorer of text."""
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from eval.sandbox.code_runner import CodeRunner
+from samplers.checks import shown
 
 Turn = dict[str, str]
 """One chat turn, `{"role": "user" | "assistant", "content": text}`."""
@@ -27,7 +29,8 @@ class Example:
         id: Names the example within its task and split, as no other; a function of the content
             alone, such as `content_id(prompt)`.
         prompt: The question as plain text, or chat turns ending with a user turn.
-        target: A reference answer, as the model should write it. The task's own scorer gives it 1.
+        target: A reference answer, as the model should write it. The task's own scorer gives it 1,
+            unless the task says otherwise by `scores_own_target`.
         meta: What the scorer needs besides the text, and where the example comes from.
     """
 
@@ -88,6 +91,15 @@ class Task(ABC):
     def stop(self) -> tuple[str, ...]:
         """Strings that end an answer; `score` cuts the text at the first of them."""
         return ()
+
+    @property
+    def scores_own_target(self) -> bool:
+        """Whether `score` gives every target 1; runs check it before anything is decoded.
+
+        False where a reference answer may miss that: people wrote it and a grammar checker judges
+        it, or the score is undefined without a package.
+        """
+        return True
 
     @abstractmethod
     def examples(
@@ -220,10 +232,21 @@ def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
             f"score must return the primary score {primary!r} among others, got "
             f"{', '.join(map(repr, scores)) or 'none'}."
         )
-    found = {name: None if score is None else float(score) for name, score in scores.items()}
-    for name, score in found.items():
-        if score is not None and not 0 <= score <= 1:
-            raise ValueError(f"Scores must be in [0, 1], or None, got {name!r}: {score}.")
+    return {name: _checked_score(name, score) for name, score in scores.items()}
+
+
+def _checked_score(name: str, score: Any) -> float | None:
+    if score is None:
+        return None
+    try:
+        # A text that looks like a number is a mistake all the same.
+        found = math.nan if isinstance(score, str) else float(score)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(
+            f"Scores must be numbers in [0, 1], True, False or None, got {name!r}: {shown(score)}."
+        )
     return found
 
 

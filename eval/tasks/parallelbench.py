@@ -52,6 +52,7 @@ class ParallelBench(Task):
 
     version = 1
     splits = (SPLIT,)
+    scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
 
     @property
     def name(self) -> str:

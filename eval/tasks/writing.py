@@ -89,6 +89,7 @@ class WordsToSentence(GeneratedTask):
     version = 1
     primary = "answer"
     gen_length = 64
+    scores_own_target = False  # Undefined without the package that checks grammar.
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MAX_WORDS:

@@ -58,6 +58,52 @@ class Worse(Lines):
         return {"answer": 1.0 if text == example.target else float("nan")}
 
 
+class Unlike(Lines):
+    def score(self, example, text):
+        return {"answer": 0.0}
+
+
+class Undefined(Lines):
+    def score(self, example, text):
+        return {"answer": None}
+
+
+class Graded(Unlike):
+    scores_own_target = False
+
+
+class Worded(Lines):
+    def score(self, example, text):
+        return {"answer": "yes"}
+
+
+class Listing(Lines):
+    def score(self, example, text):
+        return {"answer": [1.0]}
+
+
+class Raising(Lines):
+    def score(self, example, text):
+        return {"answer": example.meta["gold"] == text}
+
+
+class Numbers(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        example = Example("first", "what is 1 + 1 ?", "2")
+        object.__setattr__(example, "target", 2)  # Tests check types, so that it cannot be given.
+        return [example]
+
+
+class Turnless(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        return [Example("first", [{"role": "user"}], "2")]
+
+
+class Bare(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        return ["what is 1 + 1 ?"]
+
+
 class Incomplete(Task):
     name = "incomplete"
     primary = "answer"
@@ -103,7 +149,7 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
     [
         ("Nothing", r"must return a mapping such as \{'answer': 1.0\}, got 1.0"),
         ("Misnamed", "must return the primary score 'right' among others, got 'answer', 'words'"),
-        ("TooMuch", r"Scores must be in \[0, 1\], or None, got 'answer': 2.0"),
+        ("TooMuch", r"Scores must be numbers in \[0, 1\], .* None, got 'answer': 2.0"),
     ],
 )
 def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
@@ -114,6 +160,31 @@ def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
         select(f"{module}:{kind}?path=lines.txt")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Unlike", r"own target must score 1 in 'answer', got 0.0 for the target 'emma .*'"),
+        ("Undefined", r"own target must score 1 in 'answer', got None for the target 'emma .*'"),
+        ("Worded", r"Scores must be numbers in .*, got 'answer': 'yes'.* the example '"),
+        ("Listing", r"Scores must be numbers in .*, got 'answer': \[1.0\].* the example '"),
+        ("Raising", r"must not raise, got KeyError: 'gold' \(task_of_mine.py, line \d+\) for the "),
+        ("Numbers", r"the target of the example 'first' must be text, got 2"),
+        ("Turnless", r"the prompt of the example 'first' must be text, or .*, got \[{'role'"),
+        ("Bare", r"each example must be an Example, got 'what is 1 \+ 1 \?' at 0"),
+    ],
+)
+def test_targets_and_examples_that_are_wrong_are_refused_before_the_model_is_loaded(
+    module: str, kind: str, message: str
+) -> None:
+    """A target of score 0 ran to the end; the others were a TypeError, a KeyError and so on."""
+    with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
+        select(f"{module}:{kind}?path=lines.txt")
+
+
+def test_a_task_may_say_that_a_target_scores_less(module: str) -> None:
+    select(f"{module}:Graded?path=lines.txt")
+
+
 def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
     module: str, tmp_path: Path
 ) -> None:
@@ -121,7 +192,7 @@ def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
     select(address)
     folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
     assert [record["error"] for record in folder.records()] == [
-        "ValueError: Scores must be in [0, 1], or None, got 'answer': nan."
+        "ValueError: Scores must be numbers in [0, 1], True, False or None, got 'answer': nan."
     ] * 2
 
 

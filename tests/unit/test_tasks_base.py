@@ -1,5 +1,6 @@
 """What every task shares: determinism, ids, cutting at stop strings."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.runs.names import TASKS
+from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, checked_scores, cut_at
+from eval.tasks.base import Example, cut_at
+from eval.tasks.checks import require_examples, require_target_score
+from eval.tasks.gsm8k_protocols import PROTOCOLS
+from eval.tasks.lists import OUTPUTS, STYLES
 
 ROOT = Path(__file__).parents[2]
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
@@ -53,10 +57,51 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
         assert ids
         assert not ids & seen
         seen |= ids
+        require_examples(name, examples)
         for example in examples:
-            scores = checked_scores(task.score(example, example.target), task.primary)
-            # Grammar is undefined where its checker is not installed.
-            assert scores[task.primary] in (1.0, None)
+            require_target_score(name, task, example)
+
+
+@pytest.mark.parametrize("keyword", OUTPUTS)
+@pytest.mark.parametrize("style", STYLES)
+def test_a_list_task_scores_its_own_targets(keyword: str, style: str) -> None:
+    task = ListTask(keyword, style=style)
+    for split in task.splits:
+        for example in task.examples(split, 4):
+            require_target_score(task.name, task, example)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ("", "42"),
+        ("?match=number", "42"),
+        ("?match=number", "so 6 * 7 = 42"),
+        ("?match=contains", "forty two"),
+    ],
+)
+def test_a_file_of_questions_scores_its_own_targets(
+    tmp_path: Path, options: str, answer: str
+) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl{options}")
+    selection.require_scores(selection.examples())
+
+
+def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(tmp_path: Path) -> None:
+    """All was decoded, and whatever was answered counted as wrong."""
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": "many"}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match=number")
+    with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
+        selection.require_scores(selection.examples())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_gsm8k_scores_its_own_targets(tmp_path: Path, protocol: str) -> None:
+    row = {"question": "6 * 7 ?", "answer": "It is 6*7=<<6*7=42>>42.\n#### 1,042"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    selection = parse_task(f"gsm8k?path={tmp_path}&protocol={protocol}&num_fewshot=0")
+    selection.require_scores(selection.examples())
 
 
 def test_plain_text_becomes_one_user_turn() -> None:
