@@ -116,7 +116,7 @@ def _require_distinct_ids(address: str, examples: Sequence[Example]) -> None:
         if times > 1:
             raise ValueError(
                 f"The examples of {shown(address)} must have distinct ids, got {name!r} {times} "
-                "times. `content_id` makes one of a text."
+                "times. Without an id of its own, an example is named by its prompt."
             )
 
 

@@ -19,6 +19,7 @@ VAL_BUCKET = 0
 TEST_BUCKET = 1
 DEFAULT_NUM_EXAMPLES = 200
 MAX_MISSES = 1_000
+MAX_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,22 @@ class Example:
     """One question with its reference answer.
 
     Attributes:
-        id: Names the example within its task and split, as no other; a function of the content
-            alone, such as `content_id(prompt)`.
         prompt: The question as plain text, or chat turns ending with a user turn.
         target: A reference answer, as the model should write it. The task's own scorer gives it 1,
             unless the task says otherwise by `scores_own_target`.
         meta: What the scorer needs besides the text, and where the example comes from.
+        id: Names the example within its task and split, as no other; a function of the content
+            alone. By default a hash of the prompt.
     """
 
-    id: str
     prompt: str | list[Turn]
     target: str
     meta: Mapping[str, Any] = field(default_factory=dict)
+    id: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", content_id(str(self.prompt)))
 
     def turns(self) -> list[Turn]:
         """Returns the prompt as chat turns; plain text becomes one user turn."""
@@ -166,12 +171,15 @@ class GeneratedTask(Task):
     """A task whose examples are drawn by rule, without data files."""
 
     @abstractmethod
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one example of a split; repeated draws may repeat a prompt.
 
         Args:
             rng: Source of the randomness; the example is a function of its state.
             split: One of `splits`.
+
+        Raises:
+            ValueError: If there is no such split, or no example of it is found.
         """
 
     def examples(
@@ -188,10 +196,61 @@ class GeneratedTask(Task):
         found: dict[str, Example] = {}
         misses = 0
         while len(found) < wanted and misses < MAX_MISSES:
-            example = self.sample(rng, split)
+            example = self.draw(rng, split)
             misses = misses + 1 if example.id in found else 0
             found.setdefault(example.id, example)
         return list(found.values())
+
+    def none_found(self, split: str, num_draws: int, remedy: str) -> ValueError:
+        """Returns the error of `draw` where it found no example.
+
+        Args:
+            split: Which split.
+            num_draws: How often it drew.
+            remedy: What the user may do.
+        """
+        return ValueError(
+            f"{self!r} must have examples of the split {split!r}, got none in {num_draws} draws; "
+            f"{remedy}."
+        )
+
+
+class SampledTask(GeneratedTask):
+    """A generated task that draws any example; a hash then decides which split it is of.
+
+    There are 20 buckets. Those of `val` and of `test` are one each, so that each has about one
+    question in 20 of those that are possible, and `train` has the others. A task of which a split
+    differs in more, such as longer questions, overrides `draw`.
+    """
+
+    @abstractmethod
+    def sample(self, rng: random.Random) -> Example:
+        """Draws one example of any split.
+
+        Args:
+            rng: Source of the randomness; the example is a function of its state.
+        """
+
+    def split_key(self, example: Example) -> str:
+        """Returns what decides the split; here the prompt.
+
+        Examples that must not be in two splits, such as one problem with other names, have one key.
+        """
+        return str(example.prompt)
+
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
+        self.require(split, None)
+        if split not in BUCKETS:
+            raise ValueError(
+                f"A split of {type(self).__name__} must be one of {', '.join(BUCKETS)}, got "
+                f"{split!r}; override draw to draw examples of other splits."
+            )
+        for _ in range(MAX_DRAWS):
+            example = self.sample(rng)
+            if bucket_of(self.split_key(example)) in BUCKETS[split]:
+                return example
+        share = f"{len(BUCKETS[split])} in {NUM_BUCKETS} of all is of this split"
+        raise self.none_found(split, MAX_DRAWS, f"make more questions possible, {share}")
 
 
 BUCKETS: Mapping[str, frozenset[int]] = {

@@ -84,7 +84,10 @@ def _is_turn(turn: Any) -> bool:
 _PARTS = {
     "id": (lambda value: isinstance(value, str), "text"),
     "target": (lambda value: isinstance(value, str), "text"),
-    "meta": (lambda value: isinstance(value, Mapping), "a mapping"),
+    "meta": (
+        lambda value: isinstance(value, Mapping),
+        "a mapping (write Example(prompt, target, meta, id=...))",
+    ),
     "prompt": (
         is_prompt,
         "text, or a list of chat turns such as {'role': 'user', 'content': '...'}",

@@ -110,4 +110,4 @@ def _example(line: str, path: str, number: int) -> Example:
         )
     name = fields.pop("id", None)
     own = content_id(json.dumps([prompt, answer], sort_keys=True))
-    return Example(own if name is None else str(name), prompt, str(answer), fields)
+    return Example(prompt, str(answer), fields, id=own if name is None else str(name))

@@ -2,15 +2,17 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, cut_at
+from eval.tasks.base import Example, SampledTask, cut_at
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.gsm8k_protocols import PROTOCOLS
 from eval.tasks.lists import OUTPUTS, STYLES
@@ -104,10 +106,74 @@ def test_gsm8k_scores_its_own_targets(tmp_path: Path, protocol: str) -> None:
     selection.require_scores(selection.examples())
 
 
-def test_plain_text_becomes_one_user_turn() -> None:
-    assert Example("a", "why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
+@dataclass(frozen=True)
+class Doubling(SampledTask):
+    """Has as many questions as it is told."""
+
+    most: int = 90
+
+    version = 1
+    primary = "answer"
+    gen_length = 4
+    name = "doubling"
+
+    def sample(self, rng: random.Random) -> Example:
+        number = rng.randint(0, self.most)
+        return Example(f"{number} + {number}", str(2 * number))
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": float(text == example.target)}
+
+
+class ByTens(Doubling):
+    """Keeps numbers with the same tens together."""
+
+    def split_key(self, example: Example) -> str:
+        return str(example.prompt).partition(" ")[0][:-1]
+
+
+class Folds(Doubling):
+    """Has a split that no hash knows."""
+
+    splits = ("test", "hard")
+
+
+def test_a_split_without_a_possible_question_is_refused_instead_of_sought_for_ever() -> None:
+    """The recipe's own loop never ended."""
+    assert [example.target for example in Doubling(0).examples("train")] == ["0"]
+    message = r"Doubling\(most=0\) must have .* 'test', got none in 10000 draws; .* 1 in 20 of all"
+    with pytest.raises(ValueError, match=message):
+        Doubling(0).examples("test")
+    with pytest.raises(ValueError, match=r"must be one of train, val, test, got 'hard'; override"):
+        Folds().examples("hard")
+
+
+def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
+    """Of few questions a split has all that are its own, about 1 in 20 for test."""
+    task = Doubling(199)
+    found = {split: task.examples(split, 500) for split in task.splits}
+    assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
+    assert 3 < len(found["test"]) < 20
+    assert 3 < len(found["val"]) < 20
+
+
+def test_examples_of_one_split_key_are_in_one_split() -> None:
+    task = ByTens(999)
+    tens = [{int(e.target) // 20 for e in task.examples(split, 999)} for split in task.splits]
+    assert all(tens)
+    assert sum(map(len, tens)) == 100
+
+
+def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
     turns = [{"role": "user", "content": "why ?"}]
-    assert Example("a", turns, "#### 1").turns() == turns
+    assert Example("why ?", "so").id == Example("why ?", "because").id != Example(turns, "so").id
+    assert Example("why ?", "so", id="first").id == "first"
+
+
+def test_plain_text_becomes_one_user_turn() -> None:
+    assert Example("why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
+    turns = [{"role": "user", "content": "why ?"}]
+    assert Example(turns, "#### 1").turns() == turns
 
 
 def test_text_is_cut_at_the_first_stop_string() -> None:
