@@ -162,8 +162,8 @@ class Task(ABC):
         """
         if wanted is not None and wanted > num_available:
             raise ValueError(
-                f"limit must be at most {num_available}, the number of examples in the split "
-                f"{split!r} of {self.name}, got {wanted}."
+                f"limit must be at most {num_available}, the number of examples with distinct ids "
+                f"in the split {split!r} of {self.name}, got {wanted}."
             )
 
 
@@ -185,10 +185,13 @@ class GeneratedTask(Task):
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
     ) -> Sequence[Example]:
-        """Draws examples with distinct prompts.
+        """Draws examples with distinct ids.
 
-        Fewer than `num_examples` are returned if the split has no more distinct prompts.
-        None is 200.
+        Fewer than `num_examples` are returned if the split has no more. None is 200.
+
+        Raises:
+            ValueError: If the split does not exist or has no example, `num_examples` is not
+                positive, or different prompts have one id.
         """
         self.require(split, num_examples)
         wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples
@@ -197,8 +200,14 @@ class GeneratedTask(Task):
         misses = 0
         while len(found) < wanted and misses < MAX_MISSES:
             example = self.draw(rng, split)
-            misses = misses + 1 if example.id in found else 0
-            found.setdefault(example.id, example)
+            known = found.setdefault(example.id, example)
+            misses = 0 if known is example else misses + 1
+            if known.prompt != example.prompt:
+                raise ValueError(
+                    f"Examples of {self.name} must have distinct ids, got {example.id!r} for "
+                    f"{shown(known.prompt)} and {shown(example.prompt)}; without an id, an example "
+                    "is named by its prompt."
+                )
         return list(found.values())
 
     def none_found(self, split: str, num_draws: int, remedy: str) -> ValueError:

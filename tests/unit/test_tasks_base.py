@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +162,25 @@ def test_examples_of_one_split_key_are_in_one_split() -> None:
     tens = [{int(e.target) // 20 for e in task.examples(split, 999)} for split in task.splits]
     assert all(tens)
     assert sum(map(len, tens)) == 100
+
+
+class Nameless(Doubling):
+    """Gives every example the same name."""
+
+    def sample(self, rng: random.Random) -> Example:
+        return replace(super().sample(rng), id="one")
+
+
+def test_different_prompts_of_one_id_are_refused() -> None:
+    """A task of 200 examples silently had one, and limit=4 was said to be too many."""
+    with pytest.raises(ValueError, match=r"distinct ids, got 'one' for '\d+ \+ \d+' and '\d+ "):
+        Nameless(90).examples("train")
+
+
+def test_a_limit_counts_examples_of_distinct_ids() -> None:
+    task = Doubling(0)
+    with pytest.raises(ValueError, match=r"at most 1, the number of examples with distinct ids in"):
+        task.require_enough("train", len(task.examples("train", 4)), 4)
 
 
 def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
