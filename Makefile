@@ -37,6 +37,9 @@ test-all: $(READY)  ## the slow tests too
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -m gpu -rs
 
+gpu-day: $(BASE)  ## measure on a GPU, part by part, into results/gpu
+	$(PY) -m benchmarks gpu
+
 bench: $(BASE)  ## speed and memory beside a plain reference loop
 	$(PY) -m benchmarks
 

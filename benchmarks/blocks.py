@@ -46,6 +46,7 @@ from samplers import (
 )
 from samplers.view import Order
 
+DIFFERENCE = "difference to the sampler's first row, points, 95 %"
 SAMPLERS: tuple[Sampler, ...] = (
     ConfidenceThreshold(0.9),
     CreditDecoding(ConfidenceThreshold(0.9)),
@@ -102,7 +103,7 @@ def on_the_embedded_model(args: argparse.Namespace) -> None:
     base: list[float] = []
     previous = None
     print(
-        "| sampler | blocks | cache | accuracy | against the first, 95 % | forwards an answer | "
+        f"| sampler | blocks | cache | accuracy | {DIFFERENCE} | forwards an answer | "
         "tokens a forward | columns an answer | seconds |\n| --- |" + " --- |" * 8
     )
     for sampler, blocks, cache in settings(args.block_length, args.width, delimiters):
@@ -118,15 +119,22 @@ def on_the_embedded_model(args: argparse.Namespace) -> None:
         ]
         if sampler != previous and not isinstance(sampler, JointThreshold):
             base, previous = right, sampler
-        low, high = paired_score_interval(base, right)
         decoded, number = out.decoded, len(right)
         print(
             f"| `{sampler}` | `{blocks}` | `{cache}` | {100 * sum(right) / number:.1f} % | "
-            f"{100 * low:+.1f} to {100 * high:+.1f} | {decoded.nfe.sum() / number:.2f} | "
+            f"{_difference(base, right)} | {decoded.nfe.sum() / number:.2f} | "
             f"{out.tokens_per_forward:.2f} | {decoded.query_positions.sum() / number:.0f} | "
             f"{seconds:.1f} |",
             flush=True,
         )
+
+
+def _difference(base: list[float], right: list[float]) -> str:
+    """Writes the interval of a row's difference to its reference, which has none to itself."""
+    if right is base:
+        return "-"
+    low, high = paired_score_interval(base, right)
+    return f"{100 * low:+.1f} to {100 * high:+.1f}"
 
 
 def on_the_oracle(args: argparse.Namespace) -> None:
@@ -141,7 +149,7 @@ def on_the_oracle(args: argparse.Namespace) -> None:
     )
     print(f"{joint.length} items, {len(joint.answers)} right answers\n")
     print(
-        "| sampler | blocks | accuracy | against the first, 95 % | forwards an answer |\n"
+        f"| sampler | blocks | accuracy | {DIFFERENCE} | forwards an answer |\n"
         "| --- | --- | --- | --- | --- |"
     )
     for sampler in samplers:
@@ -155,10 +163,9 @@ def on_the_oracle(args: argparse.Namespace) -> None:
             )  # fmt: skip
             right = [float(model.is_right(row)) for row in out.tokens.tolist()]
             base = base or right
-            low, high = paired_score_interval(base, right)
             print(
                 f"| `{sampler}` | `{blocks}` | {100 * sum(right) / len(right):.1f} % | "
-                f"{100 * low:+.1f} to {100 * high:+.1f} | {out.nfe.double().mean():.2f} |",
+                f"{_difference(base, right)} | {out.nfe.double().mean():.2f} |",
                 flush=True,
             )
 

@@ -1,7 +1,7 @@
 """Which samplers, caches, verifiers and models fit together: the one table of what is refused."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 from dllm_decode.blocks import BlockSchedule, Sequential
@@ -305,43 +305,60 @@ CACHES: tuple[CachePolicy, ...] = (
     SubBlockCache(),
 )
 KINDS = {
-    "any sampler that sees the open block": Demands(),
-    "sees the suffix: `Prophet()`": Demands(scope="suffix"),
-    'sees all: `Prophet(gap="all")`': Demands(scope="answer"),
-    "changes what it committed: `Wino()`": Demands(leave_one_out=True),
-    "the same, model predicts the next column": Demands(leave_one_out=True, is_shifted=True),
-    "the same, model is block-causal": Demands(leave_one_out=True, is_causal=True),
+    "a sampler that sees the open block only": Demands(),
+    "a sampler that sees what lies behind the block: `Prophet()`": Demands(scope="suffix"),
+    'a sampler that sees the whole answer: `Prophet(gap="all")`': Demands(scope="answer"),
+    "a sampler that re-masks: `Wino()`": Demands(leave_one_out=True),
+    "`Wino()`, and the model predicts the next column": Demands(
+        leave_one_out=True, is_shifted=True
+    ),
+    "`Wino()`, and the model is block-causal": Demands(leave_one_out=True, is_causal=True),
     "a verifier that looks ahead: `SelfVerify()`": Demands(looks_ahead=True),
-    "the same, with `Wino()`": Demands(looks_ahead=True, leave_one_out=True),
+    "`SelfVerify()` with `Wino()`": Demands(looks_ahead=True, leave_one_out=True),
     "a verifier that writes: `ARVerify(...)`, `Guided(...)`": Demands(asks_sampler=False),
-    "the same, with `Prophet()`": Demands(asks_sampler=False, scope="suffix"),
-    "a verifier that writes, model predicts the next column": Demands(
+    "`ARVerify(...)` or `Guided(...)` with `Prophet()`": Demands(
+        asks_sampler=False, scope="suffix"
+    ),
+    "`ARVerify(...)` or `Guided(...)`, and the model predicts the next column": Demands(
         asks_sampler=False, is_shifted=True
     ),
-    "reads committed positions: `Learn2PD()`": Demands(reads_committed=True),
-    "edits: `JointThreshold()`": Demands(edits=True),
-    "the same, with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
+    "a sampler that reads committed positions: `Learn2PD()`": Demands(reads_committed=True),
+    "a sampler that edits: `JointThreshold()`": Demands(edits=True),
+    "`JointThreshold()` with `SelfVerify()`": Demands(edits=True, looks_ahead=True),
     "`MultiBlock()` with `SelfVerify()`": Demands(opens_parts=True, looks_ahead=True),
     "`MultiBlock()` with `Prophet()`": Demands(opens_parts=True, scope="suffix"),
     "`MultiBlock()` with `Wino()`": Demands(opens_parts=True, leave_one_out=True),
     "`MultiBlock()` with `FixedSchedule()`": Demands(opens_parts=True, needs_whole_block=True),
-    "`MultiBlock()`, model predicts the next column": Demands(opens_parts=True, is_shifted=True),
+    "`MultiBlock()`, and the model predicts the next column": Demands(
+        opens_parts=True, is_shifted=True
+    ),
     "`AdaptiveBlocks(...)`": Demands(opens_parts=True, ends_anywhere=True),
-    "the same, on a block-causal model": Demands(
+    "`AdaptiveBlocks(...)`, and the model is block-causal": Demands(
         opens_parts=True, ends_anywhere=True, is_causal=True
     ),
 }
 
 
 def table() -> str:
-    """Lays out every cache against every kind of decode, in Markdown."""
+    """Lays out every kind of decode against every cache, in Markdown."""
     notes: list[str] = []
-    lines = ["| cache | " + " | ".join(KINDS) + " |", "| --- |" + " --- |" * len(KINDS)]
-    for cache in CACHES:
-        cells = [_cell(refusal_of(demands, cache), notes) for demands in KINDS.values()]
-        lines.append(f"| `{cache!r}` | " + " | ".join(cells) + " |")
+    names = " | ".join(f"`{_short(cache)}`" for cache in CACHES)
+    lines = [f"| decode | {names} |", "| --- |" + " --- |" * len(CACHES)]
+    for kind, demands in KINDS.items():
+        cells = [_cell(refusal_of(demands, cache), notes) for cache in CACHES]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
     return "\n".join([*lines, "", *numbered]) + "\n"
+
+
+def _short(cache: CachePolicy) -> str:
+    """Returns the repr without the options that have their defaults."""
+    options = [
+        f"{option.name}={getattr(cache, option.name)!r}"
+        for option in fields(cache)  # type: ignore[arg-type]  # policies are dataclasses
+        if getattr(cache, option.name) != option.default
+    ]
+    return f"{type(cache).__name__}({', '.join(options)})"
 
 
 def _cell(refusal: Refusal | None, notes: list[str]) -> str:

@@ -100,7 +100,12 @@ def generate(
     """Answers texts or chats.
 
         model, tokenizer = load_model("mini")
-        out = generate(model, tokenizer, "emma has 12 apples .", ConfidenceThreshold(0.9))
+        question = (
+            "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
+            "how many apples does emma have now ?"
+        )
+        chat = [{"role": "user", "content": question}]
+        out = generate(model, tokenizer, chat, ConfidenceThreshold(0.9))
         print(out.texts[0])
 
     Args:

@@ -74,6 +74,7 @@ COMMANDS = {
 _EXAMPLES = """\
 tasks are addresses:
   word_problems?split=test&limit=200      word_problems?split=test_large
+  ledgers?split=test&limit=100            with --model mini-long
   lists/shuffle?n=6&limit=100             puzzles/sudoku4
   gsm8k?path=FOLDER&protocol=llada        jsonl:FILE.jsonl
   humaneval?path=FILE.jsonl.gz            mbpp?path=FOLDER&protocol=instruct

@@ -19,7 +19,8 @@ from eval.training.arguments import add_distil, add_train_filter
 
 _EXAMPLES = """\
 examples:
-  dllm-decode generate "emma has 12 apples. emma buys 5 more. how many apples does emma have now?"
+  dllm-decode generate "emma has 12 apples. emma finds 5 more apples and then gives 2 apples to \
+      ben. how many apples does emma have now?"
   dllm-decode generate --live --sampler "LocalLeap()" "..."
   dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda --cache "DualCache()"
   dllm-decode eval run "word_problems?split=test&limit=100" results/a --sampler "LocalLeap()"

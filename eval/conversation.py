@@ -23,7 +23,7 @@ from dllm_decode.blocks import BlockSchedule
 from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
-from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]
@@ -112,7 +112,7 @@ def _speaker(options: Namespace) -> Speaker:
     # What is mistyped is refused before a model is loaded.
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     blocks, config = parse_blocks(options.blocks), DecodeConfig(**given_of(options))
-    parse_verifier(options.verifier)
+    check_verifier(options.verifier)
     if options.threads:
         import torch
 
@@ -123,7 +123,8 @@ def _speaker(options: Namespace) -> Speaker:
     )
     if tokenizer is None:
         raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
-    target = partial(load_target, tokenizer=tokenizer, device=options.device, dtype=dtype)
+    # Not options.device, which may be "auto".
+    target = partial(load_target, tokenizer=tokenizer, device=model.device, dtype=dtype)
     verifier = parse_verifier(options.verifier, target)
     return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
 

@@ -26,9 +26,11 @@ class MarginThreshold(Sampler[None]):
 def main() -> None:
     """Decodes one prompt."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="mini")
+    add = parser.add_argument
+    add("--model", default="mini", help="embedded name, folder or hub id (default: mini)")
     (example,) = WordProblems().examples("test", 1)
-    parser.add_argument("--prompt", default=f"{example.prompt} answer :")
+    default = f"{example.prompt} answer :"
+    add("--prompt", default=default, help="what is asked (default: a held-out word problem)")
     options = parser.parse_args()
     model, tokenizer = load_model(options.model)
     prompt = tokenizer.encode(options.prompt) if tokenizer else [1, 2, 3]

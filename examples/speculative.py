@@ -118,8 +118,10 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", default="mini", help="mask predictor: embedded name, folder, or hub id")
-    add("--target", default="mini-ar", help="causal model with the same token ids")
+    add("--model", default="mini",
+        help="mask predictor: embedded name, folder, or hub id (default: mini)")  # fmt: skip
+    add("--target", default="mini-ar",
+        help="causal model with the same token ids (default: mini-ar)")  # fmt: skip
     add("--task", default="word_problems?limit=32",
         help="address, as in dllm-decode eval (default: word_problems?limit=32)")  # fmt: skip
     add("--batch-size", type=int, default=1, help="rows decoded together (default: 1)")

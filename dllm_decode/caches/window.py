@@ -58,6 +58,10 @@ class SuffixWindow(CachePolicy):
         return self.inner.is_path_dependent
 
     @property
+    def commits_entry(self) -> bool:
+        return self.inner.commits_entry
+
+    @property
     def reads_history(self) -> bool:
         return self.inner.reads_history
 

@@ -114,7 +114,7 @@ def require_peft() -> None:
     except ImportError:
         raise ValueError(
             "LoRA needs the package peft; install it with: pip install "
-            '"dllm-decode[lora]", or train all weights.'
+            '".[lora]" in the clone, or train all weights.'
         ) from None
 
 

@@ -44,7 +44,8 @@ def add_calibrate(parser: ArgumentParser) -> None:
     add("--card", metavar="FILE", help="where the card goes (default: card.json in the folder)")
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
     add("--prompts", choices=("chat", "plain"), default="",
-        help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
+        help="put prompts into the chat template, or leave them plain "
+        "(default: the task's)")  # fmt: skip
     add_decoding(parser, repeat=False)
     add_machine(parser)
     add_recording(parser)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.runs.names import TITLES, parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import TITLES, check_verifier, parse_blocks, parse_cache, parse_sampler
 from samplers.checks import shown
 
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -83,11 +83,8 @@ def split_parts(text: str) -> list[str]:
 def _kind_of(part: str) -> tuple[str, str]:
     if part.startswith("model="):
         return "model", part.removeprefix("model=")
-    if "CausalTarget(" in part:
-        # Its target is loaded once, later.
-        return "verifier", part
     kinds: Sequence[tuple[str, Callable[[str], Any]]] = (
-        ("sampler", parse_sampler), ("cache", parse_cache), ("verifier", parse_verifier),
+        ("sampler", parse_sampler), ("cache", parse_cache), ("verifier", check_verifier),
         ("blocks", parse_blocks),
     )  # fmt: skip
     reasons = []

@@ -41,7 +41,9 @@ def _add_model(parser: ArgumentParser) -> None:
         help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
     add("--mc-num", type=positive, help="mask patterns an answer (default: 128)")
     add("--batch-size", type=positive, help="rows of a forward (default: 16)")
-    add("--device", help="cpu, cuda, cuda:1; 'cuda' is each process's own (default: cpu)")
+    add("--device",
+        help="cpu, cuda, cuda:1, or auto, which spreads the model over all devices; of several "
+        "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
     add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
     add("--threads", type=positive, help="processor threads (default: torch's choice)")
     add_decoding(parser, repeat=False, instead=_OWN)

@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if find_spec("lm_eval") is None:
         raise ValueError(
             "This command needs the Language Model Evaluation Harness, which is not installed; "
-            'install it with: pip install "dllm-decode[lm-eval]"'
+            'install it with: pip install ".[lm-eval]", in the clone of this repository.'
         )
     # Not before it is known to be there.
     from eval.lm_harness.model import DecodeLM

@@ -216,7 +216,8 @@ class Options:
         )
         if words is None:
             raise ValueError(f"Text needs a tokenizer, got none in {self.pretrained}; add it.")
-        target = partial(load_target, tokenizer=words, device=device)
+        # Not on `device`, which may be "auto".
+        target = partial(load_target, tokenizer=words, device=model.device)
         settings = LmSettings(
             model=self.pretrained,
             revision=self.revision,

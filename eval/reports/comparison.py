@@ -83,7 +83,8 @@ def frame(folder: str | Path) -> "pandas.DataFrame":
         import pandas
     except ImportError:
         raise ValueError(
-            'A frame needs the package pandas; install it with: pip install "dllm-decode[eval]"'
+            'A frame needs the package pandas; install it with: pip install ".[eval]", in the '
+            "clone of this repository."
         ) from None
     found = Folder(folder)
     by_key = {settings.key(""): settings.written() for settings in found.settings()}

@@ -135,7 +135,8 @@ def add_machine(parser: Parser) -> None:
     """Adds where and in which precision the model runs."""
     add = parser.add_argument
     add("--device", default="cpu",
-        help="cpu, cuda, cuda:1; 'cuda' is each process's own (default: cpu)")  # fmt: skip
+        help="cpu, cuda, cuda:1, or auto, which spreads the model over all devices; of several "
+        "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
     add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
     add("--threads", type=positive, help="processor threads (default: torch's choice)")
 
@@ -170,7 +171,8 @@ def add_run(parser: ArgumentParser) -> None:
         help="block schedule; repeat to compare (default: Sequential())")  # fmt: skip
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
     add("--prompts", choices=("chat", "plain"), default="",
-        help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
+        help="put prompts into the chat template, or leave them plain "
+        "(default: the task's)")  # fmt: skip
     add_decoding(parser, repeat=True)
     _add_folder(parser)
     add_machine(parser)
@@ -195,7 +197,8 @@ def add_cache_error(parser: ArgumentParser) -> None:
     add("task", nargs="?", default="",
         help="address of the task (default: random prompts, no accuracy)")  # fmt: skip
     add_model(parser)
-    add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR")
+    add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR",
+        help="which positions to commit (default: ConfidenceThreshold(0.9))")  # fmt: skip
     add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: all)")
     add("--blocks", default="Sequential()", metavar="EXPR",
         help="block schedule (default: Sequential())")  # fmt: skip

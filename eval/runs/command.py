@@ -112,8 +112,10 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
         # Its own types are wider than what is used here.
         tokenizer=cast(Tokenizer, tokenizer),
         dtype=str(model.dtype).removeprefix("torch."),
-        # Once for all runs that name the same target.
-        target=lru_cache(lambda name: load_target(name, tokenizer, device=device, dtype=wanted)),
+        # Once for all runs that name the same target; not on `device`, which may be "auto".
+        target=lru_cache(
+            lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
+        ),
     )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isabstract
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 import dllm_decode
 from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, verify
@@ -207,6 +209,39 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     text = _of_card(text[1:], "verifier") if text.startswith("@") else text
     known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
     return parse_plugin(text, Verifier, known)  # type: ignore[type-abstract]  # never constructed
+
+
+def check_verifier(text: str) -> str:
+    """Reads a verifier as `parse_verifier` does, but loads no target.
+
+    A mistyped expression is thus refused before a model is loaded.
+
+    Returns:
+        The verifier's repr.
+
+    Raises:
+        ValueError: If the text does not describe a verifier.
+    """
+    return repr(parse_verifier(text, _unloaded))
+
+
+def _unloaded(source: str) -> CausalTarget:
+    return CausalTarget.of_network(_Unloaded(), name=source, eos_ids=())
+
+
+class _Unloaded:
+    """Stands for the network of a target that is not loaded; it is never run."""
+
+    vocab_size = 0
+    takes_positions = True
+    heeds_masks = True
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def read(self, *args: object, **options: object) -> NoReturn:
+        raise NotImplementedError("This target is not loaded.")
 
 
 def parse_blocks(text: str) -> BlockSchedule:

@@ -13,6 +13,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.runs.fields import is_of
 from eval.runs.names import (
     Selection,
+    check_verifier,
     no_target,
     parse_blocks,
     parse_cache,
@@ -85,8 +86,7 @@ class Sweep:
         )
         _require_distinct("caches", self.caches, [repr(parse_cache(c)) for c in self.caches])
         # A target is loaded once, later, beside the model.
-        own = [v if "CausalTarget(" in v else repr(parse_verifier(v)) for v in self.verifiers]
-        _require_distinct("verifiers", self.verifiers, own)
+        _require_distinct("verifiers", self.verifiers, [check_verifier(v) for v in self.verifiers])
         _require_distinct("blocks", self.blocks, [repr(parse_blocks(b)) for b in self.blocks])
         for name, values in self.decoding.items():
             _require_distinct(name, values, values)

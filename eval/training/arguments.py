@@ -83,6 +83,8 @@ def _add_training(parser: ArgumentParser) -> None:
     add("--temperature", type=number, default=0.5, help="of the entropy in the loss (default: 0.5)")
     add("--entropy-weight", type=number, default=2.0, metavar="W",
         help="2 for LLaDA, 1 for Dream in the authors' code (default: 2)")  # fmt: skip
+    add("--greatest-share", type=number, default=0.8, metavar="S",
+        help="d3llm: the share of a block that is masked at most (default: 0.8)")  # fmt: skip
     add("--epochs", type=number, default=6.0, help="times each answer is learned (default: 6)")
     add("--minutes", type=number, help="train so long instead; two such runs differ")
     add("--rows", type=positive, default=1, help="answers a forward, per device (default: 1)")

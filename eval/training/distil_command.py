@@ -127,6 +127,7 @@ def check(options: argparse.Namespace) -> None:
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
     require_weights(options.temperature, options.entropy_weight)
+    Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
     if options.lora_rank:
@@ -312,7 +313,7 @@ def objective_of(
     # The authors' curriculum, 16 to 32, in proportion to the block length.
     quarters = (2, 2, 3, 3, 4, 4)
     lengths = tuple(max(1, student.config.block_length * part // 4) for part in quarters)
-    curriculum = Curriculum(block_lengths=lengths)
+    curriculum = Curriculum(options.greatest_share, lengths)
     following = TrajectoryForcing(
         student.model, ranks, curriculum=curriculum, loss=TrajectoryLoss(*weights)
     )

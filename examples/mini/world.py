@@ -41,21 +41,21 @@ from eval.tasks.equations import Equations
 from eval.tasks.word_problems import MINI_TEMPLATES
 
 LIST_SHARES = {
-    "copy": 1.0,
-    "reverse": 1.5,
-    "sort": 2.0,
-    "replace_at": 1.5,
+    "copy": 0.5,
+    "reverse": 2.5,
+    "sort": 1.5,
+    "replace_at": 3.0,
     "insert_at": 1.5,
     "remove_at": 1.5,
-    "replace_any": 1.0,
+    "replace_any": 4.0,
     "remove_any": 1.0,
-    "insert_any": 1.0,
-    "shuffle": 1.5,
+    "insert_any": 1.5,
+    "shuffle": 3.0,
     "agree": 0.5,
-    "pair_sum": 1.0,
-    "city": 0.25,
+    "pair_sum": 0.5,
+    "city": 1.0,
 }
-"""Index and sorting tasks are the hardest to learn, `city` is the easiest."""
+"""What is hard has more: indices, and answers of which each item depends on all the others."""
 
 UNSIZED = ("pair_sum", "city")
 """List tasks whose answers all have the same length."""

@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
+from dllm_decode import DecodeConfig
 from eval.__main__ import make_parser
 from eval.cli import make_parser as make_command_parser
+from eval.runs.arguments import given_of
+from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -78,15 +81,31 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
         words = shlex.split(command)
         if words[:3] == ["python", "-m", "eval"]:
             make_parser().parse_args(words[3:])
-        elif words[:2] == ["dllm-decode", "eval"]:
-            make_parser().parse_args(words[2:])
-        elif words[:1] == ["dllm-decode"] and words[1] in ("train-filter", "distil"):
-            make_command_parser().parse_args(words[1:])
+        elif words[:1] == ["accelerate"] and "eval" in words:
+            make_parser().parse_args(words[words.index("eval") + 1 :])
+        elif words[:1] == ["dllm-decode"]:
+            understand(words[1:])
         elif words[:1] == ["python"] and words[1].startswith("examples/"):
             assert (ROOT / words[1]).is_file(), command
         elif words[:1] == ["make"]:
             targets = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert re.search(rf"^{words[1]}:", targets, re.MULTILINE), command
+
+
+def understand(words: list[str]) -> None:
+    """Reads the words of `dllm-decode`, and the expressions of `generate` and `chat`."""
+    if words[0] == "bench":
+        return
+    if words[0] == "eval":
+        make_parser().parse_args(words[1:])
+        return
+    options = make_command_parser().parse_args(words)
+    if words[0] in ("generate", "chat"):
+        parse_sampler(options.sampler)
+        parse_cache(options.cache)
+        parse_blocks(options.blocks)
+        check_verifier(options.verifier)
+        DecodeConfig(**given_of(options))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -95,6 +114,19 @@ def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http://", "https://")):
             assert (document.parent / target).exists(), target
+
+
+def test_every_target_that_is_named_has_a_rule() -> None:
+    """`make gpu-day` had none, and said that there was nothing to be done."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    phony = re.search(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) <= rules
+    texts = [*DOCUMENTS, ROOT / "benchmarks" / "README.md", ROOT / "CHANGELOG.md"]
+    for document in texts:
+        named = re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8"))
+        assert set(named) <= rules, document
 
 
 def test_the_readme_is_short() -> None:

@@ -6,10 +6,20 @@ from typing import Any
 import pytest
 from spied import Spied, tiny
 
-from dllm_decode import Block, CachePolicy, Canvas, NoVerifier, SelfVerify, Verifier, decode
+from dllm_decode import (
+    Block,
+    CachePolicy,
+    Canvas,
+    NoVerifier,
+    SelfVerify,
+    SuffixWindow,
+    Verifier,
+    decode,
+)
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential
 from dllm_decode.compatibility import CACHES, KINDS, REFUSALS, Demands, refusal_of, table
 from dllm_decode.session import Session
+from eval.runs.names import parse_cache
 from samplers import (
     ConfidenceThreshold,
     FixedSchedule,
@@ -118,9 +128,23 @@ def test_a_refusal_costs_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
                     run(kind, cache)
 
 
-def test_the_table_has_a_row_for_every_cache_and_a_note_for_every_refusal() -> None:
+def test_the_table_has_a_column_for_every_cache_and_a_note_for_every_refusal() -> None:
     text = table()
-    for cache in CACHES:
-        assert f"| `{cache!r}` |" in text
+    headings = text.splitlines()[0].split(" | ")[1:]
+    # Defaults are left out, and the rest describes the cache all the same.
+    assert [parse_cache(heading.strip("`| ")) for heading in headings] == [*CACHES]
+    assert "=0" not in "".join(headings)
+    for kind in KINDS:
+        assert f"\n| {kind} | " in text
     for refusal in REFUSALS:
         assert refusal.remedy in text
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+def test_a_window_combines_as_what_is_in_it_but_with_no_one_who_looks_behind_or_remasks(
+    cache: CachePolicy,
+) -> None:
+    for demands in KINDS.values():
+        fits = refusal_of(demands, cache) is None
+        fits = fits and demands.scope == "block" and not demands.leave_one_out
+        assert (refusal_of(demands, SuffixWindow(cache)) is None) == fits

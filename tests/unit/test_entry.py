@@ -17,6 +17,7 @@ from dllm_decode import (
     SelfVerify,
     StepEvent,
     SubBlocks,
+    SuffixWindow,
     decode,
     decode_many,
 )
@@ -28,6 +29,8 @@ CACHES = [
     PrefixCache(entry="official"),
     DualCache(entry="official"),
     DualCache(3, entry="official"),
+    # Did not commit the token, and then left out what predicts it: an error in the second step.
+    SuffixWindow(PrefixCache(entry="official"), 2),
 ]
 DREAM, LLADA = load_tiny("dream", dtype=torch.float64), load_tiny("llada", dtype=torch.float64)
 PROMPTS = [[1, 2, 3], [4], [5, 6]]

@@ -508,7 +508,7 @@ def test_without_the_harness_the_command_names_the_extra(
 ) -> None:
     monkeypatch.setattr(lm_command, "find_spec", lambda name: None)
     assert main(["lm", "--tasks", "gsm8k"]) == 2
-    assert 'pip install "dllm-decode[lm-eval]"' in capsys.readouterr().err
+    assert 'pip install ".[lm-eval]"' in capsys.readouterr().err
 
 
 def test_nothing_but_the_adapter_imports_the_harness() -> None:

@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,22 @@ def written(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [option if value else option.replace("--", "--no-", 1)]
     return [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from arguments_of(command)
+        else:
+            yield parser.prog, action
+
+
+def test_every_argument_of_every_command_says_what_it_is() -> None:
+    """The sampler of `cache-error` had no help."""
+    everything = [*arguments_of(make_parser()), *arguments_of(cli.make_parser())]
+    assert len(everything) > 100
+    assert not [(command, action.dest) for command, action in everything if not action.help]
 
 
 def test_every_option_of_the_decode_has_a_value_to_try() -> None:

@@ -18,7 +18,7 @@ def check_quantization(kind: str) -> None:
     if find_spec("torchao") is None:
         raise ValueError(
             f"quantize={kind!r} needs torchao, which is not installed. Install the extra: "
-            "pip install 'dllm-decode[int8]'."
+            'pip install ".[int8]", in the clone of this repository.'
         )
 
 

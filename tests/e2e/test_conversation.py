@@ -1,0 +1,66 @@
+"""`dllm-decode generate` answers questions, with every kind of verifier."""
+
+import re
+import shlex
+
+import pytest
+
+from eval.cli import main, make_parser
+
+QUESTION = (
+    "emma has 12 apples. emma finds 30 more apples and then gives 8 apples to ben. "
+    "how many apples does emma have now?"
+)
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        "NoVerifier()",
+        "ARVerify(CausalTarget('mini-ar'))",
+        "Guided(CausalTarget('mini-ar'))",
+    ],
+)
+def test_a_question_is_answered_with_any_verifier(
+    verifier: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verifiers with a target were refused: "Targets cannot be loaded here"."""
+    words = ["generate", QUESTION, "--gen-length", "64", "--verifier", verifier]
+    assert main(words) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
+
+
+def test_a_target_is_on_the_device_of_a_model_that_is_placed_by_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The target was to be loaded on "auto", which is no device."""
+    words = ["generate", QUESTION, "--gen-length", "64", "--device", "auto"]
+    assert main([*words, "--verifier", "ARVerify(CausalTarget('mini-ar'))"]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
+
+
+@pytest.mark.parametrize(
+    ("verifier", "message"),
+    [
+        ("ARVerfy(CausalTarget('mini-ar'))", "did you mean 'ARVerify'?"),
+        ("Guided(CausalTarget('mini-ar'), top_k=0)", "top_k must be"),
+    ],
+)
+def test_a_mistyped_verifier_is_refused_before_a_model_is_loaded(
+    verifier: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", QUESTION, "--model", "there is no such model", "--verifier", verifier]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "no such model" not in error
+
+
+def test_the_first_example_of_the_help_is_answered_right(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was of a kind that `mini` does not know, and the answer was nonsense."""
+    shown = re.sub(r"\\\n\s*", "", make_parser().format_help())
+    command = next(line for line in shown.splitlines() if "dllm-decode generate" in line)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["####", "15"]
