@@ -1,7 +1,7 @@
 """Checks, before anything is decoded, that a task gives what it must; messages name the example."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -81,7 +81,7 @@ def _is_turn(turn: Any) -> bool:
     )
 
 
-_PARTS = {
+_PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda value: isinstance(value, str), "text"),
     "target": (lambda value: isinstance(value, str), "text"),
     "meta": (
