@@ -84,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
     selection = parse_task(options.task, code_for(options, place))
     selection.task.require_scorable()
     examples = selection.examples()
+    selection.require_scores(examples)
     _require_distinct(examples)
     if not 0 <= options.order_on < len(examples):
         raise ValueError(

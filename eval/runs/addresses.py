@@ -1,7 +1,7 @@
 """Addresses of tasks and models: a name, and behind a question mark `limit=200&n=6`."""
 
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -53,7 +53,8 @@ def construct(
         others: Options that are read elsewhere, for messages.
 
     Raises:
-        ValueError: If there is no such option, one lacks, or a text is not of the declared type.
+        ValueError: If there is no such option, one lacks, a text is not of the declared type, or
+            an option is declared as a type that no text can give.
     """
     # An address must not allow programs to run: the user does, by an option of the command.
     known = {
@@ -67,6 +68,7 @@ def construct(
                 f"{name} has the options {_listed([*others, *known])}, got {shown(key)}."
             )
     for key, option in known.items():
+        _require_readable(name, key, option.annotation)
         if option.default is Parameter.empty and key not in options:
             raise ValueError(
                 f"{name} must be given the option {key}, got {_listed(options) or 'none'}; "
@@ -86,24 +88,39 @@ def whole_number(name: str, text: str) -> int:
     return int(text)
 
 
-def _listed(names: Collection[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
+
+
+def _require_readable(name: str, key: str, annotation: Any) -> None:
+    """Raises ValueError unless a text can be read as what the constructor declares."""
+    if not any(kind in _READERS or get_origin(kind) is Literal for kind in _kinds(annotation)):
+        declared = "nothing" if annotation is Parameter.empty else f"{annotation!r}"
+        raise ValueError(
+            f"The option {key} of {name} must be declared as str, int, float, bool, Path, "
+            f"tuple[str, ...], a Literal, or one of these and None, got {declared}. "
+            "A value that no address gives is a class attribute, or a field with init=False."
+        )
 
 
 def _value(name: str, text: str, annotation: Any) -> object:
     """Reads an option as the type that the constructor declares for it."""
-    kinds = get_args(annotation) if _is_union(annotation) else (annotation,)
+    kinds = _kinds(annotation)
     if type(None) in kinds and text == "None" and str not in kinds:
         return None
+    literals = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
+    for one in literals:
+        if text == str(one):
+            return one
     for kind, read in _READERS.items():
         if kind in kinds:
             return read(name, text)
-    if any(get_origin(kind) is Literal for kind in kinds):
-        return text
-    raise ValueError(
-        f"The option {name} must be declared as str, int, float, bool, Path, tuple[str, ...] or a "
-        f"Literal of texts to be given in an address, got {annotation!r}."
-    )
+    raise ValueError(f"{name} must be one of {_listed(map(str, literals))}, got {shown(text)}.")
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; of another type, itself."""
+    return get_args(annotation) if _is_union(annotation) else (annotation,)
 
 
 def _is_union(annotation: Any) -> bool:

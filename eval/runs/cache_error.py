@@ -245,7 +245,7 @@ def run(options: argparse.Namespace) -> int:
     if selection:
         # Before the model is loaded: files may be missing.
         selection.task.require_scorable()
-        selection.examples()
+        selection.require_scores(selection.examples())
     written = _writable(options.json)
     if options.threads:
         torch.set_num_threads(options.threads)

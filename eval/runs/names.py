@@ -31,7 +31,7 @@ from eval.tasks import (
     WordProblems,
     WordsToSentence,
 )
-from eval.tasks.base import checked_scores
+from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
 from samplers import Sampler, parse
 from samplers.checks import shown
@@ -81,32 +81,30 @@ class Selection:
         """Returns the examples, the same in every process.
 
         Raises:
-            ValueError: If the split has fewer than `limit`, does not exist or cannot be read, or
-                two examples have one id.
+            ValueError: If the split has fewer than `limit`, does not exist or cannot be read, an
+                example is not as its types say, or two have one id.
         """
         if self.limit is not None and self.limit > MAX_LIMIT:
             raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")
         found = self.task.examples(self.split, self.limit, self.examples_seed)
+        require_examples(self.address, found)
         self.task.require_enough(self.split, len(found), self.limit)
         _require_distinct_ids(self.address, found)
         return found
 
-    def require_scores(self) -> None:
-        """Checks that a task of the user's own scores the target of its first example.
+    def require_scores(self, examples: Sequence[Example]) -> None:
+        """Checks that the task scores the target of its first example.
 
         What is wrong with a scorer is better known before anything is decoded.
+
+        Args:
+            examples: As `examples` returns them.
 
         Raises:
             ValueError: If it does not return the scores that a task must.
         """
-        if type(self.task).__module__.partition(".")[0] == "eval":
-            return
-        for example in self.examples()[:1]:
-            scores = self.task.score(example, example.target)
-            try:
-                checked_scores(scores, self.task.primary)
-            except ValueError as error:
-                raise ValueError(f"{self.address}: {error}") from None
+        for example in examples[:1]:
+            require_target_score(self.address, self.task, example)
 
     @property
     def prompts(self) -> str:
@@ -120,7 +118,7 @@ def _require_distinct_ids(address: str, examples: Sequence[Example]) -> None:
         if times > 1:
             raise ValueError(
                 f"The examples of {shown(address)} must have distinct ids, got {name!r} {times} "
-                "times. `content_id` makes one of a text."
+                "times. Without an id of its own, an example is named by its prompt."
             )
 
 

@@ -108,8 +108,7 @@ class Sweep:
         found = [parse_task(address, code) for address in self.tasks]
         for selection in found:
             selection.task.require_scorable()
-            selection.examples()
-            selection.require_scores()
+            selection.require_scores(selection.examples())
         return found
 
     def runs(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
+from eval.failures import FAILURES
 from eval.runs import prompts
 from eval.runs.progress import Reporter
 from eval.runs.proposals import Binned, Proposals
@@ -15,19 +16,6 @@ from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
 from eval.tasks.base import checked_scores
-
-# What code of a sampler, a scorer or a model raises when it is wrong about one example. Anything
-# else, such as an interrupt or a full disk, ends the run; its records are kept.
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32

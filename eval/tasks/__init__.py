@@ -1,6 +1,6 @@
 """Tasks: where questions come from and how answers are scored."""
 
-from eval.tasks.base import Example, GeneratedTask, Task, Turn
+from eval.tasks.base import Example, GeneratedTask, SampledTask, Task, Turn
 from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
 from eval.tasks.humaneval import HumanEval
@@ -24,6 +24,7 @@ __all__ = [
     "ListTask",
     "Mbpp",
     "ParallelBench",
+    "SampledTask",
     "Sudoku4",
     "Task",
     "Turn",

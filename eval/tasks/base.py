@@ -1,5 +1,6 @@
 """What a task is: examples with an id, a prompt and a reference answer, and a scorer of text."""
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from eval.sandbox.code_runner import CodeRunner
+from samplers.checks import shown
 
 Turn = dict[str, str]
 """One chat turn, `{"role": "user" | "assistant", "content": text}`."""
@@ -17,6 +19,7 @@ VAL_BUCKET = 0
 TEST_BUCKET = 1
 DEFAULT_NUM_EXAMPLES = 200
 MAX_MISSES = 1_000
+MAX_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,22 @@ class Example:
     """One question with its reference answer.
 
     Attributes:
-        id: Names the example within its task and split, as no other; a function of the content
-            alone, such as `content_id(prompt)`.
         prompt: The question as plain text, or chat turns ending with a user turn.
-        target: A reference answer, as the model should write it. The task's own scorer gives it 1.
+        target: A reference answer, as the model should write it. The task's own scorer gives it 1,
+            unless the task says otherwise by `scores_own_target`.
         meta: What the scorer needs besides the text, and where the example comes from.
+        id: Names the example within its task and split, as no other; a function of the content
+            alone. By default a hash of the prompt.
     """
 
-    id: str
     prompt: str | list[Turn]
     target: str
     meta: Mapping[str, Any] = field(default_factory=dict)
+    id: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            object.__setattr__(self, "id", content_id(str(self.prompt)))
 
     def turns(self) -> list[Turn]:
         """Returns the prompt as chat turns; plain text becomes one user turn."""
@@ -88,6 +96,15 @@ class Task(ABC):
     def stop(self) -> tuple[str, ...]:
         """Strings that end an answer; `score` cuts the text at the first of them."""
         return ()
+
+    @property
+    def scores_own_target(self) -> bool:
+        """Whether `score` gives every target 1; runs check it before anything is decoded.
+
+        False where a reference answer may miss that: people wrote it and a grammar checker judges
+        it, or the score is undefined without a package.
+        """
+        return True
 
     @abstractmethod
     def examples(
@@ -145,8 +162,8 @@ class Task(ABC):
         """
         if wanted is not None and wanted > num_available:
             raise ValueError(
-                f"limit must be at most {num_available}, the number of examples in the split "
-                f"{split!r} of {self.name}, got {wanted}."
+                f"limit must be at most {num_available}, the number of examples with distinct ids "
+                f"in the split {split!r} of {self.name}, got {wanted}."
             )
 
 
@@ -154,21 +171,27 @@ class GeneratedTask(Task):
     """A task whose examples are drawn by rule, without data files."""
 
     @abstractmethod
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one example of a split; repeated draws may repeat a prompt.
 
         Args:
             rng: Source of the randomness; the example is a function of its state.
             split: One of `splits`.
+
+        Raises:
+            ValueError: If there is no such split, or no example of it is found.
         """
 
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
     ) -> Sequence[Example]:
-        """Draws examples with distinct prompts.
+        """Draws examples with distinct ids.
 
-        Fewer than `num_examples` are returned if the split has no more distinct prompts.
-        None is 200.
+        Fewer than `num_examples` are returned if the split has no more. None is 200.
+
+        Raises:
+            ValueError: If the split does not exist or has no example, `num_examples` is not
+                positive, or different prompts have one id.
         """
         self.require(split, num_examples)
         wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples
@@ -176,10 +199,67 @@ class GeneratedTask(Task):
         found: dict[str, Example] = {}
         misses = 0
         while len(found) < wanted and misses < MAX_MISSES:
-            example = self.sample(rng, split)
-            misses = misses + 1 if example.id in found else 0
-            found.setdefault(example.id, example)
+            example = self.draw(rng, split)
+            known = found.setdefault(example.id, example)
+            misses = 0 if known is example else misses + 1
+            if known.prompt != example.prompt:
+                raise ValueError(
+                    f"Examples of {self.name} must have distinct ids, got {example.id!r} for "
+                    f"{shown(known.prompt)} and {shown(example.prompt)}; without an id, an example "
+                    "is named by its prompt."
+                )
         return list(found.values())
+
+    def none_found(self, split: str, num_draws: int, remedy: str) -> ValueError:
+        """Returns the error of `draw` where it found no example.
+
+        Args:
+            split: Which split.
+            num_draws: How often it drew.
+            remedy: What the user may do.
+        """
+        return ValueError(
+            f"{self!r} must have examples of the split {split!r}, got none in {num_draws} draws; "
+            f"{remedy}."
+        )
+
+
+class SampledTask(GeneratedTask):
+    """A generated task that draws any example; a hash then decides which split it is of.
+
+    There are 20 buckets. Those of `val` and of `test` are one each, so that each has about one
+    question in 20 of those that are possible, and `train` has the others. A task of which a split
+    differs in more, such as longer questions, overrides `draw`.
+    """
+
+    @abstractmethod
+    def sample(self, rng: random.Random) -> Example:
+        """Draws one example of any split.
+
+        Args:
+            rng: Source of the randomness; the example is a function of its state.
+        """
+
+    def split_key(self, example: Example) -> str:
+        """Returns what decides the split; here the prompt.
+
+        Examples that must not be in two splits, such as one problem with other names, have one key.
+        """
+        return str(example.prompt)
+
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
+        self.require(split, None)
+        if split not in BUCKETS:
+            raise ValueError(
+                f"A split of {type(self).__name__} must be one of {', '.join(BUCKETS)}, got "
+                f"{split!r}; override draw to draw examples of other splits."
+            )
+        for _ in range(MAX_DRAWS):
+            example = self.sample(rng)
+            if bucket_of(self.split_key(example)) in BUCKETS[split]:
+                return example
+        share = f"{len(BUCKETS[split])} in {NUM_BUCKETS} of all is of this split"
+        raise self.none_found(split, MAX_DRAWS, f"make more questions possible, {share}")
 
 
 BUCKETS: Mapping[str, frozenset[int]] = {
@@ -220,10 +300,21 @@ def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
             f"score must return the primary score {primary!r} among others, got "
             f"{', '.join(map(repr, scores)) or 'none'}."
         )
-    found = {name: None if score is None else float(score) for name, score in scores.items()}
-    for name, score in found.items():
-        if score is not None and not 0 <= score <= 1:
-            raise ValueError(f"Scores must be in [0, 1], or None, got {name!r}: {score}.")
+    return {name: _checked_score(name, score) for name, score in scores.items()}
+
+
+def _checked_score(name: str, score: Any) -> float | None:
+    if score is None:
+        return None
+    try:
+        # A text that looks like a number is a mistake all the same.
+        found = math.nan if isinstance(score, str) else float(score)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(
+            f"Scores must be numbers in [0, 1], True, False or None, got {name!r}: {shown(score)}."
+        )
     return found
 
 

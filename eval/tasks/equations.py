@@ -4,14 +4,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.base import Example, SampledTask
 
 OPERATORS = ("+", "-", "*", "/")
-MAX_TRIES = 10_000
 
 
 @dataclass(frozen=True)
-class Equations(GeneratedTask):
+class Equations(SampledTask):
     """Equations of two whole numbers, such as `12 + 5 =`, answered by `12 + 5 = 17 .`.
 
     Operators are equally likely. All numbers are in [1, max_value]; the smaller factor of a
@@ -36,21 +35,16 @@ class Equations(GeneratedTask):
         if self.max_factor < 1:
             raise ValueError(f"max_factor must be at least 1, got {self.max_factor}.")
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def sample(self, rng: random.Random) -> Example:
         """Draws one equation."""
-        self.require(split, None)
-        for _ in range(MAX_TRIES):
-            prompt, result = self._draw(rng)
-            if bucket_of(prompt) in BUCKETS[split]:
-                meta = {"answer": result, "split": split}
-                return Example(content_id(prompt), prompt, f"{prompt} {result} .", meta)
-        raise RuntimeError(f"{self!r} has no equation for split {split!r}; raise max_value.")
+        prompt, result = self._equation(rng)
+        return Example(prompt, f"{prompt} {result} .", {"answer": result})
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer: `answer` is 1 where it is the whole equation, rightly solved."""
         return {"answer": float(text.strip() == example.target)}
 
-    def _draw(self, rng: random.Random) -> tuple[str, int]:
+    def _equation(self, rng: random.Random) -> tuple[str, int]:
         operator = rng.choice(OPERATORS)
         if operator in "+-":
             total = rng.randint(2, self.max_value)

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eval.tasks.base import Example, Task, content_id
+from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import flexible_answer, normalised
 
 _SPACES = re.compile(r"\s+")
@@ -103,19 +103,11 @@ def _example(line: str, path: str, number: int) -> Example:
     names = ", ".join(fields) or "none"
     prompt = fields.pop("prompt", None) or fields.pop("question", None)
     answer = fields.pop("answer", None)
-    if not _is_prompt(prompt) or not isinstance(answer, str | int | float):
+    if not is_prompt(prompt) or not isinstance(answer, str | int | float):
         raise ValueError(
             f"{where} must have a 'prompt' (or 'question': text or chat turns) and an 'answer' "
             f"(text or a number), got the fields {names}; repair or remove the line."
         )
     name = fields.pop("id", None)
     own = content_id(json.dumps([prompt, answer], sort_keys=True))
-    return Example(own if name is None else str(name), prompt, str(answer), fields)
-
-
-def _is_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, str):
-        return bool(prompt)
-    return isinstance(prompt, list) and all(
-        isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in prompt
-    )
+    return Example(prompt, str(answer), fields, id=own if name is None else str(name))

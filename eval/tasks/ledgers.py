@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.ledger_words import (
     CONNECTIVES,
     GAIN_VERBS,
@@ -143,7 +143,7 @@ class Ledgers(GeneratedTask):
                 f"got {self.min_steps} and {self.max_steps}."
             )
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one question; the numbers of steps of a split are equally likely."""
         self.require(split, None)
         buckets = BUCKETS["train" if split == "train" else "val" if split == "val" else "test"]
@@ -158,12 +158,11 @@ class Ledgers(GeneratedTask):
                 prompt = write_question(ledger, rng, rng.choice(objects))
                 meta = {
                     "ledger": ledger,
-                    "split": split,
                     "num_steps": ledger.num_steps,
                     "answer": ledger.answer,
                 }
-                return Example(content_id(prompt), prompt, write_answer(ledger, rng), meta)
-        raise RuntimeError(f"{self!r} has no question for split {split!r}; widen its steps.")
+                return Example(prompt, write_answer(ledger, rng), meta)
+        raise self.none_found(split, MAX_TRIES, "widen its steps")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer by its meaning: synonyms and the order of accounts do not matter.

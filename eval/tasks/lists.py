@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import factorial
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.word_problem_templates import (
     HELD_OUT_NAMES,
     HELD_OUT_OBJECTS,
@@ -101,12 +101,11 @@ class ListTask(GeneratedTask):
         lengths_vary = self.n is None and self.keyword not in FIXED_LENGTH
         return ("train", "val", "test", *(["test_length"] if lengths_vary else []))
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one prompt of a split and one of its right answers, uniformly.
 
         Raises:
-            ValueError: If the task has no such split.
-            RuntimeError: If no prompt of the split is found.
+            ValueError: If the task has no such split, or no prompt of the split is found.
         """
         self.require(split, None)
         buckets = BUCKETS.get(split)
@@ -114,10 +113,9 @@ class ListTask(GeneratedTask):
             request = self._draw_request(rng, split)
             prompt = self._prompt(request)
             if buckets is None or bucket_of(prompt) in buckets:
-                meta = {"request": request, "split": split}
                 answer = draw_output(request, rng)
-                return Example(content_id(prompt), prompt, render(answer, self.style), meta)
-        raise RuntimeError(f"{self!r} has no prompt in split {split!r}; choose a greater n.")
+                return Example(prompt, render(answer, self.style), {"request": request})
+        raise self.none_found(split, MAX_TRIES, "choose a greater n")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.

@@ -52,6 +52,7 @@ class ParallelBench(Task):
 
     version = 1
     splits = (SPLIT,)
+    scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
 
     @property
     def name(self) -> str:
@@ -124,7 +125,7 @@ class ParallelBench(Task):
         given = {key: value for key, value in row.input.items() if key != "icl_examples"}
         meta = {"input": given, "label": row.answer, "metric": row.metric, "stop": stop}
         own = content_id(turns[-1]["content"])
-        return Example(f"{SPLIT}-{number}-{own}", turns, text_of(row.answer), meta)
+        return Example(turns, text_of(row.answer), meta, id=f"{SPLIT}-{number}-{own}")
 
 
 def filled(row: Row, given: Mapping[str, Any]) -> str:

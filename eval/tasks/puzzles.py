@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, SampledTask, bucket_of
 from eval.tasks.lists import ITEMS
 
 Grid = tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class LatinSquare(GeneratedTask):
     def name(self) -> str:
         return f"puzzles/latin{self.order}"
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws symbols of a split and a square over them, uniformly."""
         self.require(split, None)
         for _ in range(MAX_TRIES):
@@ -51,9 +51,8 @@ class LatinSquare(GeneratedTask):
             if bucket_of(prompt) in BUCKETS[split]:
                 grid = rng.choice(latin_squares(self.order))
                 rows = [" ".join(symbols[cell] for cell in row) for row in grid]
-                meta = {"symbols": symbols, "split": split}
-                return Example(content_id(prompt), prompt, f" {ROW_END} ".join(rows), meta)
-        raise RuntimeError(f"{self!r} found no symbols of split {split!r}.")
+                return Example(prompt, f" {ROW_END} ".join(rows), {"symbols": symbols})
+        raise self.none_found(split, MAX_TRIES, "choose another seed")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
@@ -70,7 +69,7 @@ class LatinSquare(GeneratedTask):
 
 
 @dataclass(frozen=True)
-class Sudoku4(GeneratedTask):
+class Sudoku4(SampledTask):
     """A four-by-four sudoku with exactly one solution: `sudoku4 : 1 _ 3 4 | 3 4 _ 2 | ...`.
 
     The answer is the full grid in the same form. Splits are disjoint in the puzzle.
@@ -96,18 +95,24 @@ class Sudoku4(GeneratedTask):
                 f"{self.min_blanks} and {self.max_blanks}."
             )
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws a puzzle of a split; puzzles with several solutions are drawn again."""
-        self.require(split, None)
+    def sample(self, rng: random.Random) -> Example:
+        """Draws a puzzle; puzzles with several solutions are drawn again.
+
+        Raises:
+            ValueError: If no puzzle with one solution is found.
+        """
         for _ in range(MAX_TRIES):
             solution = rng.choice(sudoku_grids())
             num_blanks = rng.randint(self.min_blanks, self.max_blanks)
             blanks = frozenset(rng.sample(range(16), num_blanks))
-            prompt = f"sudoku4 : {written(solution, blanks)}"
-            if bucket_of(prompt) in BUCKETS[split] and num_solutions(solution, blanks) == 1:
-                meta = {"solution": solution, "blanks": blanks, "split": split}
-                return Example(content_id(prompt), prompt, written(solution, frozenset()), meta)
-        raise RuntimeError(f"{self!r} found no puzzle of split {split!r}; use fewer blanks.")
+            if num_solutions(solution, blanks) == 1:
+                prompt = f"sudoku4 : {written(solution, blanks)}"
+                meta = {"solution": solution, "blanks": blanks}
+                return Example(prompt, written(solution, frozenset()), meta)
+        raise ValueError(
+            f"{self!r} must have puzzles with one solution, got none in {MAX_TRIES} draws; use "
+            "fewer blanks."
+        )
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.

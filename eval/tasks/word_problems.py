@@ -11,7 +11,6 @@ from eval.tasks.base import (
     Example,
     GeneratedTask,
     bucket_of,
-    content_id,
 )
 from eval.tasks.number_world import Plan, draw, is_rich_enough, plan_of
 from eval.tasks.word_problem_templates import (
@@ -107,11 +106,11 @@ class WordProblems(GeneratedTask):
         kept = {recipe.template.id for recipe in self._recipes}
         return tuple(template.id for template in self._chosen if template.id not in kept)
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
+    def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one problem; templates are equally likely.
 
         Raises:
-            ValueError: If no template of the split is left in this world.
+            ValueError: If no template of the split is left in this world, or no problem is found.
         """
         recipes = self._recipes_of(split)
         uniform = rng.random
@@ -121,10 +120,8 @@ class WordProblems(GeneratedTask):
             values = draw(recipe.plan, uniform)
             if values is not None and accepts(recipe, values):
                 return recipe.example(values, rng, split)
-        raise RuntimeError(
-            f"Template {recipe.template.id!r} has no problem for split {split!r} in {self!r}; "
-            "raise max_value or leave the template out."
-        )
+        remedy = f"raise max_value or leave the template {recipe.template.id!r} out"
+        raise self.none_found(split, MAX_TRIES, remedy)
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
@@ -204,13 +201,12 @@ class Recipe:
         prompt = self.template.question.format_map(slots)
         meta = {
             "template": self.template.id,
-            "split": split,
             "num_steps": len(self.template.steps),
             "numbers": dict(zip(self.template.slots, values, strict=False)),
             "constants": self.template.constants,
             "answer": values[-1],
         }
-        return Example(content_id(prompt), prompt, self.template.answer.format_map(slots), meta)
+        return Example(prompt, self.template.answer.format_map(slots), meta)
 
 
 @cache

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of, content_id
+from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.text_scores import grammar, includes, is_one_sentence, product
 
 LEVELS = ("easy", "medium", "hard")
 MAX_WORDS = 8
-MAX_TRIES = 10_000
 
 
 class Scene(NamedTuple):
@@ -65,7 +64,7 @@ SCENES: Mapping[str, Scene] = {
 
 
 @dataclass(frozen=True)
-class WordsToSentence(GeneratedTask):
+class WordsToSentence(SampledTask):
     """Given words, to be used in one English sentence of one's own.
 
     There are many right answers, whose words depend on each other: decoding in parallel breaks
@@ -89,6 +88,7 @@ class WordsToSentence(GeneratedTask):
     version = 1
     primary = "answer"
     gen_length = 64
+    scores_own_target = False  # Undefined without the package that checks grammar.
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MAX_WORDS:
@@ -96,25 +96,18 @@ class WordsToSentence(GeneratedTask):
         if self.level not in LEVELS:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {self.level!r}.")
 
-    def sample(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws the words of a split.
+    def sample(self, rng: random.Random) -> Example:
+        """Draws the words of a sentence."""
+        words = sorted(self._words(rng))
+        prompt = (
+            "Write one sentence in English that contains all of these words, each exactly "
+            f"as it is written here: {joined(words)}. Answer with the sentence only."
+        )
+        meta = {"words": words, "level": self.level}
+        return Example(prompt, reference(words), meta, id=content_id(" ".join(words)))
 
-        Raises:
-            ValueError: If the task has no such split.
-            RuntimeError: If no words of the split are found.
-        """
-        self.require(split, None)
-        for _ in range(MAX_TRIES):
-            words = sorted(self._draw(rng))
-            key = " ".join(words)
-            if bucket_of(key) in BUCKETS[split]:
-                prompt = (
-                    "Write one sentence in English that contains all of these words, each exactly "
-                    f"as it is written here: {joined(words)}. Answer with the sentence only."
-                )
-                meta = {"words": words, "level": self.level, "split": split}
-                return Example(content_id(key), prompt, reference(words), meta)
-        raise RuntimeError(f"{self!r} has no words in split {split!r}; choose another n.")
+    def split_key(self, example: Example) -> str:
+        return " ".join(example.meta["words"])
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
@@ -134,7 +127,7 @@ class WordsToSentence(GeneratedTask):
             "grammar": checked,
         }
 
-    def _draw(self, rng: random.Random) -> list[str]:
+    def _words(self, rng: random.Random) -> list[str]:
         if self.level == "hard":
             return [
                 rng.choice(chosen.words) for chosen in rng.sample(list(SCENES.values()), self.n)

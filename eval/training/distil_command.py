@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         options.task, options.held_out, prompts=options.prompts, code=code_for(options, place)
     )
     asked.task.require_scorable()
+    asked.selection.require_scores(asked.examples)
     check(options)
     student = load_student(options, asked, place)
     cache = parse_cache(options.cache)

@@ -103,6 +103,7 @@ def read_questions(
             f"prompts of {selection.address} too. Name another split with --held-out."
         )
     other.task.require_scorable()
+    other.require_scores(judged)
     return (
         Questions(selection, examples, prompts or selection.prompts),
         Questions(other, judged, prompts or other.prompts),

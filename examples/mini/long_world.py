@@ -113,7 +113,7 @@ def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
 
     def ledgers(task: Ledgers, prompt_length: int, gen_length: int, share: float) -> Kind:
         def draw(rng: random.Random) -> Pair:
-            example = task.sample(rng)
+            example = task.draw(rng)
             return encode(str(example.prompt), example.target)
 
         name = f"{task.min_steps} to {task.max_steps} steps"

@@ -84,7 +84,7 @@ class Mixture:
         """Draws one training example."""
         bounds = list(accumulate(self.shares))
         task = self.tasks[bisect(bounds, rng.random() * bounds[-1])]
-        return self.encode(task.sample(rng, "train"))
+        return self.encode(task.draw(rng, "train"))
 
     def encode(self, example: Example) -> Pair:
         """Looks the words up; several times faster than the tokenizer, and equal to it."""
@@ -149,7 +149,7 @@ class World:
             torch.set_num_threads(options.threads)
         tokenizer = build_tokenizer(max(200, options.max_value))
         world = World(options, tokenizer, tuple(encode_prompt(tokenizer, "copy"))[1:])
-        example = world.word_problems().sample(random.Random(0))
+        example = world.word_problems().draw(random.Random(0))
         prompt, _ = world.mixture([world.word_problems()], [1.0]).encode(example)
         assert prompt == encode_prompt(tokenizer, str(example.prompt))
         return world

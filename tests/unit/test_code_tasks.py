@@ -16,6 +16,7 @@ from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.sandbox.code_runner import NO_CODE
 from eval.sandbox.sandbox import Sandbox
+from eval.tasks.checks import require_target_score
 from eval.tasks.code import python_blocks
 from eval.tasks.humaneval import HumanEval
 from eval.tasks.mbpp import Mbpp
@@ -153,6 +154,7 @@ def test_reference_answers_pass_and_wrong_ones_do_not(
             wrong = example.target.replace("return ", "return 1 if 0 else None and ")
             assert task.score(example, wrong) == WRONG
         first = task.examples()[0]
+        require_target_score(task.name, task, first)
         assert task.score(first, "")["passed"] == 0.0
 
 

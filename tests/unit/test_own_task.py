@@ -14,10 +14,9 @@ from eval.runs.sweep import Sweep
 MODULE = """
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Literal, Optional
 
 from eval.tasks import Example, Task
-from eval.tasks.base import content_id
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Lines(Task):
 
     def examples(self, split="test", num_examples=None, seed=0):
         lines = self.path.read_text().splitlines()
-        return [Example(content_id(line), line, line) for line in lines][:num_examples]
+        return [Example(line, line) for line in lines][:num_examples]
 
     def score(self, example, text):
         return {"answer": text == example.target, "words": 1}
@@ -58,6 +57,52 @@ class Worse(Lines):
         return {"answer": 1.0 if text == example.target else float("nan")}
 
 
+class Unlike(Lines):
+    def score(self, example, text):
+        return {"answer": 0.0}
+
+
+class Undefined(Lines):
+    def score(self, example, text):
+        return {"answer": None}
+
+
+class Graded(Unlike):
+    scores_own_target = False
+
+
+class Worded(Lines):
+    def score(self, example, text):
+        return {"answer": "yes"}
+
+
+class Listing(Lines):
+    def score(self, example, text):
+        return {"answer": [1.0]}
+
+
+class Raising(Lines):
+    def score(self, example, text):
+        return {"answer": example.meta["gold"] == text}
+
+
+class Numbers(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        example = Example("what is 1 + 1 ?", "2", id="first")
+        object.__setattr__(example, "target", 2)  # Tests check types, so that it cannot be given.
+        return [example]
+
+
+class Turnless(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        return [Example([{"role": "user"}], "2", id="first")]
+
+
+class Bare(Lines):
+    def examples(self, split="test", num_examples=None, seed=0):
+        return ["what is 1 + 1 ?"]
+
+
 class Incomplete(Task):
     name = "incomplete"
     primary = "answer"
@@ -66,6 +111,12 @@ class Incomplete(Task):
 @dataclass(frozen=True)
 class Listed(Lines):
     words: list[str] = ()
+
+
+@dataclass(frozen=True)
+class Ordered(Lines):
+    order: Literal["up", "down"] = "up"
+    times: Literal[1, 2, "all"] | None = None
 """
 
 
@@ -97,7 +148,7 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
     [
         ("Nothing", r"must return a mapping such as \{'answer': 1.0\}, got 1.0"),
         ("Misnamed", "must return the primary score 'right' among others, got 'answer', 'words'"),
-        ("TooMuch", r"Scores must be in \[0, 1\], or None, got 'answer': 2.0"),
+        ("TooMuch", r"Scores must be numbers in \[0, 1\], .* None, got 'answer': 2.0"),
     ],
 )
 def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
@@ -108,6 +159,31 @@ def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
         select(f"{module}:{kind}?path=lines.txt")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Unlike", r"own target must score 1 in 'answer', got 0.0 for the target 'emma .*'"),
+        ("Undefined", r"own target must score 1 in 'answer', got None for the target 'emma .*'"),
+        ("Worded", r"Scores must be numbers in .*, got 'answer': 'yes'.* the example '"),
+        ("Listing", r"Scores must be numbers in .*, got 'answer': \[1.0\].* the example '"),
+        ("Raising", r"must not raise, got KeyError: 'gold' \(task_of_mine.py, line \d+\) for the "),
+        ("Numbers", r"the target of the example 'first' must be text, got 2"),
+        ("Turnless", r"the prompt of the example 'first' must be text, or .*, got \[{'role'"),
+        ("Bare", r"each example must be an Example, got 'what is 1 \+ 1 \?' at 0"),
+    ],
+)
+def test_targets_and_examples_that_are_wrong_are_refused_before_the_model_is_loaded(
+    module: str, kind: str, message: str
+) -> None:
+    """A target of score 0 ran to the end; the others were a TypeError, a KeyError and so on."""
+    with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
+        select(f"{module}:{kind}?path=lines.txt")
+
+
+def test_a_task_may_say_that_a_target_scores_less(module: str) -> None:
+    select(f"{module}:Graded?path=lines.txt")
+
+
 def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
     module: str, tmp_path: Path
 ) -> None:
@@ -115,7 +191,7 @@ def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
     select(address)
     folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
     assert [record["error"] for record in folder.records()] == [
-        "ValueError: Scores must be in [0, 1], or None, got 'answer': nan."
+        "ValueError: Scores must be numbers in [0, 1], True, False or None, got 'answer': nan."
     ] * 2
 
 
@@ -137,8 +213,27 @@ def test_options_are_read_as_they_are_declared(module: str) -> None:
     found = parse_task(f"{module}:Lines?path=a/b&limit_words=4").task
     assert repr(found) == f"Lines(path={Path('a/b')!r}, limit_words=4)"
     assert "limit_words=None" in repr(parse_task(f"{module}:Lines?path=a&limit_words=None").task)
-    with pytest.raises(ValueError, match=r"words must be declared as str, .*, got list\[str\]"):
-        parse_task(f"{module}:Listed?path=a&words=b")
+
+
+def test_an_option_of_no_readable_type_is_refused_even_where_it_is_not_given(module: str) -> None:
+    """A list was accepted until it was used, and a list as default could not be hashed."""
+    message = rf"The option words of {module}:Listed must be declared as str, .*, got list\[str\]"
+    for options in ("path=a&words=b", "path=a"):
+        with pytest.raises(ValueError, match=message):
+            parse_task(f"{module}:Listed?{options}")
+
+
+def test_an_option_of_few_values_takes_no_other(module: str) -> None:
+    """Literal["up", "down"] took every text, and the task ran with it."""
+    found = parse_task(f"{module}:Ordered?path=a&order=down&times=2").task
+    assert repr(found).endswith("order='down', times=2)")
+    found = parse_task(f"{module}:Ordered?path=a&times=all").task
+    assert repr(found).endswith("order='up', times='all')")
+    assert repr(parse_task(f"{module}:Ordered?path=a&times=None").task).endswith("times=None)")
+    with pytest.raises(ValueError, match=r"^order must be one of up, down, got 'left'"):
+        parse_task(f"{module}:Ordered?path=a&order=left")
+    with pytest.raises(ValueError, match=r"^times must be one of 1, 2, all, got '3'"):
+        parse_task(f"{module}:Ordered?path=a&times=3")
 
 
 def test_a_task_that_lacks_something_says_what(module: str) -> None:

@@ -1,15 +1,21 @@
 """What every task shares: determinism, ids, cutting at stop strings."""
 
+import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from eval.runs.names import TASKS
+from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, checked_scores, cut_at
+from eval.tasks.base import Example, SampledTask, cut_at
+from eval.tasks.checks import require_examples, require_target_score
+from eval.tasks.gsm8k_protocols import PROTOCOLS
+from eval.tasks.lists import OUTPUTS, STYLES
 
 ROOT = Path(__file__).parents[2]
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
@@ -53,16 +59,140 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
         assert ids
         assert not ids & seen
         seen |= ids
+        require_examples(name, examples)
         for example in examples:
-            scores = checked_scores(task.score(example, example.target), task.primary)
-            # Grammar is undefined where its checker is not installed.
-            assert scores[task.primary] in (1.0, None)
+            require_target_score(name, task, example)
+
+
+@pytest.mark.parametrize("keyword", OUTPUTS)
+@pytest.mark.parametrize("style", STYLES)
+def test_a_list_task_scores_its_own_targets(keyword: str, style: str) -> None:
+    task = ListTask(keyword, style=style)
+    for split in task.splits:
+        for example in task.examples(split, 4):
+            require_target_score(task.name, task, example)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ("", "42"),
+        ("?match=number", "42"),
+        ("?match=number", "so 6 * 7 = 42"),
+        ("?match=contains", "forty two"),
+    ],
+)
+def test_a_file_of_questions_scores_its_own_targets(
+    tmp_path: Path, options: str, answer: str
+) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl{options}")
+    selection.require_scores(selection.examples())
+
+
+def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(tmp_path: Path) -> None:
+    """All was decoded, and whatever was answered counted as wrong."""
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": "many"}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match=number")
+    with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
+        selection.require_scores(selection.examples())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_gsm8k_scores_its_own_targets(tmp_path: Path, protocol: str) -> None:
+    row = {"question": "6 * 7 ?", "answer": "It is 6*7=<<6*7=42>>42.\n#### 1,042"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    selection = parse_task(f"gsm8k?path={tmp_path}&protocol={protocol}&num_fewshot=0")
+    selection.require_scores(selection.examples())
+
+
+@dataclass(frozen=True)
+class Doubling(SampledTask):
+    """Has as many questions as it is told."""
+
+    most: int = 90
+
+    version = 1
+    primary = "answer"
+    gen_length = 4
+    name = "doubling"
+
+    def sample(self, rng: random.Random) -> Example:
+        number = rng.randint(0, self.most)
+        return Example(f"{number} + {number}", str(2 * number))
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": float(text == example.target)}
+
+
+class ByTens(Doubling):
+    """Keeps numbers with the same tens together."""
+
+    def split_key(self, example: Example) -> str:
+        return str(example.prompt).partition(" ")[0][:-1]
+
+
+class Folds(Doubling):
+    """Has a split that no hash knows."""
+
+    splits = ("test", "hard")
+
+
+def test_a_split_without_a_possible_question_is_refused_instead_of_sought_for_ever() -> None:
+    """The recipe's own loop never ended."""
+    assert [example.target for example in Doubling(0).examples("train")] == ["0"]
+    message = r"Doubling\(most=0\) must have .* 'test', got none in 10000 draws; .* 1 in 20 of all"
+    with pytest.raises(ValueError, match=message):
+        Doubling(0).examples("test")
+    with pytest.raises(ValueError, match=r"must be one of train, val, test, got 'hard'; override"):
+        Folds().examples("hard")
+
+
+def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
+    """Of few questions a split has all that are its own, about 1 in 20 for test."""
+    task = Doubling(199)
+    found = {split: task.examples(split, 500) for split in task.splits}
+    assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
+    assert 3 < len(found["test"]) < 20
+    assert 3 < len(found["val"]) < 20
+
+
+def test_examples_of_one_split_key_are_in_one_split() -> None:
+    task = ByTens(999)
+    tens = [{int(e.target) // 20 for e in task.examples(split, 999)} for split in task.splits]
+    assert all(tens)
+    assert sum(map(len, tens)) == 100
+
+
+class Nameless(Doubling):
+    """Gives every example the same name."""
+
+    def sample(self, rng: random.Random) -> Example:
+        return replace(super().sample(rng), id="one")
+
+
+def test_different_prompts_of_one_id_are_refused() -> None:
+    """A task of 200 examples silently had one, and limit=4 was said to be too many."""
+    with pytest.raises(ValueError, match=r"distinct ids, got 'one' for '\d+ \+ \d+' and '\d+ "):
+        Nameless(90).examples("train")
+
+
+def test_a_limit_counts_examples_of_distinct_ids() -> None:
+    task = Doubling(0)
+    with pytest.raises(ValueError, match=r"at most 1, the number of examples with distinct ids in"):
+        task.require_enough("train", len(task.examples("train", 4)), 4)
+
+
+def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
+    turns = [{"role": "user", "content": "why ?"}]
+    assert Example("why ?", "so").id == Example("why ?", "because").id != Example(turns, "so").id
+    assert Example("why ?", "so", id="first").id == "first"
 
 
 def test_plain_text_becomes_one_user_turn() -> None:
-    assert Example("a", "why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
+    assert Example("why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
     turns = [{"role": "user", "content": "why ?"}]
-    assert Example("a", turns, "#### 1").turns() == turns
+    assert Example(turns, "#### 1").turns() == turns
 
 
 def test_text_is_cut_at_the_first_stop_string() -> None:

@@ -11,7 +11,7 @@ def test_every_equation_is_true_and_stays_in_the_world() -> None:
     rng = random.Random(0)
     seen = set()
     for _ in range(2000):
-        example = TASK.sample(rng)
+        example = TASK.draw(rng)
         first, operator, second, _, result, _ = example.target.split()
         numbers = (int(first), int(second), int(result))
         assert all(1 <= number <= 60 for number in numbers)

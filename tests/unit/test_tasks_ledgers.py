@@ -20,7 +20,7 @@ LINES = (
     "with ben added : 44 + 30 = 74 , so the total is now 74 .",
     "#### 74",
 )
-EXAMPLE = Example("0", "", " ".join(LINES), {"ledger": LEDGER})
+EXAMPLE = Example("", " ".join(LINES), {"ledger": LEDGER}, id="0")
 
 
 def scores(*lines: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     people = HELD_OUT_NAMES if split == "test_entity" else NAMES
     least, most = (206, 240) if split == "test_length" else (87, 189)
     for _ in range(100):
-        example = TASK.sample(rng, split)
+        example = TASK.draw(rng, split)
         ledger = example.meta["ledger"]
         assert TASK.score(example, example.target)["answer"] == 1.0
         assert {account.name for account in ledger.accounts} <= set(people)

@@ -22,7 +22,7 @@ KEYWORDS = tuple(OUTPUTS)
 
 def drawn(task: ListTask, split: str = "train", count: int = 60):
     rng = random.Random(5)
-    return [task.sample(rng, split) for _ in range(count)]
+    return [task.draw(rng, split) for _ in range(count)]
 
 
 def request(keyword: str, n: int) -> Request:

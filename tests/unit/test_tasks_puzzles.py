@@ -53,7 +53,7 @@ def test_every_latin_square_is_accepted_and_drawn() -> None:
     rng = random.Random(0)
     found = set()
     for _ in range(150):
-        example = task.sample(rng)
+        example = task.draw(rng)
         symbols = example.meta["symbols"]
         cells = [symbols.index(word) for word in example.target.split() if word != "|"]
         found.add(tuple(cells))

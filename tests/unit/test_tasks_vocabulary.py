@@ -47,7 +47,7 @@ def test_prompts_and_answers_round_trip_without_unknown_words(
     rng = random.Random(11)
     for split in task.splits:
         for _ in range(4):
-            example = task.sample(rng, split)
+            example = task.draw(rng, split)
             for text in (example.prompt, example.target):
                 ids = tokenizer.encode(text)
                 assert tokenizer.unk_token_id not in ids

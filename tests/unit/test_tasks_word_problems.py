@@ -23,7 +23,7 @@ WORLDS = [WordProblems(100, 9, templates=()), TASK, WIDE]
 
 def drawn(task: WordProblems, split: str = "train", count: int = 300):
     rng = random.Random(3)
-    return [task.sample(rng, split) for _ in range(count)]
+    return [task.draw(rng, split) for _ in range(count)]
 
 
 def tuple_of(example) -> tuple:

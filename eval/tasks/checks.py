@@ -1,0 +1,96 @@
+"""Checks, before anything is decoded, that a task gives what it must; messages name the example."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+from eval.failures import FAILURES
+from eval.tasks.base import Example, Task, checked_scores
+from samplers.checks import shown
+
+
+def require_examples(address: str, examples: Sequence[object]) -> None:
+    """Checks that examples hold what their types say.
+
+    Args:
+        address: Of their task, for messages.
+        examples: What the task returned.
+
+    Raises:
+        ValueError: If one is no `Example`, or a part of one is of another type.
+    """
+    for number, example in enumerate(examples):
+        if not isinstance(example, Example):
+            raise ValueError(
+                f"{address}: each example must be an Example, got {shown(example)} at {number}."
+            )
+        for part, (is_right, wanted) in _PARTS.items():
+            value = getattr(example, part)
+            if not is_right(value):
+                raise ValueError(
+                    f"{address}: the {part} of the example {example.id!r} must be {wanted}, got "
+                    f"{shown(value)}."
+                )
+
+
+def require_target_score(address: str, task: Task, example: Example) -> None:
+    """Checks that a task scores the target of an example, and by 1 if it says so.
+
+    Args:
+        address: Of the task, for messages.
+        task: Whose scorer is asked.
+        example: One of its examples.
+
+    Raises:
+        ValueError: If the scorer raises, does not return the scores that a task must, or gives the
+            target less than 1 although `Task.scores_own_target`.
+    """
+    asked = f"the target {shown(example.target)} of the example {example.id!r}"
+    try:
+        scores = task.score(example, example.target)
+    except FAILURES as error:
+        place = extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{address}: score must not raise, got {type(error).__name__}: {error} "
+            f"({Path(place.filename).name}, line {place.lineno}) for {asked}."
+        ) from error
+    try:
+        score = checked_scores(scores, task.primary)[task.primary]
+    except ValueError as error:
+        raise ValueError(f"{address}: {error} It was asked for {asked}.") from None
+    if task.scores_own_target and (score is None or not math.isclose(score, 1.0)):
+        raise ValueError(
+            f"{address}: the task's own target must score 1 in {task.primary!r}, got {score} for "
+            f"{asked}; mend score or the target. If good answers may score less, the task says so: "
+            "scores_own_target = False"
+        )
+
+
+def is_prompt(prompt: Any) -> bool:
+    """Says whether something is a prompt: text, or chat turns with the texts role and content."""
+    if isinstance(prompt, str):
+        return bool(prompt)
+    return isinstance(prompt, list) and bool(prompt) and all(map(_is_turn, prompt))
+
+
+def _is_turn(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and all(
+        isinstance(turn.get(name), str) for name in ("role", "content")
+    )
+
+
+_PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (lambda value: isinstance(value, str), "text"),
+    "target": (lambda value: isinstance(value, str), "text"),
+    "meta": (
+        lambda value: isinstance(value, Mapping),
+        "a mapping (write Example(prompt, target, meta, id=...))",
+    ),
+    "prompt": (
+        is_prompt,
+        "text, or a list of chat turns such as {'role': 'user', 'content': '...'}",
+    ),
+}
+"""By part of an example what it must be."""
