@@ -30,9 +30,10 @@ def draw_curve(
     above.plot(samples, accuracy, "o-", color="#0072B2")
     above.set_ylabel(f"accuracy, n = {num_prompts}")
     above.set_title(title, fontsize=10, loc="left", wrap=True)
-    below.plot(samples, [point["forwards"] for point in points], "s-", color="#D55E00")
+    forwards = [point["forwards"] for point in points]
+    below.plot(samples, forwards, "s-", color="#D55E00")
     below.set_ylabel("forwards a prompt")
-    below.set_ylim(bottom=0)
+    below.set_ylim(0, 1.05 * max(forwards))
     below.set_xlabel("answers learned")
     for axes in (above, below):
         axes.grid(color="#e5e7eb", linewidth=0.8)
