@@ -91,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console(quiet=not accelerator.is_main_process)
     folder = Path(options.output)
     if accelerator.is_main_process:
+        asked.warn(student.tokenizer)
         claim(folder, settings_of_answers(options, asked, student))
     accelerator.wait_for_everyone()
     demonstrations = answers_of(student, asked, options, folder, accelerator, console)

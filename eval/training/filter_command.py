@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     loaded = open_model(options.model, options, options.revision)
+    asked.warn(loaded.tokenizer)
     config = config_of(options, asked, loaded)
     cache = parse_cache(options.cache)
     # Refuses what does not fit together.

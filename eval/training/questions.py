@@ -1,12 +1,13 @@
 """Prompts to train on and prompts to judge by: no prompt is both."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eval.runs.addresses import split_address
 from eval.runs.names import Selection, digest_of, parse_task
-from eval.runs.prompts import encode_prompt
+from eval.runs.prompts import encode_prompt, said_of_unknown_words
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example, Task
 from eval.tasks.tokenizer import Tokenizer
@@ -43,6 +44,12 @@ class Questions:
         """Returns the token ids of every prompt."""
         chat = self.prompts == "chat"
         return [encode_prompt(tokenizer, example, chat=chat) for example in self.examples]
+
+    def warn(self, tokenizer: Tokenizer) -> None:
+        """Says on standard error which words of the prompts the tokenizer does not know."""
+        said = said_of_unknown_words(tokenizer, self.examples, chat=self.prompts == "chat")
+        if said:
+            sys.stderr.write(f"WARNING: {self.address}: {said}\n")
 
     def described(self) -> dict[str, object]:
         """Returns what decides the questions, ready for JSON."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toys import HashModel
 
-from dllm_decode import DecodeConfig
+from dllm_decode import DecodeConfig, load_model
 from eval.cli import main, make_parser
 from eval.training.held_out import Measured, compared, measure, score_of
 from eval.training.questions import Questions, read_questions
@@ -37,6 +37,17 @@ def test_the_training_split_is_taken_unless_another_is_named(tmp_path: Path) -> 
     assert (len(asked.examples), len(judged.examples)) == (10, 5)
     asked, _ = read_questions("word_problems?limit=10&split=test", "")
     assert asked.selection.split == "test"
+
+
+def test_words_that_the_tokenizer_does_not_know_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, tokenizer = load_model("mini")
+    for address, named in ((jsonl(tmp_path), True), ("word_problems?limit=10", False)):
+        asked, _ = read_questions(address, "")
+        asked.warn(tokenizer)
+        said = capsys.readouterr().err
+        assert ("own, jsonl, say" in said and "8 of 8 prompts" in said) is named, said
 
 
 def test_what_is_trained_on_is_not_judged_by(tmp_path: Path) -> None:
