@@ -8,14 +8,17 @@ The embedded `mini-ar`, `mini` and `mini-lists` were made by
         --batch-size 80 --equations 0.25 --minutes 38.5 --threads 1
     python examples/mini/train_mini.py --name mini-lists --word-problems 0 --equations 0 --lists 1 \
         --list-length 0 --batch-size 64 --hidden 96 --layers 4 --mlp 288 --minutes 36 --threads 1 \
-        --compile
+        --compile --output runs/first
+    python examples/mini/train_mini.py --name mini-lists --word-problems 0 --equations 0 --lists 1 \
+        --list-length 0 --batch-size 64 --hidden 96 --layers 4 --mlp 288 --minutes 21 --threads 1 \
+        --compile --matrix-lr 0.015 --start-from runs/first/mini-lists
 
-with one change on the way: `mini` began when `mini-ar` had 18 of its minutes, and had 128 rows a
-step, half of them equations, for its first 22 (`training.json` of each model says so). All ran
-on one core of a CPU. A graphics card takes `--device cuda --workers 12 --batch-size 512` as well,
-and larger worlds and models. The folder `runs/mini` then loads with
-`dllm_decode.load_model("runs/mini")`. An interrupted run
-goes on with `--resume`.
+with changes on the way: the first run of `mini-lists` had other shares of the tasks, and `mini`
+began when `mini-ar` had 18 of its minutes, and had 128 rows a step, half of them equations, for its
+first 22 (`training.json` of each model says so). All ran on one core of a CPU. A graphics card takes
+`--device cuda --workers 12 --batch-size 512` as well, and larger worlds and models. The folder
+`runs/mini` then loads with `dllm_decode.load_model("runs/mini")`. An interrupted run goes on with
+`--resume`.
 """
 
 import dllm_decode.launch  # noqa: F401 - before torch is loaded
