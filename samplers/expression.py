@@ -20,7 +20,7 @@ Plugin = TypeVar("Plugin")
 
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(
-    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)"""
+    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.])(?P<module>[A-Za-z_][\w.]*+):(?P<name>[A-Za-z_]\w*)"""
 )
 
 

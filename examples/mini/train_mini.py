@@ -15,7 +15,7 @@ The embedded `mini-ar`, `mini` and `mini-lists` were made by
 
 with changes on the way: the first run of `mini-lists` had other shares of the tasks, and `mini`
 began when `mini-ar` had 18 of its minutes, and had 128 rows a step, half of them equations, for its
-first 22 (`training.json` of each model says so). All ran on one core of a CPU. A graphics card takes
+first 22 (`training.json` of each model says so). All ran on one core of a CPU. A GPU takes
 `--device cuda --workers 12 --batch-size 512` as well, and larger worlds and models. The folder
 `runs/mini` then loads with `dllm_decode.load_model("runs/mini")`. An interrupted run goes on with
 `--resume`.

@@ -324,7 +324,7 @@ def _interrupt(report: Report) -> None:
 
 def test_lora_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r'install it with: pip install "dllm-decode\[lora\]"'):
+    with pytest.raises(ValueError, match=r'install it with: pip install "\.\[lora\]" in the'):
         LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2)
 
 

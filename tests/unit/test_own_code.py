@@ -123,9 +123,10 @@ class Asks(Task):
     primary = "answer"
     gen_length = 8
     splits = ("test",)
+    scores_own_target = False
 
     def examples(self, split="test", num_examples=None, seed=0):
-        return [Example(str(n), "emma has " + str(n) + " apples .", "") for n in range({number})]
+        return [Example("emma has " + str(n) + " apples .", "") for n in range({number})]
 
     def score(self, example, text):
         return {{"answer": {score}}}
