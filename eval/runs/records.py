@@ -95,7 +95,7 @@ class Settings:
         """Reads what `written` gave.
 
         Raises:
-            ValueError: If a field is missing, unknown or of the wrong type.
+            ValueError: If a field is missing, unknown, of the wrong type or out of its range.
         """
         own: Fields = {f.name: f.type for f in fields(Settings) if f.name != "decoding"}
         options: Fields = {f.name: f.type for f in fields(DecodeConfig)}
@@ -103,7 +103,10 @@ class Settings:
         values = {name: written[name] for name in options}
         # JSON has no tuples.
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        decoding = DecodeConfig(**values)
+        try:
+            decoding = DecodeConfig(**values)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         return Settings(decoding=decoding, **{name: written[name] for name in own})
 
 

@@ -500,7 +500,7 @@ def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
 def test_unknown_tasks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slow since the harness lists all of its own tasks first."""
     assert main(["lm", "--include-path", str(folder), "--tasks", "words_choose,nothing"]) == 2
-    assert "Tasks are such as the harness knows, got nothing." in capsys.readouterr().err
+    assert "Tasks must be known to the harness, got nothing." in capsys.readouterr().err
 
 
 def test_without_the_harness_the_command_names_the_extra(

@@ -154,7 +154,7 @@ def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden
     )
     seen = json.loads(ran.stdout)
     refused = {case: found for case, found in seen.items() if case.endswith("without a route")}
-    assert len(refused) == len(seen) / 2 == 3 * 3 * 2
+    assert len(refused) == len(seen) / 2 == 4 * 3 * 2
     assert all("found at least two devices" in found for found in refused.values())
     for family in ("llada", "dream", "sdar"):
         # Logits come back to where tokens are expected; then keys and values, by runs of layers.

@@ -73,3 +73,11 @@ def test_wrong_settings_are_named(whole: Path, tmp_path: Path) -> None:
         (tmp_path / "settings.json").write_text(content)
         with pytest.raises(ValueError, match=r"settings\.json must"):
             Folder(tmp_path).settings()
+
+
+def test_an_option_out_of_its_range_is_named_with_its_file(whole: Path, tmp_path: Path) -> None:
+    written = json.loads((whole / "settings.json").read_text())
+    run = written["runs"][0] | {"top_p": 0.0}
+    (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run]}))
+    with pytest.raises(ValueError, match=r"^Run 1 of .*settings\.json: top_p must be in"):
+        Folder(tmp_path).settings()
