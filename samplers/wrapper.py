@@ -38,11 +38,6 @@ class Wrapper(Sampler[State]):
                 f"{name} must wrap a sampler that never edits, got {self.base!r}, which changes "
                 f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
             )
-        if self.base.edits:
-            raise ValueError(
-                f"{name} must wrap a sampler that never edits, got {self.base!r}, which replaces "
-                f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
-            )
         if self.base.leave_one_out:
             raise ValueError(
                 f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "

@@ -6,12 +6,14 @@ python tests/eval_runs.py FOLDER SECONDS_PER_FORWARD
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, ForwardInputs
+from dllm_decode.models import new_llada, save_model
 from eval.runs.names import parse_task
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
@@ -19,6 +21,27 @@ from eval.tasks import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
 TOKENIZER = build_tokenizer()
+
+
+def write_model(folder: Path, scale: float = 20.0) -> Path:
+    """Writes a tiny random model with the embedded models' tokenizer.
+
+    Args:
+        folder: Where to.
+        scale: Of its matrices; fresh ones, 1, answer one token everywhere.
+    """
+    torch.manual_seed(0)
+    model = new_llada(
+        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
+        mask_id=1, eos_ids=(0,),
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    save_model(model, folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
 
 
 @dataclass

@@ -126,7 +126,7 @@ class Canvases(ABC):
     """
 
     every_block: bool
-    """Whether a forward learns every block of an answer, or one."""
+    """True if a forward learns every block of an answer, false if it learns one."""
 
     def __init__(self, model: MaskedTransformer) -> None:
         self._model = model

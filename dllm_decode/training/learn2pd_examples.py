@@ -19,7 +19,7 @@ from dllm_decode.session import Session
 from samplers import FixedSchedule, View
 
 LEAST_PROMPTS = 10
-"""Prompts that `split` needs, so that a tenth of them is at least one."""
+"""The fewest prompts that `split` takes: a tenth of them must be at least one."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def split(examples: FilterExamples, seed: int) -> Splits:
     names = examples.prompts.unique()
     if len(names) < LEAST_PROMPTS:
         raise ValueError(
-            f"A split needs at least {LEAST_PROMPTS} prompts, got {len(names)}; collect more."
+            f"There must be at least {LEAST_PROMPTS} prompts, got {len(names)}; collect more."
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     tenth = len(names) // 10

@@ -99,7 +99,7 @@ class Task(ABC):
 
     @property
     def scores_own_target(self) -> bool:
-        """Whether `score` gives every target 1; runs check it before anything is decoded.
+        """True if `score` gives every target 1; a run checks the first before it decodes anything.
 
         False where a reference answer may miss that: people wrote it and a grammar checker judges
         it, or the score is undefined without a package.

@@ -9,10 +9,9 @@ from pathlib import Path
 import eval_runs
 import pytest
 import torch
-from eval_runs import TOKENIZER
+from eval_runs import write_model
 
 from dllm_decode import load_model, load_target
-from dllm_decode.models import new_llada, save_model
 from dllm_decode.training.learn2pd import FilterSettings, save_filter
 from dllm_decode.verify import ARVerify, Guided
 from eval.__main__ import main
@@ -25,21 +24,6 @@ from samplers import CreditDecoding, Learn2PD
 from samplers.learn2pd import new_network
 
 BLOCK_LENGTH = 4
-
-
-def write_model(folder: Path, scale: float = 20.0) -> Path:
-    torch.manual_seed(0)
-    model = new_llada(
-        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
-        mask_id=1, eos_ids=(0,),
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(scale)
-    save_model(model, folder)
-    TOKENIZER.save_pretrained(folder)
-    return folder
 
 
 def write_filter(file: Path, bias: float) -> Path:

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from eval_runs import TOKENIZER
+from eval_runs import write_model
 
-from dllm_decode.models import new_llada, save_model
 from eval.__main__ import main
 from eval.runs.records import Folder
 
@@ -18,19 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny")
-    model = new_llada(
-        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
-        mask_id=1, eos_ids=(0,),
-    )  # fmt: skip
-    # Fresh weights answer one token everywhere.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(20)
-    save_model(model, folder)
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
+    return str(write_model(tmp_path_factory.mktemp("tiny")))
 
 
 def test_run_report_and_trace(

@@ -149,7 +149,7 @@ def test_a_split_without_a_possible_question_is_refused_instead_of_sought_for_ev
 
 
 def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
-    """Of few questions a split has all that are its own, about 1 in 20 for test."""
+    """A task of few questions: each split returns all of its own, `test` about 1 in 20."""
     task = Doubling(199)
     found = {split: task.examples(split, 500) for split in task.splits}
     assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
