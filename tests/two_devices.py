@@ -6,6 +6,7 @@ JSON object: by name of the case, what was seen or the message of the refusal.
 
 import json
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -46,13 +47,19 @@ def spread(config: Path, device_map: placement.DeviceMap) -> MaskedTransformer:
 
 
 def run(model: MaskedTransformer, *, with_kv_cache: bool) -> list[str]:
-    """A forward over all, and with a memory one over some columns of some rows."""
+    """A forward over all, and with a memory one over some columns of some rows.
+
+    Each is also run together with a second group of another width.
+    """
     device = model.device
     tokens = torch.zeros(3, 12, dtype=torch.long, device=device)
     columns = torch.arange(12, device=device).expand(3, 12)
     attend = torch.ones(3, 12, 12, dtype=torch.bool, device=device)
     if not with_kv_cache:
-        logits = model.predict(ForwardInputs(tokens, columns, columns[:, 3:9], attend=attend))
+        inputs = ForwardInputs(tokens, columns, columns[:, 3:9], attend=attend)
+        narrow = ForwardInputs(tokens[:1, :5], columns[:1, :5], columns[:1, :2])
+        logits = model.predict(inputs)
+        assert devices(model.predict_groups([inputs, narrow])) == {logits.device}
         return [str(logits.device)]
     kv_cache = model.new_kv_cache(3, 12)
     whole = ForwardInputs(
@@ -60,10 +67,18 @@ def run(model: MaskedTransformer, *, with_kv_cache: bool) -> list[str]:
     )
     model.predict(whole)
     block, rows = columns[:2, 3:6], torch.arange(2, device=device)
-    logits = model.predict(
-        ForwardInputs(tokens[:2, 3:6], block, block - 3, kv_cache=kv_cache, slots=block, rows=rows)
+    inputs = ForwardInputs(
+        tokens[:2, 3:6], block, block - 3, kv_cache=kv_cache, slots=block, rows=rows
     )
+    logits = model.predict(inputs)
+    last = {"tokens": tokens[2:], "positions": columns[2:], "wanted": columns[2:]}
+    wide = replace(whole, **last, attend=attend[2:], rows=slice(2, 3))
+    assert devices(model.predict_groups([inputs, wide])) == {logits.device}
     return [str(logits.device), *(str(buffer.device) for buffer in kv_cache.buffers)]
+
+
+def devices(parts: list[torch.Tensor]) -> set[torch.device]:
+    return {part.device for part in parts}
 
 
 def main(golden: Path) -> None:

@@ -1,5 +1,6 @@
 """What the engine asks of a model: one call, explicit about every column."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -135,6 +136,42 @@ class MaskPredictor(Protocol):
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache; ValueError for a model that has no keys and values."""
         ...
+
+
+@runtime_checkable
+class GroupPredictor(Protocol):
+    """A model that computes several groups of rows in one call; a `MaskPredictor` need not be one.
+
+    A `MaskedTransformer` is one, a wrapped model of transformers is not.
+    """
+
+    def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
+        """Returns the logits that `predict` returns for each group alone, up to rounding.
+
+        The rounding may differ even in float64, because a matrix product of more columns may add
+        up in another order.
+
+        Args:
+            groups: At least one. Each has its own rows, width, mask, slots and wanted columns. All
+                of them use views of the same KV cache, such as different `KVCache.first(n)`, or
+                none. No row of that cache is in two groups, so that no group reads what another
+                one writes.
+        """
+        ...
+
+
+def predict_all(
+    model: MaskPredictor, groups: Sequence[ForwardInputs]
+) -> list[Float[Tensor, "_ _ V"]]:
+    """Returns the logits of each group, from as few calls of the model as `num_calls` says."""
+    if len(groups) > 1 and isinstance(model, GroupPredictor):
+        return model.predict_groups(groups)
+    return [model.predict(group) for group in groups]
+
+
+def num_calls(model: MaskPredictor, groups: Sequence[ForwardInputs]) -> int:
+    """Counts the calls of the model that `predict_all` makes for these groups."""
+    return min(1, len(groups)) if isinstance(model, GroupPredictor) else len(groups)
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.network.groups import split
 from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
 
@@ -122,6 +123,18 @@ class MaskedTransformer(nn.Module):
             return self._forward(inputs)
         return runner(self._forward, inputs, required=self.graphs is True)
 
+    def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
+        """Runs one forward of several groups without gradients, see `GroupPredictor`.
+
+        A single group is run by `predict`, which may replay a CUDA graph. Several groups are never
+        captured, because there are too many combinations of their sizes.
+        """
+        if len(groups) == 1:
+            return [self.predict(groups[0])]
+        with torch.inference_mode(), attention_on(self.device):
+            hidden = self.transformer.forward_groups(groups)
+        return split(self._logits(hidden), [group.wanted.shape for group in groups])
+
     def _active_runner(self) -> ForwardRunner | None:
         is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
         return self._runner if is_on else None
@@ -137,6 +150,9 @@ class MaskedTransformer(nn.Module):
                 rows=inputs.rows,
                 wanted=inputs.wanted,
             )
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Float[Tensor, "B W H"]) -> Float[Tensor, "B W V"]:
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)

@@ -72,6 +72,15 @@ def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
 
 
 @needs_torchao
+def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
+    model, _ = load_model(folder, quantize="int8")
+    columns = [torch.arange(width).expand(2, -1) for width in (7, 3)]
+    groups = [ForwardInputs(part + 5, part, part[:, 1:]) for part in columns]
+    for got, group in zip(model.predict_groups(groups), groups, strict=True):
+        torch.testing.assert_close(got, model.predict(group), atol=1e-4, rtol=1e-4)
+
+
+@needs_torchao
 @DTYPE
 def test_logits_are_close(dtype, folder) -> None:
     plain = logits(load_model(folder, dtype=dtype)[0])

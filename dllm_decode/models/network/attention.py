@@ -1,12 +1,15 @@
 """Attention of any column to any column, through a KV cache or not."""
 
-from jaxtyping import Float, Int
+from collections.abc import Sequence
+
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext
+from dllm_decode.models.network.groups import join, split
 from dllm_decode.models.network.norm import Norm
-from dllm_decode.models.network.operations import Heads, LayerKV
+from dllm_decode.models.network.operations import Heads
 
 
 class Attention(nn.Module):
@@ -27,28 +30,32 @@ class Attention(nn.Module):
             self.key_norm = Norm(config.head_dim, config.norm_eps, weight_in_float32=exact)
 
     def forward(
-        self,
-        hidden: Float[Tensor, "B Q H"],
-        context: LayerContext,
-        layer_kv: LayerKV | None,
-        wanted: Int[Tensor, "B W"] | None,
-    ) -> Float[Tensor, "B _ H"]:
+        self, hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
+    ) -> Float[Tensor, "_ _ H"]:
+        """Attends group by group; both matrices multiply the joined columns of all groups."""
+        heads = self.qkv(hidden).unflatten(-1, (-1, self.head_dim))
+        parts = split(heads, [group.size for group in groups])
+        pairs = zip(parts, groups, strict=True)
+        mixed: Tensor = self.output(join([self._attend(part, group) for part, group in pairs]))
+        return mixed
+
+    def _attend(
+        self, heads: Float[Tensor, "B Q C D"], context: LayerContext
+    ) -> Float[Tensor, "B _ E"]:
         """Attends from all columns or the wanted ones, after storing fresh keys and values."""
         query, key, value = context.operations.rotate_and_store(
-            self.qkv(hidden).unflatten(-1, (-1, self.head_dim)),
+            heads,
             context.rotation,
-            layer_kv,
+            context.layer_kv,
             num_kv_heads=self.num_kv_heads,
             scalings=(self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None,
         )
         if context.query_scale is not None:
             query = query * context.query_scale
-        if wanted is not None:
-            index = wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
+        if context.wanted is not None:
+            index = context.wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
             query = query.gather(2, index)
-        heads = Heads(query, key, value)
-        mixed: Tensor = self.output(context.operations.attend(heads, context.bias))
-        return mixed
+        return context.operations.attend(Heads(query, key, value), context.bias)
 
     def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
         """See `Transformer.parts`."""

@@ -1,4 +1,4 @@
-"""What all layers of one forward share, made once: rotations, mask, where keys and values go."""
+"""What layers need to know of a group of rows: rotations, mask, where keys and values go."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,16 @@ from torch import Tensor
 from dllm_decode.models.base import KVCache
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.fused import Fused, operations_for
-from dllm_decode.models.network.operations import KVSlots, Operations, Rotation
+from dllm_decode.models.network.operations import KVSlots, LayerKV, Operations, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
 _ALIGNMENT = 8
 
 
 class LayerContext(NamedTuple):
-    """What all layers of one forward share.
+    """What a layer needs to know of one group of rows.
+
+    Only `layer_kv` and `wanted` differ from layer to layer.
 
     Attributes:
         operations: What is computed between the matrix products.
@@ -26,6 +28,9 @@ class LayerContext(NamedTuple):
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Multiplies the rotated queries; `None`: nothing does.
         fused: See `operations_for`.
+        kv_cache: Of all layers; `None`: there is none.
+        layer_kv: The part of the KV cache that is this layer's; `None`: there is none.
+        wanted: Columns that the layer returns; `None`: all of them.
     """
 
     operations: Operations
@@ -34,6 +39,15 @@ class LayerContext(NamedTuple):
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
     fused: Fused = "auto"
+    kv_cache: KVCache | None = None
+    layer_kv: LayerKV | None = None
+    wanted: Int[Tensor, "B W"] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and computed columns of the group."""
+        num_rows, _, num_columns, _ = self.rotation.cos.shape
+        return num_rows, num_columns
 
 
 def make_context(
@@ -47,7 +61,13 @@ def make_context(
     rows: slice | Int[Tensor, " B"] | None,
     fused: Fused = "auto",
 ) -> LayerContext:
-    """Prepares a forward of a network in that dtype; the rest is as in `ForwardInputs`."""
+    """Prepares a forward of a network in that dtype; the rest is as in `ForwardInputs`.
+
+    Raises:
+        ValueError: If a KV cache comes without slots, or slots without a KV cache.
+    """
+    if (kv_cache is None) != (slots is None):
+        raise ValueError("A KV cache and slots must go together: pass both, or neither.")
     operations = operations_for(positions.device, dtype, fused)
     rotation = config.rope.rotation(positions, dtype)
     group = config.num_heads // config.num_kv_heads
@@ -56,11 +76,23 @@ def make_context(
     if kv_cache is not None and slots is not None:
         target = _target(slice(None) if rows is None else rows, slots, kv_cache.keys.shape[1])
     query_scale = config.rope.query_scale(positions, dtype)
-    return LayerContext(operations, rotation, bias, target, query_scale, fused)
+    return LayerContext(operations, rotation, bias, target, query_scale, fused, kv_cache)
 
 
-def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"]) -> LayerContext:
-    """Keeps the mask of the wanted queries only; keys and values stay those of all columns."""
+def in_layer(context: LayerContext, index: int) -> LayerContext:
+    """Adds the keys and values of one layer."""
+    if context.kv_cache is None:
+        return context
+    assert context.target is not None
+    return context._replace(layer_kv=LayerKV(*context.kv_cache.layer(index), context.target))
+
+
+def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> LayerContext:
+    """Keeps the wanted queries and their masks only; keys and values stay those of all columns."""
+    if wanted is None:
+        return context
+    wanted = wanted.to(context.rotation.cos.device)
+    context = context._replace(wanted=wanted)
     bias = context.bias
     if bias is None or bias.shape[2] == 1:
         return context
@@ -82,13 +114,12 @@ def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -
     bias = None if context.bias is None else context.bias.to(device)
     rotation = Rotation(*(part.to(device) for part in context.rotation))
     scale = context.query_scale
-    return LayerContext(
-        operations_for(device, dtype, context.fused),
-        rotation,
-        bias,
-        target,
-        None if scale is None else scale.to(device),
-        context.fused,
+    return context._replace(
+        operations=operations_for(device, dtype, context.fused),
+        rotation=rotation,
+        bias=bias,
+        target=target,
+        query_scale=None if scale is None else scale.to(device),
     )
 
 

@@ -1,6 +1,6 @@
 """One transformer for every family: the differences are fields of `NetworkConfig`, not code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,13 +8,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.models.base import KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.context import LayerContext, for_queries, make_context, on_device
+from dllm_decode.models.network.context import (
+    LayerContext,
+    for_queries,
+    in_layer,
+    make_context,
+    on_device,
+)
 from dllm_decode.models.network.fused import Fused
+from dllm_decode.models.network.groups import join
 from dllm_decode.models.network.layer import Layer
 from dllm_decode.models.network.norm import Norm
-from dllm_decode.models.network.operations import LayerKV, Stream
+from dllm_decode.models.network.operations import Stream
 
 
 class Route(NamedTuple):
@@ -77,8 +84,6 @@ class Transformer(nn.Module):
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
-        if (kv_cache is None) != (slots is None):
-            raise ValueError("A KV cache and slots must go together: pass both, or neither.")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden: Tensor = self.embedding(tokens)
@@ -92,22 +97,48 @@ class Transformer(nn.Module):
             rows=rows,
             fused=self.fused,
         )
+        return self._run(hidden, [context], [wanted])
+
+    def forward_groups(self, groups: Sequence[ForwardInputs]) -> Float[Tensor, "_ _ H"]:
+        """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
+
+        Raises:
+            ValueError: If a KV cache comes without slots, or slots without a KV cache.
+        """
+        hidden: Tensor = self.embedding(join([group.tokens for group in groups]))
+        contexts = [
+            make_context(
+                self.config,
+                hidden.dtype,
+                group.positions,
+                attend=group.attend,
+                kv_cache=group.kv_cache,
+                slots=group.slots,
+                rows=group.rows,
+                fused=self.fused,
+            )
+            for group in groups
+        ]
+        return self._run(hidden, contexts, [group.wanted for group in groups])
+
+    def _run(
+        self,
+        hidden: Float[Tensor, "_ _ H"],
+        groups: Sequence[LayerContext],
+        wanted: Sequence[Int[Tensor, "_ _"] | None],
+    ) -> Float[Tensor, "_ _ H"]:
+        """Passes the joined columns of all groups through the layers and the final norm."""
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, context = _at(self.route.layers[i], stream, context)
-            layer_kv = None
-            if kv_cache is not None:
-                assert context.target is not None
-                layer_kv = LayerKV(*kv_cache.layer(i), context.target)
-            if i == last and wanted is not None:
-                wanted = wanted.to(stream.hidden.device)
-                stream = layer(stream, for_queries(context, wanted), layer_kv, wanted)
-            else:
-                stream = layer(stream, context, layer_kv)
+                stream, groups = _at(self.route.layers[i], stream, groups)
+            groups = [in_layer(group, i) for group in groups]
+            if i == last:
+                groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
+            stream = layer(stream, groups)
         if self.route is not None:
-            stream, context = _at(self.route.norm, stream, context)
-        normed: Tensor = self.norm(stream, context.operations).normed
+            stream, groups = _at(self.route.norm, stream, groups)
+        normed: Tensor = self.norm(stream, groups[0].operations).normed
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -157,10 +188,12 @@ class Transformer(nn.Module):
         return logits
 
 
-def _at(device: torch.device, stream: Stream, context: LayerContext) -> tuple[Stream, LayerContext]:
+def _at(
+    device: torch.device, stream: Stream, groups: Sequence[LayerContext]
+) -> tuple[Stream, Sequence[LayerContext]]:
     hidden, update = stream
     if hidden.device == device:
-        return stream, context
+        return stream, groups
     # Added up first: one tensor moves, not two.
     hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), on_device(context, device, hidden.dtype)
+    return Stream(hidden.to(device)), [on_device(group, device, hidden.dtype) for group in groups]
