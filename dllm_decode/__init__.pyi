@@ -21,7 +21,6 @@ from .caches import (
     SuffixWindow,
 )
 from .canvas import Block, Canvas
-from .config import DecodeConfig
 from .generation import GenerateOutput, generate
 from .loop import decode
 from .models import CausalTarget, load_model
@@ -29,6 +28,7 @@ from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
 from .observers import Gain, Gains, Observer, Revision, StepEvent, Trace
+from .options import DecodeConfig
 from .output import DecodeOutput
 from .stopping import NeverStop, StopRule, StopStrings
 from .streaming import PrefixStream, draft_observer, stream_to_terminal

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import islice, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Int
@@ -13,10 +13,10 @@ from torch import Tensor
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.canvas import Canvas
-from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.loop import Decoder, finish_block
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer
+from dllm_decode.options import DecodeConfig, DecodeOptions
 from dllm_decode.output import DecodeOutput
 from dllm_decode.prompts import (
     Prompt,
@@ -45,18 +45,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
     templates: Iterable[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
-    gen_length: int | None = None,
-    block_length: int | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    cfg_scale: float | None = None,
-    confidence_from: ConfidenceFrom | None = None,
-    banned_ids: tuple[int, ...] | None = None,
-    deferred_ids: tuple[int, ...] | None = None,
-    seed: int | None = None,
-    stop_at_eos: bool | None = None,
-    truncate_at_eos: bool | None = None,
+    **options: Unpack[DecodeOptions],
 ) -> Iterator[DecodeOutput]:
     """Decodes any number of prompts, at most `num_rows` of them at a time.
 
@@ -101,21 +90,7 @@ def decode_many(  # noqa: D417 - what is not listed is said once, in `decode`
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
         check_number(len(templates), len(prompts))
-    options = config.updated(
-        gen_length=gen_length,
-        block_length=block_length,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        cfg_scale=cfg_scale,
-        confidence_from=confidence_from,
-        banned_ids=banned_ids,
-        deferred_ids=deferred_ids,
-        seed=seed,
-        stop_at_eos=stop_at_eos,
-        truncate_at_eos=truncate_at_eos,
-    )
-    decoder = Decoder(model, sampler, cache, verifier, options, stop, blocks)
+    decoder = Decoder(model, sampler, cache, verifier, config.updated(**options), stop, blocks)
     return _in_order(
         _finished(decoder, _requests(decoder, prompts, templates), num_rows, observers)
     )

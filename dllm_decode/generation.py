@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -13,10 +13,10 @@ from dllm_decode.batching import decode_many
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.compatibility import require_plugins
-from dllm_decode.config import ConfidenceFrom, DecodeConfig, require_integer
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Observer, StepEvent
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.output import DecodeOutput, joined
 from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Prompt, Prompts, token_lists
@@ -81,18 +81,7 @@ def generate(
     num_rows: int = 8,
     progress: bool = False,
     max_new_tokens: int | None = None,
-    gen_length: int | None = None,
-    block_length: int | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    cfg_scale: float | None = None,
-    confidence_from: ConfidenceFrom | None = None,
-    banned_ids: tuple[int, ...] | None = None,
-    deferred_ids: tuple[int, ...] | None = None,
-    seed: int | None = None,
-    stop_at_eos: bool | None = None,
-    truncate_at_eos: bool | None = None,
+    **options: Unpack[DecodeOptions],
 ) -> GenerateOutput:
     """Answers texts or chats.
 
@@ -113,7 +102,7 @@ def generate(
             ids: a list, lists, a tensor with its `attention_mask`, or what the tokenizer returns.
         sampler: Which positions to commit, and with which token.
         attention_mask: Of ids in a tensor: 0 where padding stands.
-        config: The options; its fields by keyword override it, as in `decode`.
+        config: The options of the decode.
         cache: Which columns to recompute at each forward.
         verifier: How proposals are checked.
         blocks: Which positions are open, as in `decode`.
@@ -126,43 +115,22 @@ def generate(
         num_rows: Inputs that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
         max_new_tokens: Another name of `gen_length`, which transformers uses.
-        gen_length: See `DecodeConfig`.
-        block_length: See `DecodeConfig`.
-        temperature: See `DecodeConfig`.
-        top_p: See `DecodeConfig`.
-        top_k: See `DecodeConfig`.
-        cfg_scale: See `DecodeConfig`.
-        confidence_from: See `DecodeConfig`.
-        banned_ids: See `DecodeConfig`.
-        deferred_ids: See `DecodeConfig`.
-        seed: See `DecodeConfig`.
-        stop_at_eos: See `DecodeConfig`.
-        truncate_at_eos: See `DecodeConfig`.
+        **options: Fields of `DecodeConfig`, each of which replaces that of `config`.
 
     Raises:
+        TypeError: If an option is unknown.
         ValueError: If something does not fit; one sentence says what.
     """
     require_plugins(model, sampler, cache, verifier, blocks)
-    if max_new_tokens is not None and gen_length is not None:
-        raise ValueError(
-            "max_new_tokens and gen_length must not both be given, since they are the same, got "
-            f"{max_new_tokens} and {gen_length}."
-        )
+    if max_new_tokens is not None:
+        if options.get("gen_length") is not None:
+            raise ValueError(
+                "max_new_tokens and gen_length must not both be given, since they are the same, "
+                f"got {max_new_tokens} and {options['gen_length']}."
+            )
+        options["gen_length"] = max_new_tokens
     require_integer("num_rows", num_rows, least=1)
-    options = config.updated(
-        gen_length=gen_length if max_new_tokens is None else max_new_tokens,
-        block_length=block_length,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        cfg_scale=cfg_scale,
-        confidence_from=confidence_from,
-        banned_ids=banned_ids,
-        deferred_ids=deferred_ids,
-        seed=seed,
-        stop_at_eos=stop_at_eos,
-        truncate_at_eos=truncate_at_eos,
-    )
+    config = config.updated(**options)
     _require_tokenizer(tokenizer)
     prompts = prompt_ids(tokenizer, inputs, attention_mask)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -179,7 +147,7 @@ def generate(
             prompts,
             sampler,
             num_rows,
-            config=options,
+            config=config,
             cache=cache,
             verifier=verifier,
             blocks=blocks,

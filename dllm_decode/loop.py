@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Int
@@ -22,9 +22,9 @@ from dllm_decode.blocks.base import (
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.canvas import Block, Canvas
-from dllm_decode.config import ConfidenceFrom, DecodeConfig
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.observers import Observer, StepEvent
+from dllm_decode.options import DecodeConfig, DecodeOptions
 from dllm_decode.output import DecodeOutput
 from dllm_decode.prompts import Prompt, Prompts, read_prompt, token_lists
 from dllm_decode.session import Session
@@ -48,18 +48,7 @@ def decode(
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
-    gen_length: int | None = None,
-    block_length: int | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    cfg_scale: float | None = None,
-    confidence_from: ConfidenceFrom | None = None,
-    banned_ids: tuple[int, ...] | None = None,
-    deferred_ids: tuple[int, ...] | None = None,
-    seed: int | None = None,
-    stop_at_eos: bool | None = None,
-    truncate_at_eos: bool | None = None,
+    **options: Unpack[DecodeOptions],
 ) -> DecodeOutput:
     """Fills the answers to a batch of prompts by iterative unmasking.
 
@@ -76,44 +65,20 @@ def decode(
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: How proposals are checked. `NoVerifier` takes the sampler's word.
         blocks: Which positions are open: one block after another, or several blocks at once.
-        config: The options; those that follow `stop` are its fields, and override it.
+        config: The options of the decode.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
         stop: Which rows stop early, beside those whose answer ends with an EOS.
-        gen_length: As in `DecodeConfig`; so are the arguments that follow. `None`: as in `config`.
-        block_length: See `DecodeConfig`.
-        temperature: See `DecodeConfig`.
-        top_p: See `DecodeConfig`.
-        top_k: See `DecodeConfig`.
-        cfg_scale: See `DecodeConfig`.
-        confidence_from: See `DecodeConfig`.
-        banned_ids: See `DecodeConfig`.
-        deferred_ids: See `DecodeConfig`.
-        seed: See `DecodeConfig`.
-        stop_at_eos: See `DecodeConfig`.
-        truncate_at_eos: See `DecodeConfig`.
+        **options: Fields of `DecodeConfig`, each of which replaces that of `config`.
 
     Raises:
+        TypeError: If an option is unknown.
         ValueError: If sampler, cache, verifier, blocks, model and lengths do not fit together.
         RuntimeError: If the sampler leaves a running row with as many masks as before, beyond its
             stated bound, or another plug-in breaks its contract.
     """
-    options = config.updated(
-        gen_length=gen_length,
-        block_length=block_length,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        cfg_scale=cfg_scale,
-        confidence_from=confidence_from,
-        banned_ids=banned_ids,
-        deferred_ids=deferred_ids,
-        seed=seed,
-        stop_at_eos=stop_at_eos,
-        truncate_at_eos=truncate_at_eos,
-    )
-    decoder = Decoder(model, sampler, cache, verifier, options, stop, blocks)
+    decoder = Decoder(model, sampler, cache, verifier, config.updated(**options), stop, blocks)
     started = time.perf_counter()
     canvas = decoder.blank(token_lists(prompts, attention_mask), templates)
     session = decoder.session(canvas)

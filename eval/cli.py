@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from eval.runs.arguments import Option, add_decoding, add_machine, add_model, positive
+from eval.runs.arguments import add_machine, add_model
+from eval.runs.options import add_decoding
 from eval.training.arguments import add_distil, add_train_filter
 
 _EXAMPLES = """\
@@ -33,11 +34,6 @@ them. Samplers, caches, verifiers and block schedules are expressions, as their 
 your own are named with their module: "my_package.my_module:MarginThreshold(0.8)".
 """
 
-
-_WITHOUT_TASK = {
-    "gen_length": Option(positive, "answer length in tokens, at most (default: 256)"),
-    "block_length": Option(positive, "tokens per block (default: the model's own, or 32)"),
-}
 
 _KEPT = "Stopped; what is done is kept, the same command goes on from here.\n"
 _STOPPED = {"train-filter": _KEPT, "distil": _KEPT}
@@ -102,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
             "--blocks", default="Sequential()", metavar="EXPR",
             help="which positions are open (default: Sequential())",
         )  # fmt: skip
-        add_decoding(command, repeat=False, instead=_WITHOUT_TASK)
+        add_decoding(command, defaults={})
         add_machine(command)
     commands.add_parser("eval", help="measure accuracy and speed: dllm-decode eval --help")
     add_train_filter(commands.add_parser(

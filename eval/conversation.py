@@ -20,10 +20,10 @@ from dllm_decode import (
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
-from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.options import given_of
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]

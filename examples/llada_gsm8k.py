@@ -35,7 +35,7 @@ from dllm_decode import (
     decode_many,
     load_model,
 )
-from dllm_decode.config import DEFAULT_BLOCK_LENGTH
+from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_cache
 from eval.runs.prompts import Tokenizer, encode_prompt

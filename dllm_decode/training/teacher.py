@@ -8,10 +8,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.config import DecodeConfig
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.observers import Trace
+from dllm_decode.options import DecodeConfig
 from dllm_decode.output import DecodeOutput
 from dllm_decode.training.examples import Batch
 from samplers import FixedSchedule, Sampler

@@ -2,14 +2,8 @@
 
 from argparse import ArgumentParser
 
-from eval.runs.arguments import (
-    add_decoding,
-    add_machine,
-    add_model,
-    add_recording,
-    number,
-    positive,
-)
+from eval.runs.arguments import add_machine, add_model, add_recording
+from eval.runs.options import add_decoding, number, positive
 
 LADDERS = ("threshold", "entropy", "factor", "steps")
 TESTS = ("both", "binomial", "betting")
@@ -46,6 +40,6 @@ def add_calibrate(parser: ArgumentParser) -> None:
     add("--prompts", choices=("chat", "plain"), default="",
         help="put prompts into the chat template, or leave them plain "
         "(default: the task's)")  # fmt: skip
-    add_decoding(parser, repeat=False)
+    add_decoding(parser)
     add_machine(parser)
     add_recording(parser)

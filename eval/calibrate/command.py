@@ -15,7 +15,6 @@ from eval.calibrate.card import Card, Rating, name_of
 from eval.calibrate.ladders import LADDERS, Rung, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
-from eval.runs.arguments import given_of
 from eval.runs.command import code_for, open_model, warn_of_unknown_words
 from eval.runs.names import (
     Selection,
@@ -25,6 +24,7 @@ from eval.runs.names import (
     parse_task,
     parse_verifier,
 )
+from eval.runs.options import given_of
 from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now

@@ -2,9 +2,12 @@
 
 from argparse import ArgumentParser
 
-from eval.runs.arguments import DTYPES, Option, add_decoding, number, positive
+from eval.runs.arguments import DTYPES
+from eval.runs.options import add_decoding, positive
 
 NLL = ("mc", "l2r")
+
+_DEFAULTS = {"gen_length": "256; 'task': what the task allows", "temperature": "the task's"}
 
 
 def add_lm(parser: ArgumentParser) -> None:
@@ -46,17 +49,8 @@ def _add_model(parser: ArgumentParser) -> None:
         "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
     add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
     add("--threads", type=positive, help="processor threads (default: torch's choice)")
-    add_decoding(parser, repeat=False, instead=_OWN)
+    add_decoding(parser, defaults=_DEFAULTS, readers={"gen_length": _length})
 
 
 def _length(text: str) -> int | str:
     return "task" if text == "task" else positive(text)
-
-
-_OWN = {
-    "gen_length": Option(
-        _length, "answer length in tokens, or 'task': what the task allows (default: 256)"
-    ),
-    "block_length": Option(positive, "tokens per block (default: the model's own, or 32)"),
-    "temperature": Option(number, "of the proposals (default: the task's)"),
-}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from eval.runs.arguments import given_of
+from eval.runs.options import given_of
 
 if TYPE_CHECKING:
     from eval.lm_harness.model import DecodeLM

@@ -16,7 +16,7 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
-from dllm_decode.config import DEFAULT_BLOCK_LENGTH
+from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, Scored
 from eval.lm_harness.records import Ledger, cost_of, cost_of_score

@@ -1,6 +1,7 @@
 """Everything that decides what the harness adapter answers, and how it is read from text."""
 
-from collections.abc import Mapping, MutableMapping
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -19,9 +20,9 @@ from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
 from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.options import OPTIONS, READERS, whole
 from eval.runs.records import digest
 from eval.runs.settings import ALONE, Place
-from eval.runs.sweep import OPTIONS
 from eval.tasks import tokenizer
 from samplers import Sampler
 
@@ -180,7 +181,7 @@ class Options:
         given = {name: value for name, value in arguments.items() if value is not None}
         decoding = {n: _option(n, value) for n, value in given.items() if n in OPTIONS}
         given = {name: value for name, value in given.items() if name in own}
-        given |= {n: _whole(n, given[n]) for n in ("mc_num", "batch_size") if n in given}
+        given |= {n: _read(n, given[n], whole) for n in ("mc_num", "batch_size") if n in given}
         return Options(**given, decoding=decoding)
 
     def config(self) -> DecodeConfig:
@@ -237,34 +238,13 @@ class Options:
 
 def _option(name: str, value: Any) -> Any:
     """Reads an option of the decode from what the harness makes of text."""
-    kind = OPTIONS[name]
     if value == "task" and name == "gen_length":
         return value
-    if kind is bool:
-        return _truth(name, value)
-    if kind is float:
-        return _number(name, value)
-    if kind == tuple[int, ...]:
-        items = str(value).strip("()[]").split(",")
-        return tuple(_whole(name, item) for item in items if item.strip())
-    return _whole(name, value) if kind in (int, int | None) else str(value)
+    return _read(name, value, READERS.get(OPTIONS[name], str))
 
 
-def _truth(name: str, value: object) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError(f"{name} must be true or false, got {value!r}.")
-    return str(value).lower() == "true"
-
-
-def _whole(name: str, value: object) -> int:
+def _read(name: str, value: object, reader: Callable[[object], Any]) -> Any:
     try:
-        return int(str(value))
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}.") from None
-
-
-def _number(name: str, value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {value!r}.") from None
+        return reader(value)
+    except ArgumentTypeError as error:
+        raise ValueError(f"{name} {error}.") from None

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser
 
-from eval.runs.arguments import number, positive
+from eval.runs.options import number, positive
 
 
 def add_oracle(parser: ArgumentParser) -> None:

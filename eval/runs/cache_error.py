@@ -34,10 +34,10 @@ from dllm_decode.loop import Decoder
 from dllm_decode.session import Session
 from dllm_decode.verify.base import SamplerState, settle
 from eval.metrics.statistics import mean, standard_error
-from eval.runs.arguments import given_of
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
 from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
+from eval.runs.options import given_of
 from eval.runs.prompts import encode_prompt
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from dllm_decode import load_target
-from eval.runs.arguments import axes_of
 from eval.runs.models import open_address
+from eval.runs.options import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 from filelock import FileLock, Timeout
 
 from dllm_decode.blocks import Sequential
-from dllm_decode.config import DecodeConfig
+from dllm_decode.options import DecodeConfig
 from eval.runs.fields import Fields, require_fields, require_record
+from eval.runs.options import OPTIONS
 
 Record: TypeAlias = dict[str, Any]
 """What `eval.runs.worker` writes for one example; `eval.runs.fields` lists the fields."""
@@ -98,9 +99,8 @@ class Settings:
             ValueError: If a field is missing, unknown, of the wrong type or out of its range.
         """
         own: Fields = {f.name: f.type for f in fields(Settings) if f.name != "decoding"}
-        options: Fields = {f.name: f.type for f in fields(DecodeConfig)}
-        require_fields(written, {**own, **options}, where)
-        values = {name: written[name] for name in options}
+        require_fields(written, {**own, **OPTIONS}, where)
+        values = {name: written[name] for name in OPTIONS}
         # JSON has no tuples.
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
         try:

@@ -21,6 +21,7 @@ from eval.runs.names import (
     parse_task,
     parse_verifier,
 )
+from eval.runs.options import OPTIONS
 from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks.tokenizer import Tokenizer
@@ -28,9 +29,6 @@ from samplers.checks import shown
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
-
-OPTIONS: Mapping[str, Any] = {option.name: option.type for option in fields(DecodeConfig)}
-"""By field of `DecodeConfig` its type."""
 
 
 class Loaded(NamedTuple):

@@ -1,8 +1,12 @@
 """Command-line options of `train-filter` and `distil`. Nothing heavy is imported."""
 
-from argparse import ArgumentParser, BooleanOptionalAction
+from argparse import ArgumentParser
 
-from eval.runs.arguments import DTYPES, add_machine, add_model, number, positive, whole
+from eval.runs.arguments import DTYPES, add_machine, add_model
+from eval.runs.options import add_options, number, positive, whole
+
+LENGTHS = ("gen_length", "block_length")
+ENDS = ("stop_at_eos", "truncate_at_eos")
 
 
 def add_train_filter(parser: ArgumentParser) -> None:
@@ -14,11 +18,7 @@ def add_train_filter(parser: ArgumentParser) -> None:
         help="the filter; what is needed to go on lies in FILE.run "
         "(default: learn2pd.safetensors)")  # fmt: skip
     _add_decoding(parser)
-    add("--stop-at-eos", action=BooleanOptionalAction, default=True,
-        help="stop an answer at its end-of-text token (default: yes)")  # fmt: skip
-    add("--truncate-at-eos", action=BooleanOptionalAction, default=False,
-        help="end-of-text prediction: fill behind a committed end-of-text token at once, when "
-        "examples are collected and when the filter is judged (default: no)")  # fmt: skip
+    add_options(parser, ENDS)
     add("--hidden", type=positive, nargs="*", default=[32], metavar="N",
         help="units of each hidden layer (default: 32)")  # fmt: skip
     add("--activation", choices=("relu", "tanh", "gelu"), default="relu",
@@ -112,10 +112,6 @@ def _add_questions(parser: ArgumentParser, default: str) -> None:
 
 
 def _add_decoding(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--gen-length", type=positive, metavar="N",
-        help="answer length in tokens (default: the task's)")  # fmt: skip
-    add("--block-length", type=positive, metavar="N",
-        help="tokens per block (default: the task's, else the model's)")  # fmt: skip
-    add("--cache", default="NoCache()", metavar="EXPR",
+    add_options(parser, LENGTHS)
+    parser.add_argument("--cache", default="NoCache()", metavar="EXPR",
         help="of every decode (default: NoCache())")  # fmt: skip

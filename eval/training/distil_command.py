@@ -31,10 +31,12 @@ from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, Tra
 from eval.runs.command import DTYPES, code_for
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_cache, parse_sampler
+from eval.runs.options import given_of
 from eval.runs.provenance import machine_of
 from eval.runs.settings import Place
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
+from eval.training.arguments import LENGTHS
 from eval.training.bars import bar
 from eval.training.curve import draw_curve
 from eval.training.held_out import Measured, compared, measure, score_of, table_of
@@ -183,12 +185,7 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
     )
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
-    given = {
-        name: getattr(options, name)
-        for name in ("gen_length", "block_length")
-        if getattr(options, name) is not None
-    }
-    config = decoding_of(asked.selection, given)
+    config = decoding_of(asked.selection, given_of(options, LENGTHS))
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return Student(
         model,

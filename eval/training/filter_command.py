@@ -31,9 +31,11 @@ from dllm_decode.training.learn2pd_examples import (
 )
 from eval.runs.command import open_model
 from eval.runs.names import parse_cache, parse_sampler
+from eval.runs.options import given_of
 from eval.runs.provenance import machine_of
 from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of
+from eval.training.arguments import ENDS, LENGTHS
 from eval.training.bars import bar
 from eval.training.held_out import Measured, compared, measure, table_of
 from eval.training.questions import Questions, read_questions
@@ -94,12 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
     """Returns how answers are decoded: blocks are those of the filter."""
-    given = {
-        name: getattr(options, name)
-        for name in ("gen_length", "block_length", "stop_at_eos", "truncate_at_eos")
-        if getattr(options, name) is not None
-    }
-    config = decoding_of(asked.selection, given)
+    config = decoding_of(asked.selection, given_of(options, (*LENGTHS, *ENDS)))
     model = loaded.model
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return config.updated(block_length=length)

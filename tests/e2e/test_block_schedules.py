@@ -10,7 +10,7 @@ from spied import MODELS, tiny
 
 from dllm_decode import NoCache, decode, load_model
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
-from dllm_decode.config import DecodeConfig
+from dllm_decode.options import DecodeConfig
 from eval import cli
 from eval.__main__ import main
 from eval.calibrate.card import FORMAT, read_card

@@ -17,8 +17,8 @@ import pytest
 from dllm_decode import DecodeConfig
 from eval.__main__ import make_parser
 from eval.cli import make_parser as make_command_parser
-from eval.runs.arguments import given_of
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler
+from eval.runs.options import given_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

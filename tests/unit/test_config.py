@@ -1,15 +1,29 @@
 """The one box of options."""
 
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from dllm_decode import DecodeConfig, decode, decode_many
-from dllm_decode.config import require_bool, require_ids, require_integer, require_number
+from dllm_decode.options import (
+    DecodeOptions,
+    require_bool,
+    require_ids,
+    require_integer,
+    require_number,
+)
 from samplers import FixedSchedule, parse
 from tests.toys import HashModel
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +100,31 @@ def test_keywords_override_the_config() -> None:
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="genlength"):
-        decode(HashModel(), [[1]], FixedSchedule(8), genlength=8)  # type: ignore[call-overload]
+    """It names options with a similar name, or all of them."""
+    similar = "must be an option of the decode, such as gen_length, got 'genlength'"
+    with pytest.raises(TypeError, match=similar):
+        decode(HashModel(), [[1]], FixedSchedule(4), genlength=8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"such as gen_length, .*, truncate_at_eos, got 'zzz'"):
+        decode_many(HashModel(), [[1]], FixedSchedule(4), zzz=8)  # type: ignore[call-arg]
+
+
+def test_keywords_are_the_fields_of_the_config_with_their_types() -> None:
+    types = {option.name: option.type for option in fields(DecodeConfig)}
+    assert get_type_hints(DecodeOptions) == types
+    documented = str(DecodeConfig.__doc__).partition("Attributes:")[2].partition("Raises:")[0]
+    assert re.findall(r"^        (\w+): ", documented, re.M) == list(types)
+
+
+def test_none_keeps_an_option_as_it_is() -> None:
+    config = DecodeConfig(gen_length=8, block_length=4)
+    given: Any = {"block_length": None, "gen_length": None, "seed": 1}
+    assert config.updated(**given) == DecodeConfig(gen_length=8, block_length=4, seed=1)
+
+
+def test_the_module_of_the_options_loads_no_torch() -> None:
+    """Command lines read it for their help, which must not wait seven seconds."""
+    code = "import sys, dllm_decode.options; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(

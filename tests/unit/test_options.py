@@ -17,7 +17,7 @@ from dllm_decode.compatibility import require_plugins
 from eval import cli
 from eval.__main__ import COMMANDS, main, make_parser
 from eval.lm_harness.settings import Options
-from eval.runs.arguments import DECODING, axes_of, given_of
+from eval.runs.options import OPTIONS, axes_of, given_of
 from eval.runs.sweep import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_every_argument_of_every_command_says_what_it_is() -> None:
 
 
 def test_every_option_of_the_decode_has_a_value_to_try() -> None:
-    assert VALUES.keys() == DECODING.keys() == {option.name for option in fields(DecodeConfig)}
+    assert VALUES.keys() == OPTIONS.keys() == {option.name for option in fields(DecodeConfig)}
     default = DecodeConfig()
     assert all(getattr(default, name) != value for name, value in VALUES.items())
 

@@ -1,11 +1,15 @@
-"""The one box of options: how answers are decoded, whatever decodes them."""
+"""The options of a decode that are no plug-ins. This module loads no torch, so that help is fast.
+
+A new option is a field of `DecodeConfig`, with its documentation, and a line of `DecodeOptions`.
+"""
 
 import sys
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from samplers.checks import shown
-from samplers.logits.truncation import Truncation
+if TYPE_CHECKING:
+    import samplers.logits.truncation
 
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
@@ -15,9 +19,28 @@ MAX_GEN_LENGTH = 2**20
 MAX_TOP_K = 2**31 - 1
 
 
+class DecodeOptions(TypedDict, total=False):
+    """The fields of `DecodeConfig` as keywords of a function, for editors and type checkers."""
+
+    gen_length: int
+    block_length: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    cfg_scale: float
+    confidence_from: ConfidenceFrom
+    banned_ids: tuple[int, ...]
+    deferred_ids: tuple[int, ...]
+    seed: int
+    stop_at_eos: bool
+    truncate_at_eos: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """Options of a decode that are no plug-ins; the same for `decode`, evaluation and benchmarks.
+
+    The "help" in the metadata of a field is what command lines say of the option.
 
     Attributes:
         gen_length: Answer length in tokens, including what fills up the answer behind its EOS.
@@ -49,18 +72,42 @@ class DecodeConfig:
         ValueError: If a field is outside its range.
     """
 
-    gen_length: int = 256
-    block_length: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    cfg_scale: float = 0.0
-    confidence_from: ConfidenceFrom = "raw"
-    banned_ids: tuple[int, ...] = ()
-    deferred_ids: tuple[int, ...] = ()
-    seed: int = 0
-    stop_at_eos: bool = True
-    truncate_at_eos: bool = False
+    gen_length: int = field(
+        default=256, metadata={"help": "answer length in tokens (default: 256)"}
+    )
+    block_length: int | None = field(
+        default=None, metadata={"help": "tokens per block (default: the model's own, or 32)"}
+    )
+    temperature: float = field(
+        default=0.0, metadata={"help": "of the proposals (default: 0, greedy)"}
+    )
+    top_p: float = field(
+        default=1.0,
+        metadata={"help": "propose from the likeliest tokens with this probability (default: 1)"},
+    )
+    top_k: int = field(
+        default=0, metadata={"help": "propose from so many likeliest tokens (default: 0, all)"}
+    )
+    cfg_scale: float = field(
+        default=0.0, metadata={"help": "strength of classifier-free guidance (default: 0)"}
+    )
+    confidence_from: ConfidenceFrom = field(
+        default="raw",
+        metadata={"help": "probabilities at temperature 1, or as sampled from (default: raw)"},
+    )
+    banned_ids: tuple[int, ...] = field(
+        default=(), metadata={"help": "token ids that are never proposed, joined by commas"}
+    )
+    deferred_ids: tuple[int, ...] = field(
+        default=(), metadata={"help": "token ids that are committed last, joined by commas"}
+    )
+    seed: int = field(default=0, metadata={"help": "of the noise (default: 0)"})
+    stop_at_eos: bool = field(
+        default=True, metadata={"help": "stop an answer at its end-of-text token (default: yes)"}
+    )
+    truncate_at_eos: bool = field(
+        default=False, metadata={"help": "fill behind an end-of-text token at once (default: no)"}
+    )
 
     def __post_init__(self) -> None:
         require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
@@ -69,12 +116,12 @@ class DecodeConfig:
         require_number("temperature", self.temperature)
         require_number("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {shown(self.top_p)}.")
+            raise ValueError(f"top_p must be in (0, 1], got {_shown(self.top_p)}.")
         require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
         require_number("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
-                f'confidence_from must be "raw" or "tempered", got {shown(self.confidence_from)}.'
+                f'confidence_from must be "raw" or "tempered", got {_shown(self.confidence_from)}.'
             )
         require_ids("banned_ids", self.banned_ids)
         require_ids("deferred_ids", self.deferred_ids)
@@ -88,8 +135,10 @@ class DecodeConfig:
         return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
 
     @property
-    def truncation(self) -> Truncation:
+    def truncation(self) -> "samplers.logits.truncation.Truncation":
         """What is done to logits before a sampler sees them if `is_tempered`."""
+        from samplers.logits.truncation import Truncation
+
         return Truncation(self.temperature, self.top_p, self.top_k)
 
     def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
@@ -117,39 +166,30 @@ class DecodeConfig:
             )
         return self.block_length
 
-    def updated(
-        self,
-        *,
-        gen_length: int | None = None,
-        block_length: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        cfg_scale: float | None = None,
-        confidence_from: ConfidenceFrom | None = None,
-        banned_ids: tuple[int, ...] | None = None,
-        deferred_ids: tuple[int, ...] | None = None,
-        seed: int | None = None,
-        stop_at_eos: bool | None = None,
-        truncate_at_eos: bool | None = None,
-    ) -> "DecodeConfig":
-        """Returns the config with some fields replaced; `None` keeps a field as it is."""
-        given = {
-            "gen_length": gen_length,
-            "block_length": block_length,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "cfg_scale": cfg_scale,
-            "confidence_from": confidence_from,
-            "banned_ids": banned_ids,
-            "deferred_ids": deferred_ids,
-            "seed": seed,
-            "stop_at_eos": stop_at_eos,
-            "truncate_at_eos": truncate_at_eos,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        return replace(self, **changes)  # type: ignore[arg-type] # each has the type of its field
+    def updated(self, **options: Unpack[DecodeOptions]) -> "DecodeConfig":
+        """Returns the config with some fields replaced; `None` keeps a field as it is.
+
+        Raises:
+            TypeError: If a keyword is no field.
+            ValueError: If a field is outside its range.
+        """
+        known = [option.name for option in fields(self)]
+        for name in options:
+            if name not in known:
+                similar = ", ".join(get_close_matches(name, known) or known)
+                raise TypeError(
+                    f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
+                )
+        given: Any = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **given)
+
+
+def _shown(value: object) -> str:
+    """Returns a value's repr for an error message, as `samplers.checks.shown`."""
+    # The package samplers loads torch.
+    from samplers.checks import shown
+
+    return shown(value)
 
 
 def require_integer(
@@ -157,11 +197,11 @@ def require_integer(
 ) -> None:
     """Raises ValueError unless a value is an integer within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
+        raise ValueError(f"{name} must be {what}, got {_shown(value)}.")
     if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
+        raise ValueError(f"{name} must be at least {least}, got {_shown(value)}.")
     if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
+        raise ValueError(f"{name} must be between {least} and {most}, got {_shown(value)}.")
 
 
 def require_number(name: str, value: object) -> None:
@@ -170,20 +210,20 @@ def require_number(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     number: Any = value if is_number else None
     if number is None or not abs(number) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
+        raise ValueError(f"{name} must be a finite number, got {_shown(value)}.")
     if number < 0.0:
-        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
+        raise ValueError(f"{name} must be at least 0, got {_shown(value)}.")
 
 
 def require_bool(name: str, value: object) -> None:
     """Raises ValueError unless a value is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {shown(value)}.")
+        raise ValueError(f"{name} must be True or False, got {_shown(value)}.")
 
 
 def require_ids(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple of token ids."""
     if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
+        raise ValueError(f"{name} must be a tuple of token ids, got {_shown(value)}.")
     for token in value:
         require_integer(name, token, least=0, what="a tuple of token ids")
