@@ -195,7 +195,7 @@ def _measurement(
     extra_peak_bytes: int | None,
 ) -> Measurement:
     is_complete = len(watch.forwards) == forwards
-    floor_s = sum(machine.seconds(setting, forward) for forward in watch.forwards)
+    floor_s = sum(machine.seconds(setting, *groups) for groups in watch.forwards)
     logits = setting.batch_size * setting.block_length * model.vocab_size
     return Measurement(
         tokens=tokens,

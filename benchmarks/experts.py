@@ -180,7 +180,8 @@ def measure(proportions: Proportions, setting: Setting, machine: Machine) -> Ste
     watch.follow(model)
     _decode(model, setting)
     # Forwards over a block; others fill the cache.
-    steps = [i for i, forward in enumerate(watch.forwards) if forward.computed == BLOCK_LENGTH]
+    widths = [{group.computed for group in groups} for groups in watch.forwards]
+    steps = [i for i, found in enumerate(widths) if found == {BLOCK_LENGTH}]
     assert len(watch.forwards) == len(needs.flops), "the two decodes differ"
     seconds = watch.seconds()
     always, of_an_expert = bytes_read(model)

@@ -13,7 +13,7 @@ TRIES = 5
 
 
 class Columns(NamedTuple):
-    """What one forward computes.
+    """What one forward computes, of rows that compute equally many columns.
 
     Attributes:
         rows: B.
@@ -40,11 +40,12 @@ class Machine:
     bytes_per_s: float
     flops_per_s: float
 
-    def seconds(self, setting: Setting, forward: Columns) -> float:
+    def seconds(self, setting: Setting, *groups: Columns) -> float:
         """Returns the greater of reading every weight once and multiplying by them."""
         sizes, dtype = setting.sizes, setting.torch_dtype
         read_s = weight_bytes(sizes, dtype) / self.bytes_per_s
-        return max(read_s, num_flops(sizes, forward) / self.flops_per_s)
+        flops = sum(num_flops(sizes, group) for group in groups)
+        return max(read_s, flops / self.flops_per_s)
 
 
 def measure_machine(setting: Setting) -> Machine:

@@ -4,20 +4,36 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from dllm_decode import DecodeOutput, MaskPredictor, decode, decode_many, load_model
+from dllm_decode import DecodeOutput, decode, decode_many, load_model
 from dllm_decode.launch import run_main
 from dllm_decode.models.base import ForwardInputs
-from eval.runs.names import parse_cache
+from eval.runs.names import parse_cache, parse_task
 from eval.runs.prompts import encode_prompt
-from eval.tasks import WordProblems
-from samplers import FixedSchedule, parse
+from samplers import parse
 
-CACHES = ("DualCache()", "PrefixCache()", "NoCache()")
+CACHES = ("FreeCache()", "DualCache()", "PrefixCache()", "NoCache()")
+ROWS = (4, 8, 16, 32)
+
+
+class World(NamedTuple):
+    """An embedded model, and the lengths of the answers that it was trained on."""
+
+    model: str
+    gen_length: int
+    block_length: int
+
+
+WORLDS = {
+    "word_problems": World("mini", 64, 32),
+    "ledgers": World("mini-long", 192, 8),
+}
 
 
 @dataclass(frozen=True)
@@ -40,27 +56,29 @@ class Cost:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     options = make_parser().parse_args(arguments)
-    model, tokenizer = load_model("mini")
+    world = WORLDS[options.task]
+    model, tokenizer = load_model(world.model)
     assert tokenizer is not None
-    examples = WordProblems().examples(num_examples=options.limit)
+    examples = parse_task(options.task).task.examples(num_examples=options.limit)
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
-    starts = range(0, len(prompts), options.num_rows)
-    batches = [prompts[start : start + options.num_rows] for start in starts]
-    sampler = parse(options.sampler) if options.sampler else FixedSchedule(options.block_length)
-    table = Table(title=f"mini, {len(prompts)} word problems, {options.num_rows} rows, {sampler!r}")
-    for column in ("cache", "how", "calls", "columns", "CPU s", "same texts"):
+    sampler = parse(options.sampler)
+    lengths = {
+        "gen_length": options.gen_length or world.gen_length,
+        "block_length": options.block_length or world.block_length,
+    }
+    table = Table(title=f"{world.model}, {len(prompts)} of {options.task}, {sampler!r}")
+    for column in ("cache", "rows", "how", "calls", "columns", "CPU s", "same texts"):
         table.add_column(column, justify="left" if column in ("cache", "how") else "right")
-    for expression in options.cache or CACHES:
+    for expression, num_rows in product(options.cache or CACHES, options.num_rows or ROWS):
         cache = parse_cache(expression)
-        lengths = {"gen_length": options.gen_length, "block_length": options.block_length}
+        starts = range(0, len(prompts), num_rows)
+        batches = [prompts[start : start + num_rows] for start in starts]
 
-        def in_batches(cache=cache, lengths=lengths) -> Iterable[DecodeOutput]:
+        def in_batches(cache=cache, batches=batches) -> Iterable[DecodeOutput]:
             return (decode(model, batch, sampler, cache=cache, **lengths) for batch in batches)
 
-        def in_rows(cache=cache, lengths=lengths) -> Iterable[DecodeOutput]:
-            return decode_many(
-                model, prompts, sampler, num_rows=options.num_rows, cache=cache, **lengths
-            )
+        def in_rows(cache=cache, num_rows=num_rows) -> Iterable[DecodeOutput]:
+            return decode_many(model, prompts, sampler, num_rows=num_rows, cache=cache, **lengths)
 
         ways = {"batches one after the other": in_batches, "decode_many": in_rows}
         costs = {name: least(model, way, options.repeats) for name, way in ways.items()}
@@ -68,51 +86,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, cost in costs.items():
             same = sum(one == other for one, other in zip(cost.answers, expected, strict=True))
             found = (str(cost.calls), f"{cost.columns:,}", f"{cost.cpu_s:.2f}", str(same))
-            table.add_row(expression, name, *found)
+            table.add_row(expression, str(num_rows), name, *found)
     Console(width=120).print(table)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Builds the command line."""
     parser = argparse.ArgumentParser(
-        description="Decodes held-out word problems with `mini`, one token a step: in batches one "
-        "after the other, and with new rows in the places of finished ones.",
+        description="Decodes held-out problems of an embedded world: in batches one after the "
+        "other, and with new rows in the places of those that have ended.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
+    add("--task", choices=WORLDS, default="word_problems", help="of which world")
     add("--limit", type=int, default=96, help="number of problems")
-    add("--num-rows", type=int, default=8, help="rows of a forward")
-    add("--gen-length", type=int, default=64, help="tokens")
-    add("--block-length", type=int, default=8, help="tokens")
-    add("--sampler", metavar="EXPR", help="default: one token a step")
+    add("--num-rows", type=int, action="append", help=f"repeatable; default: {ROWS}")
+    add("--gen-length", type=int, help="tokens; default: as the world needs")
+    add("--block-length", type=int, help="tokens; default: as the world needs")
+    add("--sampler", metavar="EXPR", default="ConfidenceThreshold(0.9)", help="the sampler")
     add("--cache", action="append", metavar="EXPR", help=f"repeatable; default: {CACHES}")
     add("--repeats", type=int, default=1, help="the fastest of so many runs")
     return parser
 
 
-def least(model: MaskPredictor, way: Callable[[], Iterable[DecodeOutput]], repeats: int) -> Cost:
+def least(model: Any, way: Callable[[], Iterable[DecodeOutput]], repeats: int) -> Cost:
     """Returns the fastest of several runs."""
     return min((measured(model, way) for _ in range(repeats)), key=lambda cost: cost.cpu_s)
 
 
-def measured(model: MaskPredictor, way: Callable[[], Iterable[DecodeOutput]]) -> Cost:
-    """Decodes and counts."""
-    calls = columns = 0
-    predict = model.predict
+def measured(model: Any, way: Callable[[], Iterable[DecodeOutput]]) -> Cost:
+    """Decodes and counts; a call with several groups of rows is one call."""
+    found: list[int] = []
+    predict, predict_groups = model.predict, model.predict_groups
 
     def counted(inputs: ForwardInputs) -> Tensor:
-        nonlocal calls, columns
-        calls += 1
-        columns += inputs.tokens.numel()
+        found.append(inputs.tokens.numel())
         return predict(inputs)
 
-    model.predict = counted
+    def counted_groups(groups: Sequence[ForwardInputs]) -> list[Tensor]:
+        found.append(sum(inputs.tokens.numel() for inputs in groups))
+        return predict_groups(groups)
+
+    model.predict, model.predict_groups = counted, counted_groups
     started = time.process_time()
     try:
         answers = [answer for output in way() for answer in output.answers()]
     finally:
-        model.predict = predict
-    return Cost(answers, calls, columns, time.process_time() - started)
+        model.predict, model.predict_groups = predict, predict_groups
+    return Cost(answers, len(found), sum(found), time.process_time() - started)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -71,7 +71,7 @@ class Watch:
     """Times the forwards of models; nothing waits for a device while they run.
 
     Attributes:
-        forwards: What each forward of the mask predictor computed.
+        forwards: What each forward of the mask predictor computed, group by group.
         memory_bytes: The most that one memory holds.
     """
 
@@ -79,7 +79,7 @@ class Watch:
         self._device = device
         self._own: list[tuple[Any, Any]] = []
         self._targets: list[tuple[Any, Any]] = []
-        self.forwards: list[Columns] = []
+        self.forwards: list[tuple[Columns, ...]] = []
         self.memory_bytes = 0
 
     def clear(self) -> None:
@@ -111,26 +111,24 @@ class Watch:
 
     def follow(self, model: MaskedTransformer) -> None:
         """Times a mask predictor; it stays the object that it is."""
-        predict, new_kv_cache = model.predict, model.new_kv_cache
+        predict, predict_groups = model.predict, model.predict_groups
+        new_kv_cache = model.new_kv_cache
 
         def timed(inputs: ForwardInputs) -> Tensor:
-            held = inputs.kv_cache
-            self.forwards.append(
-                Columns(
-                    rows=inputs.tokens.shape[0],
-                    computed=inputs.tokens.shape[1],
-                    attended=inputs.tokens.shape[1] if held is None else held.keys.shape[3],
-                    wanted=inputs.wanted.shape[1],
-                )
-            )
+            self.forwards.append((_columns(inputs),))
             return self._time(self._own, partial(predict, inputs))
+
+        def timed_groups(groups: Sequence[ForwardInputs]) -> list[Tensor]:
+            self.forwards.append(tuple(_columns(inputs) for inputs in groups))
+            return self._time(self._own, partial(predict_groups, groups))
 
         def counted(num_rows: int, num_slots: int) -> KVCache:
             kv_cache = new_kv_cache(num_rows, num_slots)
             self.memory_bytes = max(self.memory_bytes, kv_cache.num_bytes)
             return kv_cache
 
-        model.predict, model.new_kv_cache = timed, counted
+        model.predict, model.predict_groups = timed, timed_groups
+        model.new_kv_cache = counted
 
     def follow_target(self, target: CausalTarget) -> None:
         """Times a causal target."""
@@ -172,6 +170,16 @@ class Watch:
             end.record()
         spans.append((start, end))
         return done
+
+
+def _columns(inputs: ForwardInputs) -> Columns:
+    held = inputs.kv_cache
+    return Columns(
+        rows=inputs.tokens.shape[0],
+        computed=inputs.tokens.shape[1],
+        attended=inputs.tokens.shape[1] if held is None else held.keys.shape[3],
+        wanted=inputs.wanted.shape[1],
+    )
 
 
 def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:

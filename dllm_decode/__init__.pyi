@@ -1,10 +1,9 @@
-from .batching import decode_many
 from .blocks import (
     AdaptiveBlocks,
     BlockSchedule,
     MultiBlock,
     Opening,
-    Phase,
+    Progress,
     Sequential,
     SubBlocks,
 )
@@ -20,17 +19,20 @@ from .caches import (
     SubBlockCache,
     SuffixWindow,
 )
-from .canvas import Block, Canvas
+from .core.canvas import Canvas, Window
+from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
+from .core.output import DecodeOutput
+from .core.requests import Request, RequestQueue
+from .core.state import State
+from .core.stopping import NeverStop, StopRule, StopStrings
+from .decoder import Decoder, Look, Pass
 from .generation import GenerateOutput, generate
-from .loop import decode
+from .loop import decode, decode_many, new_decoder, run
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
-from .observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .options import DecodeConfig
-from .output import DecodeOutput
-from .stopping import NeverStop, StopRule, StopStrings
 from .streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     ARVerify,
@@ -54,13 +56,13 @@ __version__: str
 __all__ = [
     "ARVerify",
     "AdaptiveBlocks",
-    "Block",
     "BlockSchedule",
     "CachePolicy",
     "Canvas",
     "CausalTarget",
     "DecodeConfig",
     "DecodeOutput",
+    "Decoder",
     "DelayedCache",
     "Draft",
     "DraftLength",
@@ -73,6 +75,7 @@ __all__ = [
     "GenerateOutput",
     "Guided",
     "KVCache",
+    "Look",
     "MaskPredictor",
     "MultiBlock",
     "NGram",
@@ -81,16 +84,20 @@ __all__ = [
     "NoVerifier",
     "Observer",
     "Opening",
+    "Pass",
     "PathSearch",
-    "Phase",
     "PipelineCache",
     "PrefixCache",
     "PrefixStream",
+    "Progress",
+    "Request",
+    "RequestQueue",
     "Revision",
     "Sampled",
     "SelfVerify",
     "Sequential",
     "SettledCache",
+    "State",
     "StepEvent",
     "StopRule",
     "StopStrings",
@@ -101,6 +108,7 @@ __all__ = [
     "Tree",
     "Uniform",
     "Verifier",
+    "Window",
     "as_causal_target",
     "decode",
     "decode_many",
@@ -109,5 +117,7 @@ __all__ = [
     "load_model",
     "load_target",
     "measure_column_cost",
+    "new_decoder",
+    "run",
     "stream_to_terminal",
 ]

@@ -2,28 +2,28 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.batching import decode_many
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.compatibility import require_plugins
-from dllm_decode.loop import decode
+from dllm_decode.core.observers import Observer, StepEvent
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at
+from dllm_decode.decoder import Verifier
+from dllm_decode.loop import gathered, new_decoder, run
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.observers import Observer, StepEvent
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
-from dllm_decode.output import DecodeOutput, joined
 from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Prompt, Prompts, token_lists
-from dllm_decode.stopping import NeverStop, StopRule, StopStrings, cut_at
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.unknown_words import unknown_words
-from dllm_decode.verify import NoVerifier, Verifier
+from dllm_decode.verify import NoVerifier
 from samplers.base import Sampler
 
 Message: TypeAlias = Mapping[str, str]
@@ -121,7 +121,6 @@ def generate(
         TypeError: If an option is unknown.
         ValueError: If something does not fit; one sentence says what.
     """
-    require_plugins(model, sampler, cache, verifier, blocks)
     if max_new_tokens is not None:
         if options.get("gen_length") is not None:
             raise ValueError(
@@ -134,26 +133,18 @@ def generate(
     _require_tokenizer(tokenizer)
     prompts = prompt_ids(tokenizer, inputs, attention_mask)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    waits = sampler.leave_one_out
-    stop: StopRule = StopStrings(tokenizer, strings, waits) if strings else NeverStop()
-    watching = [*observers]
-    stream = None
-    if streamer is not None:
-        stream = _Stream(streamer, prompts, waits_for_block=waits)
-        watching.append(stream)
+    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    decoder = new_decoder(
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
+    )
+    requests = [decoder.request(prompt, n, stop=stop) for n, prompt in enumerate(prompts)]
+    stream = None if streamer is None else _Stream(streamer, prompts)
+    watching: list[Observer] = [*observers] if stream is None else [*observers, stream]
     with AnswerProgress(len(prompts), is_shown=progress) as counted:
-        decoded = _decode(
-            model,
-            prompts,
-            sampler,
-            num_rows,
-            config=config,
-            cache=cache,
-            verifier=verifier,
-            blocks=blocks,
-            observers=[*watching, counted],
-            stop=stop,
-        )
+        queue = RequestQueue(iter(requests))
+        if progress:
+            watching.append(counted)
+        decoded = gathered(run(decoder, queue, num_rows, watching))
     answers = decoded.answers()
     texts = [
         cut_at(tokenizer.decode(answer, skip_special_tokens=True), strings) for answer in answers
@@ -163,43 +154,6 @@ def generate(
     return GenerateOutput(texts, decoded)
 
 
-def _decode(
-    model: MaskPredictor,
-    prompts: Sequence[Prompt],
-    sampler: Sampler,
-    num_rows: int,
-    *,
-    config: DecodeConfig,
-    cache: CachePolicy,
-    verifier: Verifier,
-    blocks: BlockSchedule,
-    observers: Sequence[Observer],
-    stop: StopRule,
-) -> DecodeOutput:
-    """Decodes prompts together, or with a bounded number of rows if there are more."""
-    if len(prompts) <= num_rows:
-        return decode(
-            model, prompts, sampler, config=config, cache=cache, verifier=verifier,
-            blocks=blocks, observers=observers, stop=stop,
-        )  # fmt: skip
-    calls = _Calls()
-    outputs = decode_many(
-        model, prompts, sampler, num_rows=num_rows, config=config, cache=cache,
-        verifier=verifier, blocks=blocks, observers=[*observers, calls], stop=stop,
-    )  # fmt: skip
-    return replace(joined(list(outputs)), forwards=calls.forwards)
-
-
-class _Calls:
-    """An observer that knows how often the model was called."""
-
-    def __init__(self) -> None:
-        self.forwards = 0
-
-    def __call__(self, event: StepEvent) -> None:
-        self.forwards = event.forwards
-
-
 class _Stream:
     """An observer that feeds a streamer of either kind."""
 
@@ -207,8 +161,6 @@ class _Stream:
         self,
         streamer: PrefixStreamer | DraftStreamer,
         prompts: Sequence[Prompt],
-        *,
-        waits_for_block: bool,
     ) -> None:
         if len(prompts) != 1:
             raise ValueError(f"streamer must be given with a single input, got {len(prompts)}.")
@@ -220,7 +172,7 @@ class _Stream:
         if isinstance(streamer, DraftStreamer):
             self._observe = draft_observer(streamer)
         else:
-            self._prefix = PrefixStream(streamer, waits_for_block=waits_for_block)
+            self._prefix = PrefixStream(streamer)
             self._observe = self._prefix
 
     def __call__(self, event: StepEvent) -> None:

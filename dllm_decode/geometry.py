@@ -1,225 +1,241 @@
-"""Where things stand: a sampler's window, the columns of a forward, and who sees whom."""
+"""How the columns of a forward are laid out: which are computed, wanted and seen.
 
-from dataclasses import dataclass
+A forward in which row 1 opens a block (8 columns) while rows 0 and 2 are inside one (4 columns):
+
+    group 0    rows 0, 2     row 0   [A A A A]              linear layers run over all columns of
+                             row 2   [A A A A]              all groups at once, attention runs
+    group 1    row 1         row 1   [p p s s A A A A]      group by group
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.caches import Columns
-from dllm_decode.canvas import Block, Canvas
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.core.canvas import Window
+from dllm_decode.core.columns import Columns, count
 from dllm_decode.sizes import round_up
-from samplers.base import Sampler
 
-# Logit columns are padded to a multiple of 8, so that few shapes occur.
-_STRIDE = 8
-
-
-def window_of(canvas: Canvas, block: Block, sampler: Sampler) -> Block:
-    """Returns the answer positions that a sampler sees while a block is open."""
-    first = 0 if sampler.scope == "answer" else block.start
-    return Block(first, block.end if sampler.scope == "block" else canvas.region_length)
+# Numbers of columns that are not one range are rounded up to a multiple of this, so that few shapes
+# occur: libraries keep scratch memory for each.
+_STRIDE = 16
 
 
-def read_columns(
-    canvas: Canvas, block: Block, sampler: Sampler, reach: Block | None = None
-) -> Int[Tensor, "B N"] | None:
-    """Returns the window's columns whose logits are read, the masked ones first; `None`: all.
-
-    Args:
-        canvas: The rows.
-        block: The open block.
-        sampler: Says how much it must see.
-        reach: The part of the block that holds all open masks; `None`: all of it.
-    """
-    if sampler.reads_committed or sampler.leave_one_out or sampler.scope != "block":
-        return None
-    masked = canvas.open_masks[:, block.start : block.end]
-    # An accelerator wants few shapes, and cannot be asked without waiting for it.
-    if masked.device.type != "cpu":
-        return _reached(canvas, block, reach)
-    most = round_up(int(masked.sum(-1).max()), _STRIDE)
-    if most >= masked.shape[1]:
-        return None
-    return masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
-
-
-def _reached(canvas: Canvas, block: Block, reach: Block | None) -> Int[Tensor, "B N"] | None:
-    if reach is None or reach == block:
-        return None
-    columns = torch.arange(reach.start, reach.end, device=canvas.tokens.device) - block.start
-    return columns.repeat(len(canvas), 1)
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardGeometry:
-    """The columns of a forward, and all that follows from where they stand.
+class Plan(NamedTuple):
+    """What a forward computes of one row.
 
     Attributes:
-        chosen: Absolute columns that are computed.
-        window: Columns that a sampler sees.
-        end: First column that nothing in the window can see.
-        canvas: The rows, at any stage.
-        columns: What is computed of every row: as `chosen`, or, where rows have joined and all
-            columns are chosen, those that the row may see.
-        slots: The same, as a slice where it is one.
-        positions: As `ForwardInputs.positions`.
-        wanted: As `ForwardInputs.wanted`: what predicts the window.
-        attend: As `ForwardInputs.attend`.
-        known: Where the window is predicted by a column that is computed; `None`: everywhere.
-        hidden: Columns that are not attended to, as in `caches.by_row.Answer`; `None`: none.
+        columns: To compute.
+        end: First column that none of them sees.
+        hidden: Columns that are neither computed nor seen.
     """
 
-    chosen: Columns
-    window: slice
+    columns: Columns
     end: int
-    canvas: Canvas
-    columns: Int[Tensor, "B Q"]
-    slots: Columns
-    positions: Int[Tensor, "B Q"]
-    wanted: Int[Tensor, "B W"]
-    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None
-    known: Bool[Tensor, "B W"] | None
-    hidden: slice | Int[Tensor, "B 2"] | None
+    hidden: Columns = ()
 
-    @staticmethod
-    def of(
-        model: MaskPredictor,
-        canvas: Canvas,
-        chosen: Columns,
-        window: slice,
-        end: int,
-        *,
-        with_kv_cache: bool,
-        hidden: slice | Int[Tensor, "B 2"] | None = None,
-    ) -> "ForwardGeometry":
-        """Works it out.
+    @property
+    def first(self) -> int:
+        """The first column to compute."""
+        return self.columns[0].start
 
-        Args:
-            model: Says how columns attend, and how far their logits are shifted.
-            canvas: The rows.
-            chosen: Columns to compute.
-            window: Columns to predict.
-            end: First column that nothing in the window can see.
-            with_kv_cache: Whether keys are those of the cache, or of the chosen columns alone.
-            hidden: Columns that are not attended to; `None`: none.
-        """
-        shift = model.logit_shift
-        every = torch.arange(end, device=canvas.tokens.device).expand(len(canvas), -1)
-        first, last, _ = chosen.indices(end) if isinstance(chosen, slice) else (0, 0, 1)
-        # Where rows have joined others, no row has all columns: what it never sees is left out.
-        trims = (first, last) == (0, canvas.length) and canvas.span < canvas.length
-        slots = canvas.own_columns() if trims else chosen
-        columns = (every[:, slots] if isinstance(slots, slice) else slots).contiguous()
-        predictors = torch.arange(window.start - shift, window.stop - shift, device=columns.device)
-        # No column predicts column 0 of a shifted model; its own logits stand in.
-        predictors = predictors.clamp(min=0).repeat(len(canvas), 1)
-        wanted = torch.searchsorted(columns, predictors).clamp(max=columns.shape[1] - 1)
-        covers = first <= max(0, window.start - shift) and window.stop - shift <= last
-        return ForwardGeometry(
-            chosen=chosen,
-            window=window,
-            end=end,
-            canvas=canvas,
-            columns=columns,
-            slots=slots,
-            positions=(columns - canvas.pads[:, None]).clamp(min=0),
-            wanted=wanted,
-            attend=_attend(
-                canvas,
-                columns,
-                every if with_kv_cache else columns,
-                is_last_block=_in_last_block(model, canvas, chosen, end),
-                causal_block_length=model.causal_block_length,
-                hidden=hidden,
-            ),
-            known=None if covers else columns.gather(1, wanted) == predictors,
-            hidden=hidden,
-        )
+    @property
+    def stop(self) -> int:
+        """The first column after those to compute."""
+        return self.columns[-1].stop
 
-    def tokens(self, canvas: Canvas) -> Int[Tensor, "B Q"]:
-        """Returns what stands in its columns."""
-        if isinstance(self.slots, slice):
-            return canvas.tokens[:, self.slots]
-        return canvas.tokens.gather(1, self.slots)
-
-    def fits(
-        self,
-        canvas: Canvas,
-        chosen: Columns,
-        window: slice,
-        end: int,
-        hidden: slice | Int[Tensor, "B 2"] | None,
-    ) -> bool:
-        """Says whether it serves a forward too; columns that differ by row are worked out anew."""
-        mine = self.canvas
-        return (
-            isinstance(chosen, slice)
-            and isinstance(self.chosen, slice)
-            and (chosen, window, end) == (self.chosen, self.window, self.end)
-            and hidden == self.hidden
-            and canvas.layout == mine.layout
-        )
+    @property
+    def width(self) -> int:
+        """How many columns the row has in a forward; the last one is repeated to fill them."""
+        number = count(self.columns)
+        return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
 
 
-def _in_last_block(model: MaskPredictor, canvas: Canvas, chosen: Columns, end: int) -> bool:
-    """Says whether no query has a block behind it: so it is in a bidirectional model."""
-    length = model.causal_block_length
-    if not length:
-        return True
-    first = chosen.indices(end)[0] if isinstance(chosen, slice) else 0
-    return not canvas.padded and first // length == (end - 1) // length
+class Frame(NamedTuple):
+    """One group of a forward: rows that compute equally many columns.
+
+    Attributes:
+        entries: Which rows, or states of rows, of the forward these are.
+        places: The same on the device; `None`: all of them, in order.
+        columns: The columns to compute; a slice if they are the same in all rows.
+        positions: Rotary positions of these columns.
+        wanted: For each column of the window the index, among the computed columns, of the one
+            that predicts it.
+        known: Where that column is computed; `None`: everywhere.
+        attend: As `ForwardInputs.attend`.
+        num_keys: Keys of the group, K.
+        num_columns: Columns of each row, Q.
+    """
+
+    entries: tuple[int, ...]
+    places: Int[Tensor, " N"] | None
+    columns: slice | Int[Tensor, "N Q"]
+    positions: Int[Tensor, "N Q"]
+    wanted: Int[Tensor, "N W"]
+    known: Bool[Tensor, "N W"] | None
+    attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
+    num_keys: int
+    num_columns: int
+
+
+class Sight(NamedTuple):
+    """How a model sees and predicts.
+
+    Attributes:
+        shift: Columns from a column to the one that its logits predict, 0 or 1.
+        causal_block_length: As `MaskPredictor.causal_block_length`.
+        with_kv_cache: Whether keys come from a cache, or from the computed columns alone.
+        device: Where tensors are expected.
+    """
+
+    shift: int
+    causal_block_length: int
+    with_kv_cache: bool
+    device: torch.device
+
+
+def frames_of(sight: Sight, plans: Sequence[Plan], window: Window) -> tuple[Frame, ...]:
+    """Lays out a forward.
+
+    Args:
+        sight: How the model sees and predicts.
+        plans: What is computed of each row, or state of a row.
+        window: The columns that are to be predicted, of the same rows.
+    """
+    groups = _groups(plans) if sight.with_kv_cache else [tuple(range(len(plans)))]
+    return tuple(_frame(sight, plans, window, group, len(groups) == 1) for group in groups)
+
+
+def _groups(plans: Sequence[Plan]) -> list[tuple[int, ...]]:
+    """Puts rows of equal width together, the narrowest first."""
+    widths = sorted({plan.width for plan in plans})
+    return [tuple(n for n, plan in enumerate(plans) if plan.width == width) for width in widths]
+
+
+def _frame(
+    sight: Sight, plans: Sequence[Plan], window: Window, group: tuple[int, ...], is_only: bool
+) -> Frame:
+    own = [plans[entry] for entry in group]
+    starts = [window.starts[entry] for entry in group]
+    columns = _columns(sight, own)
+    num_keys = max(plan.end for plan in own)
+    if isinstance(columns, slice):
+        listed = torch.arange(columns.start, columns.stop, device=sight.device)
+        positions = listed.expand(len(group), -1)
+    else:
+        positions = columns
+    wanted, known = _wanted(sight, own, starts, window.width, columns)
+    return Frame(
+        entries=group,
+        places=None if is_only else torch.tensor(group, device=sight.device),
+        columns=columns,
+        positions=positions,
+        wanted=wanted,
+        known=known,
+        attend=_attend(sight, own, positions, num_keys),
+        num_keys=num_keys,
+        num_columns=positions.shape[1],
+    )
+
+
+def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
+    """Returns the columns to compute; a row with fewer than another repeats its last one."""
+    if not sight.with_kv_cache:
+        # Every column of every row: a shorter row computes what is nobody's, which no one sees.
+        return slice(0, max(plan.end for plan in plans))
+    first = plans[0].columns
+    if len(first) == 1 and all(plan.columns == first for plan in plans):
+        return slice(first[0].start, first[0].stop)
+    width = max(plan.width for plan in plans)
+    if all(len(plan.columns) == 1 for plan in plans):
+        bounds = torch.tensor([(plan.first, plan.stop - 1) for plan in plans], device=sight.device)
+        listed = bounds[:, :1] + torch.arange(width, device=sight.device)
+        return torch.minimum(listed, bounds[:, 1:])
+    lists = [[column for part in plan.columns for column in part] for plan in plans]
+    lists = [[*found, *[found[-1]] * (width - len(found))] for found in lists]
+    return torch.tensor(lists, device=sight.device)
+
+
+def _wanted(
+    sight: Sight,
+    plans: Sequence[Plan],
+    starts: Sequence[int],
+    width: int,
+    columns: slice | Int[Tensor, "N Q"],
+) -> tuple[Int[Tensor, "N W"], Bool[Tensor, "N W"] | None]:
+    """Returns where the columns are that predict the window, and which of them are computed."""
+    offsets = torch.arange(width, device=sight.device) - sight.shift
+    if len(set(starts)) == 1:
+        predictors = (offsets + starts[0]).repeat(len(plans), 1)
+    else:
+        predictors = torch.tensor(starts, device=sight.device)[:, None] + offsets
+    # No column predicts column 0 of a shifted model; its own logits take their place.
+    predictors = predictors.clamp(min=0)
+    if isinstance(columns, slice):
+        first, num_columns = columns.start, columns.stop - columns.start
+        wanted = (predictors - first).clamp(0, num_columns - 1)
+        if first <= max(0, min(starts) - sight.shift) and _reaches(plans, starts, width, sight):
+            return wanted, None
+        return wanted, wanted + first == predictors
+    wanted = torch.searchsorted(columns.contiguous(), predictors.contiguous())
+    wanted = wanted.clamp(max=columns.shape[1] - 1)
+    covers = all(
+        len(plan.columns) == 1 and plan.first <= max(0, start - sight.shift)
+        for plan, start in zip(plans, starts, strict=True)
+    )
+    if covers and _reaches(plans, starts, width, sight):
+        return wanted, None
+    return wanted, columns.gather(1, wanted) == predictors
+
+
+def _reaches(plans: Sequence[Plan], starts: Sequence[int], width: int, sight: Sight) -> bool:
+    """Returns whether what is computed reaches to the windows' ends, or to the rows' own."""
+    return all(
+        min(start + width, plan.end) - sight.shift <= plan.stop
+        for plan, start in zip(plans, starts, strict=True)
+    )
 
 
 def _attend(
-    canvas: Canvas,
-    columns: Int[Tensor, "B Q"],
-    keys: Int[Tensor, "B K"],
-    *,
-    is_last_block: bool,
-    causal_block_length: int,
-    hidden: slice | Int[Tensor, "B 2"] | None,
-) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None:
-    """Returns the mask of a forward; `None`: everything sees everything."""
-    if is_last_block and not canvas.padded and hidden is None:
-        return None
-    seen = attention_mask(
-        columns,
-        keys,
-        firsts=canvas.pads,
-        ends=canvas.start + canvas.ends,
-        block_length=0 if is_last_block else causal_block_length,
-    )
-    if hidden is None:
-        return seen
-    first, end = (hidden.start, hidden.stop) if isinstance(hidden, slice) else hidden.split(1, 1)
-    visible: Tensor = seen & ((keys < first) | (keys >= end))[:, None]
-    return visible
+    sight: Sight, plans: Sequence[Plan], positions: Int[Tensor, "N Q"], num_keys: int
+) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
+    """Returns the mask of a group; `None`: every column sees every key."""
+    length = sight.causal_block_length
+    ends = [plan.end for plan in plans]
+    first, last = min(plan.first for plan in plans), num_keys - 1
+    seen: Tensor | None = None
+    if length and first // length != last // length:
+        seen = attention_mask(positions, num_keys, length)
+    # The rule of blocks implies the end of a row, unless the end is inside a block.
+    if min(ends) != num_keys and (not length or any(end % length for end in ends)):
+        keys = torch.arange(num_keys, device=sight.device)
+        inside = (keys < torch.tensor(ends, device=sight.device)[:, None])[:, None]
+        seen = inside if seen is None else seen & inside
+    hidden = [_hull(plan.hidden) for plan in plans]
+    if any(start < stop for start, stop in hidden):
+        keys = torch.arange(num_keys, device=sight.device)
+        bounds = torch.tensor(hidden, device=sight.device)
+        shown = ((keys < bounds[:, :1]) | (keys >= bounds[:, 1:]))[:, None]
+        seen = shown if seen is None else seen & shown
+    return seen
+
+
+def _hull(parts: Columns) -> tuple[int, int]:
+    assert len(parts) <= 1, "A policy hides one range at most."
+    return (parts[0].start, parts[0].stop) if parts else (0, 0)
 
 
 def attention_mask(
-    columns: Int[Tensor, "B Q"],
-    keys: Int[Tensor, "B K"],
-    *,
-    firsts: Int[Tensor, " B"],
-    ends: Int[Tensor, " B"],
-    block_length: int,
-) -> Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"]:
-    """Says which columns see which: the one place where this rule stands.
-
-    A row's own columns are seen, padding is not. In a block-causal model a column sees its own
-    block and those before it; blocks count from the row's first column.
+    positions: Int[Tensor, "N Q"], num_keys: int, block_length: int
+) -> Bool[Tensor, "N Q K"]:
+    """Returns which keys each column of a block-causal model sees: its own block and those before.
 
     Args:
-        columns: Columns that look.
-        keys: Columns that are looked at.
-        firsts: First column of each row's own.
-        ends: Column behind the last of each row's own.
-        block_length: Tokens per block of a block-causal model; 0: every column sees all.
+        positions: Columns, counted from the row's first token.
+        num_keys: Keys, from column 0 on.
+        block_length: Tokens per block.
     """
-    present = ((keys >= firsts[:, None]) & (keys < ends[:, None]))[:, None]
-    if not block_length:
-        return present
-    own = ((columns - firsts[:, None]) // block_length)[..., None]
-    return (((keys - firsts[:, None]) // block_length)[:, None] <= own) & present
+    keys = torch.arange(num_keys, device=positions.device) // block_length
+    return keys <= (positions // block_length)[..., None]

@@ -19,21 +19,26 @@ MAX_GEN_LENGTH = 2**20
 MAX_TOP_K = 2**31 - 1
 
 
-class DecodeOptions(TypedDict, total=False):
-    """The fields of `DecodeConfig` as keywords of a function, for editors and type checkers."""
+class RequestOptions(TypedDict, total=False):
+    """The fields of `DecodeConfig` that may differ between the rows of one decode."""
 
     gen_length: int
-    block_length: int | None
     temperature: float
     top_p: float
     top_k: int
+    seed: int
+    stop_at_eos: bool
+    truncate_at_eos: bool
+
+
+class DecodeOptions(RequestOptions, total=False):
+    """The fields of `DecodeConfig` as keywords of a function, for editors and type checkers."""
+
+    block_length: int | None
     cfg_scale: float
     confidence_from: ConfidenceFrom
     banned_ids: tuple[int, ...]
     deferred_ids: tuple[int, ...]
-    seed: int
-    stop_at_eos: bool
-    truncate_at_eos: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Forwards whose columns are not just those of one canvas a row."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -9,47 +8,6 @@ from torch import Tensor
 
 from dllm_decode.ancestors import ROOT, ancestors
 from dllm_decode.models.base import ForwardInputs
-
-
-class Branches(NamedTuple):
-    """Several states of one row that one forward looks at.
-
-    Attributes:
-        places: A number for each state, from 0, no two of a row alike. States of number 0, one a
-            row, come first and are looked at as if alone; the others leave no trace.
-        layout: Whether states are rows of the forward, each with a cache of its own ("rows"), or
-            further columns of their row, which share its cache ("columns").
-        ids: `Canvas.rows` of the states, as the host knows them: asking would mean waiting.
-        num_rows: States of number 0.
-        depth: The highest number, plus 1.
-    """
-
-    places: Int[Tensor, " N"]
-    layout: Literal["rows", "columns"]
-    ids: list[int]
-    num_rows: int
-    depth: int
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How several states of some rows stand in a forward.
-
-    Forwards whose states stand alike share what follows from that, as canvases of one layout do.
-
-    Attributes:
-        source: `Canvas.layout` of the rows.
-        rows: Which of the rows each state belongs to.
-        places: Its number there.
-        index: Both.
-        layout: `Canvas.layout` of the states.
-    """
-
-    source: int
-    rows: list[int]
-    places: list[int]
-    index: Int[Tensor, "2 N"]
-    layout: int
 
 
 def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:

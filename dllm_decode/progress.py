@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dllm_decode.observers import StepEvent
+from dllm_decode.core.observers import StepEvent
 
 
 class AnswerProgress:

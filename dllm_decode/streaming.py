@@ -9,8 +9,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from dllm_decode.observers import Observer, StepEvent
-from dllm_decode.stopping import Detokenizer, prefixes
+from dllm_decode.core.observers import Observer, StepEvent, final_tokens
+from dllm_decode.core.stopping import Detokenizer
 
 _MASK = "·"
 
@@ -125,13 +125,14 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
 class PrefixStream:
     """An observer that feeds a transformers `TextStreamer`: the tokens that nothing precedes open.
 
-    Tokens appear in their order, each once, as soon as all tokens before them are committed.
+    Tokens appear in their order, each once, as soon as all tokens before them are settled; if the
+    sampler may change settled tokens, when their block is finished.
 
     Args:
         streamer: Such as `TextStreamer(tokenizer)`; it shows one row.
         row: Which answer, by the index of its prompt.
         waits_for_block: Whether tokens of the open block may still change, since the sampler
-            re-masks; then they appear when the block is finished.
+            re-masks or edits; then they appear when the block is finished.
     """
 
     def __init__(
@@ -139,14 +140,13 @@ class PrefixStream:
     ) -> None:
         self._streamer = streamer
         self._row = row
-        self._waits_for_block = waits_for_block
         self._num_put = 0
 
     def __call__(self, event: StepEvent) -> None:
         index = (event.requests == self._row).nonzero().flatten()
         if len(index):
-            after = event.after.take(index)
-            self._put(prefixes(after, event.block, self._waits_for_block)[0])
+            rows, after = [event.rows[int(index)]], event.after.take(index)
+            self._put(final_tokens(rows, after, is_final=event.is_final)[0])
 
     def close(self, answer: list[int]) -> None:
         """Puts what is left of an answer, and ends."""

@@ -46,7 +46,7 @@ class Speaker(NamedTuple):
     tokenizer: Any
     sampler: Sampler[Any]
     cache: CachePolicy
-    verifier: Verifier[Any]
+    verifier: Verifier
     blocks: BlockSchedule
     config: DecodeConfig
 

@@ -201,8 +201,8 @@ def watch(progress: Progress, shown: TaskID, texts: Sequence[str]) -> Observer:
     shares: dict[int, float] = {}
 
     def observe(event: StepEvent) -> None:
-        committed = (event.after.committed / event.after.gen_length).tolist()
-        shares.update(zip(event.requests.tolist(), committed, strict=True))
+        left = event.after.unfinished.sum(-1) / event.after.gen_lengths
+        shares.update(zip(event.requests.tolist(), (1.0 - left).tolist(), strict=True))
         # Texts come in order; answers that are complete may wait for an earlier one.
         begun = sum(share for number, share in shares.items() if number >= len(texts))
         progress.update(shown, completed=len(texts) + begun)

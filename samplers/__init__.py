@@ -7,6 +7,7 @@ from samplers.decaying_threshold import DecayingThreshold
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
 from samplers.factor import Factor
+from samplers.facts import Fact
 from samplers.fixed_schedule import FixedSchedule
 from samplers.frechet import Frechet
 from samplers.hierarchy import Hierarchy
@@ -31,6 +32,7 @@ __all__ = [
     "Decision",
     "EntropyBound",
     "EntropyThreshold",
+    "Fact",
     "Factor",
     "FixedSchedule",
     "Frechet",

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.checks import shown
+from samplers.facts import Fact, PlugIn
 from samplers.state import State, check_state, same_structure
 from samplers.view import Scope, View
 
@@ -19,30 +20,32 @@ class Decision:
     """What a sampler decides in one step.
 
     Attributes:
-        commit: Masked positions that get a token.
-        tokens: The tokens to write where `commit` or `edit`; `None`: the view's proposal.
-        remask: Committed positions to make [MASK] again; `None`: none.
-        edit: Committed positions that get `tokens` in place of what they hold (LLaDA 2.1); `None`:
-            none. Given tokens are never edited, and [MASK] is no edit. A sampler that edits says so
-            by `Sampler.edits`, and bounds its edits by `max_steps`.
-        goes_on: Rows that take a further step in this block even if no mask is left in it, for
-            edits; `None`: none.
+        commit: Open positions that get a token.
+        tokens: The tokens to write where `commit`; `None`: the view's proposal.
+        settle: Positions that are settled: each of them holds a token, and keeps it from now on.
+            `None`: those of `commit`. A position that gets a token and is not settled stays open,
+            so that a later step may write another token (LLaDA 2.1).
+        remask: Settled positions to make [MASK] again; `None`: none.
+
+    A sampler that returns `settle` or `remask` must not give `Fact.FINAL_TOKENS`, and must need
+    `Fact.LOGITS_OF_COMMITTED` or `leave_one_out`.
     """
 
     commit: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B W"] | None = None
+    settle: Bool[Tensor, "B W"] | None = None
     remask: Bool[Tensor, "B W"] | None = None
-    edit: Bool[Tensor, "B W"] | None = None
-    goes_on: Bool[Tensor, " B"] | None = None
 
 
-class Sampler(ABC, Generic[State]):
+class Sampler(PlugIn, ABC, Generic[State]):
     """A rule for unmasking: which positions to commit, given one view of the canvas.
 
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
     `step` is pure: it changes nothing it is given. What a rule remembers is its `State`: None, a
     tensor, or a NamedTuple of tensors (nested as needed), batch axis first. The state starts anew
-    at every block, and rows that have finished leave it.
+    at every block, and rows that have finished leave it. Beside the batch axis, the shapes of a
+    state depend on the columns of the view, on `View.block_width` and on V alone, because rows that
+    join a batch bring states of their own.
 
     A rule without a state is a `Sampler[None]`:
 
@@ -62,26 +65,34 @@ class Sampler(ABC, Generic[State]):
         return False
 
     @property
-    def reads_committed(self) -> bool:
-        """Asks for the model's logits at committed positions too.
+    def needs(self) -> frozenset[Fact]:
+        """The facts that follow from `scope`, `leave_one_out`, `gives` and a state.
 
-        Otherwise the engine may leave them out, and a committed token is certain in every statistic
-        of the view.
+        A rule that overrides `init` has a state and needs `WHOLE_BLOCKS`, since its state may count
+        masks or steps from the start of a block. Override `needs` to add a fact, or to leave out a
+        fact that the rule does not need: `super().needs - {Fact.WHOLE_BLOCKS}`.
+
+        Without `LOGITS_OF_COMMITTED` the engine may leave out the logits at committed positions,
+        and a committed token is certain in every statistic of the view.
         """
-        return False
+        needs: set[Fact] = set()
+        if self.scope != "block":
+            needs |= {Fact.LOGITS_BEHIND_BLOCK, Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS}
+        if self.scope == "answer":
+            needs |= {Fact.LOGITS_OF_COMMITTED}
+        if self.leave_one_out:
+            needs |= {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS, Fact.EVERY_COLUMN}
+            needs |= {Fact.SAMPLER_DECIDES}
+        if Fact.FINAL_TOKENS not in self.gives:
+            needs |= {Fact.ONE_STEP_A_FORWARD, Fact.WHOLE_BLOCKS}
+        if type(self).init is not Sampler.init:
+            needs |= {Fact.WHOLE_BLOCKS}
+        return frozenset(needs)
 
     @property
-    def edits(self) -> bool:
-        """Whether it may change tokens that it has committed, see `Decision.edit`."""
-        return False
-
-    @property
-    def needs_whole_block(self) -> bool:
-        """Whether the rule counts masks or steps of a block from its opening, as schedules do.
-
-        Then blocks have to be decoded one after the other.
-        """
-        return False
+    def gives(self) -> frozenset[Fact]:
+        """`FINAL_TOKENS` unless overridden: what the rule commits is settled for good."""
+        return frozenset({Fact.FINAL_TOKENS})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -160,12 +171,32 @@ def _require_decision(sampler: Sampler, decision: object, view: View) -> None:
             f"step of {sampler!r} must return the pair (Decision, state), got a "
             f"{type(decision).__name__} in place of the Decision."
         )
+    _require_facts(sampler, decision)
     shape = tuple(view.tokens.shape)
-    masks = (("commit", decision.commit), ("remask", decision.remask), ("edit", decision.edit))
+    masks = (
+        ("commit", decision.commit),
+        ("settle", decision.settle),
+        ("remask", decision.remask),
+    )
     for name, mask in masks:
         _require_tensor(sampler, name, mask, "bool", shape, optional=name != "commit")
     _require_tensor(sampler, "tokens", decision.tokens, "integer", shape)
-    _require_tensor(sampler, "goes_on", decision.goes_on, "bool", shape[:1])
+
+
+def _require_facts(sampler: Sampler, decision: Decision) -> None:
+    """Raises RuntimeError if a decision contradicts what its sampler needs and gives."""
+    if decision.settle is None and decision.remask is None:
+        return
+    if Fact.FINAL_TOKENS in sampler.gives:
+        raise RuntimeError(
+            f"{sampler!r} gives FINAL_TOKENS, so its step must return neither settle nor remask. "
+            "Override `gives` without Fact.FINAL_TOKENS."
+        )
+    if not sampler.leave_one_out and Fact.LOGITS_OF_COMMITTED not in sampler.needs:
+        raise RuntimeError(
+            f"{sampler!r} returns settle or remask, so it must need LOGITS_OF_COMMITTED or "
+            "leave_one_out. Override `needs`: super().needs | {Fact.LOGITS_OF_COMMITTED}."
+        )
 
 
 def _require_tensor(

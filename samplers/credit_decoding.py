@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers.base import Decision
 from samplers.checks import require_non_negative, require_share
+from samplers.facts import Fact
 from samplers.view import View
 from samplers.wrapper import Wrapper
 
@@ -51,7 +52,7 @@ class CreditDecoding(Wrapper[Credit]):
     a temperature above 0 tokens are drawn from the fused distribution.
 
     Attributes:
-        base: The sampler that decides; not one that re-masks.
+        base: The sampler that decides; one that gives `Fact.FINAL_TOKENS`.
         alpha: Weight of the credit in the logits, at least 0; 0 is the base alone.
         beta: Share of the credit that survives a step, in [0, 1].
         gamma: Exponent of the probability that is credited, at least 0.
@@ -70,10 +71,18 @@ class CreditDecoding(Wrapper[Credit]):
         require_share("beta", self.beta)
         require_non_negative("gamma", self.gamma)
 
+    @property
+    def needs(self) -> frozenset[Fact]:
+        # Credit belongs to a position, whichever masks are open around it.
+        return self.base.needs
+
     def init(self, view: View) -> Credit:
-        num_slots = max(_MIN_SLOTS, view.tokens[:, view.block].shape[1])
+        num_slots = max(_MIN_SLOTS, view.block_width)
         tokens = view.tokens.new_full((*view.tokens.shape, num_slots), -1)
-        return Credit(tokens, torch.zeros_like(tokens, dtype=view.dtype), self.base.init(view))
+        credit = torch.zeros_like(tokens, dtype=view.dtype)
+        # As in every step, so that the state of the base keeps its dtype.
+        fused = view.with_logit_bias(view.most_likely[..., None], credit[..., :1])
+        return Credit(tokens, credit, self.base.init(fused))
 
     def step(self, view: View, state: Credit) -> tuple[Decision, Credit]:
         tokens, credit, inner = state

@@ -51,10 +51,6 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
         require_share("decay", self.decay)
         require_count("window", self.window, 0, unit="positions")
 
-    @property
-    def needs_whole_block(self) -> bool:
-        return True
-
     def init(self, view: View) -> Int[Tensor, " B"]:
         return torch.zeros_like(view.tokens[:, 0])
 

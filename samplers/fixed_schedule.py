@@ -75,10 +75,6 @@ class FixedSchedule(Sampler[Progress]):
         require_choice("order", self.order, get_args(Order))
         require_choice("schedule", self.schedule, get_args(Schedule))
 
-    @property
-    def needs_whole_block(self) -> bool:
-        return True
-
     def init(self, view: View) -> Progress:
         masks = view.eligible.sum(-1)
         return Progress(masks, torch.zeros_like(masks))

@@ -1,32 +1,20 @@
 """Two thresholds, one to commit and one to edit (LLaDA 2.1)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_count, require_non_negative, require_probability
+from samplers.facts import Fact
 from samplers.logits.statistics import highest
 from samplers.view import View
 
 
-class Edits(NamedTuple):
-    """What is known of a block's earlier steps.
-
-    Attributes:
-        given: Positions that held a token when the block was opened.
-        spent: Steps taken while the block had no mask.
-    """
-
-    given: Bool[Tensor, "B W"]
-    spent: Int[Tensor, " B"]
-
-
 @dataclass(frozen=True)
-class JointThreshold(Sampler[Edits]):
+class JointThreshold(Sampler[Int[Tensor, " B"]]):
     """Commits what is confident, and edits tokens that the model has come to see otherwise.
 
     A step commits every eligible position whose confidence exceeds `threshold`, and at least the
@@ -71,37 +59,32 @@ class JointThreshold(Sampler[Edits]):
         require_non_negative("penalty", self.penalty)
 
     @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
     @property
-    def needs_whole_block(self) -> bool:
-        return True
-
-    @property
-    def edits(self) -> bool:
-        return True
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
 
     def max_steps(self, num_masks: int) -> int:
         return num_masks + self.max_edit_steps
 
-    def init(self, view: View) -> Edits:
-        return Edits(~view.masked, torch.zeros_like(view.tokens[:, 0]))
+    def init(self, view: View) -> Int[Tensor, " B"]:
+        """Returns the steps that each row has taken while its block had no mask."""
+        return torch.zeros_like(view.tokens[:, 0])
 
-    def step(self, view: View, state: Edits) -> tuple[Decision, Edits]:
-        seen = self._penalised(view)
-        is_full = ~view.eligible.any(-1)
-        commit = view.eligible & (seen.confidence > self.threshold)
-        most = torch.full_like(state.spent, self.at_least)
-        commit |= highest(seen.confidence, view.eligible, most)
-        edit = ~view.masked & ~state.given & (seen.confidence > self.edit_threshold)
-        edit &= seen.proposal != view.tokens
-        spent = state.spent + is_full
-        edit &= (spent <= self.max_edit_steps)[:, None]
+    def step(self, view: View, state: Int[Tensor, " B"]) -> tuple[Decision, Int[Tensor, " B"]]:
+        seen, empty = self._penalised(view), view.eligible & view.masked
+        commit = empty & (seen.confidence > self.threshold)
+        most = torch.full_like(state, self.at_least)
+        commit |= highest(seen.confidence, empty, most)
+        spent = state + ~empty.any(-1)
+        edit = view.eligible & ~view.masked & (seen.confidence > self.edit_threshold)
+        edit &= (seen.proposal != view.tokens) & (spent <= self.max_edit_steps)[:, None]
         goes_on = (commit | edit).any(-1) & (spent < self.max_edit_steps)
-        goes_on |= (view.eligible & ~commit).any(-1)
-        decision = Decision(commit, seen.proposal, edit=edit, goes_on=goes_on)
-        return decision, Edits(state.given, spent)
+        goes_on |= (empty & ~commit).any(-1)
+        settle = view.eligible & ~goes_on[:, None]
+        return Decision(commit | edit, seen.proposal, settle), spent
 
     def _penalised(self, view: View) -> View:
         """Makes a token less likely right behind itself."""

@@ -75,10 +75,6 @@ class Klass(Sampler[History]):
         require_count("num_stable_steps", self.num_stable_steps, 1)
         require_count("steps_per_block", self.steps_per_block, 1)
 
-    @property
-    def needs_whole_block(self) -> bool:
-        return True
-
     def init(self, view: View) -> History:
         masks = view.eligible.sum(-1)
         stable = torch.zeros_like(view.tokens)

@@ -7,12 +7,14 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from jaxtyping import Bool
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_choice, require_probability
+from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest_one
 from samplers.view import View
@@ -22,12 +24,13 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, 
 
 
 @dataclass(frozen=True)
-class Learn2PD(Sampler[None]):
+class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
     """Commits the positions whose proposal a small network takes for final.
 
     The network reads the probability of the most likely token at every position of the block, also
     at committed ones, and scores each position; a short last block is continued with 1. Eligible
     positions whose score exceeds `threshold` are committed, and in any case the most confident one.
+    The state marks columns that continue a short last block.
 
     The filter is a safetensors file that says for which model and block length it was trained;
     `decode` refuses any other. A model is known by the fingerprint of its weights, so a copy of it
@@ -68,12 +71,9 @@ class Learn2PD(Sampler[None]):
         return load_filter(self.filter)
 
     @property
-    def needs_whole_block(self) -> bool:
-        return True
-
-    @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        # The network was trained on whole blocks, with the confidence at committed positions.
+        return super().needs | {Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -102,9 +102,12 @@ class Learn2PD(Sampler[None]):
                 f"block_length={trained.block_length}, or train a filter for this one."
             )
 
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
+    def init(self, view: View) -> Bool[Tensor, "B W"]:
+        return view.after_answer & ~view.masked
+
+    def step(self, view: View, state: Bool[Tensor, "B W"]) -> tuple[Decision, Bool[Tensor, "B W"]]:
         trained = self.loaded
-        confidences = in_float64(view.probability(view.most_likely))
+        confidences = in_float64(view.probability(view.most_likely).masked_fill(state, 1.0))
         missing = trained.block_length - confidences.shape[1]
         network = trained.network.to(confidences.device)
         scores = network(functional.pad(confidences, (0, missing), value=1.0)).sigmoid()

@@ -76,10 +76,6 @@ class Less(Sampler[Evidence]):
         require_count("num_stable_steps", self.num_stable_steps, 1)
         require_count("steps_per_block", self.steps_per_block, 1)
 
-    @property
-    def needs_whole_block(self) -> bool:
-        return True
-
     def init(self, view: View) -> Evidence:
         masks = view.eligible.sum(-1)
         # No token has id -1: the first step finds nothing that agrees.

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision
+from samplers.base import Decision, next_step
 from samplers.checks import (
     require_choice,
     require_count,
@@ -47,9 +47,9 @@ class Prophet(Wrapper[Foretold]):
     on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
     at step t = 1, 2, ... of a fixed schedule.
 
-    Where the answer is: `answer_length` tokens from `answer_start`, or behind the first place where
-    the committed tokens spell `marker` (until it appears nothing is filled); without either, the
-    whole generation.
+    Where the answer is: `answer_length` tokens from `answer_start`, or after the first place where
+    the committed tokens of the generation spell `marker` (until it appears nothing is filled);
+    without either, the whole generation. Columns that are not the row's generation never count.
 
     Source: Li et al. 2025, "Diffusion Language Models Know the Answer Before Decoding",
     https://arxiv.org/abs/2508.19982, and the authors' generate_earlyexit.py.
@@ -60,7 +60,7 @@ class Prophet(Wrapper[Foretold]):
     whole generation. A fixed text before the answer is a template of `decode`.
 
     Attributes:
-        base: The sampler that decides until then; not one that re-masks.
+        base: The sampler that decides until then; one that gives `Fact.FINAL_TOKENS`.
         thresholds: Least mean gap of each phase, in logits, at least 0.
         edges: Progress, in [0, 1] and ascending, at which the next phase begins.
         answer_start: First position of the answer in the generation; `None`: see above.
@@ -107,10 +107,6 @@ class Prophet(Wrapper[Foretold]):
     def _narrower_scope(self) -> Scope:
         return "answer" if self.base.scope == "answer" else "suffix"
 
-    @property
-    def reads_committed(self) -> bool:
-        return self.gap == "all" or self.base.reads_committed
-
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         super().check(model=model, gen_length=gen_length, block_length=block_length)
         if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
@@ -126,34 +122,27 @@ class Prophet(Wrapper[Foretold]):
 
     def step(self, view: View, state: Foretold) -> tuple[Decision, Foretold]:
         steps, inner = state
-        part = view.within(self.base.scope)
-        decision, inner = self.base.step(part, inner)
+        scope = self.base.scope
+        part = view.within(scope)
+        # A decision that a base must not make, such as an edit, is an error here.
+        decision, inner = next_step(self.base, part, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
-        left = part.start - view.start
-        margins = (left, view.tokens.shape[1] - left - part.tokens.shape[1])
         tokens = part.proposal if decision.tokens is None else decision.tokens
-        commit = functional.pad(decision.commit, margins)
-        tokens = functional.pad(tokens, margins)
-        remask = None if decision.remask is None else functional.pad(decision.remask, margins)
-        edit = None if decision.edit is None else functional.pad(decision.edit, margins)
+        commit, tokens = view.widened(decision.commit, scope), view.widened(tokens, scope)
         # The proposals of all that lies behind cost a pass that nearly every step can do without;
         # on an accelerator, asking costs more, unless tokens would have to be drawn.
-        if (decided.device.type != "cpu" and view.temperature == 0.0) or decided.any():
+        if (decided.device.type != "cpu" and view.is_greedy) or decided.any():
             filled = decided[:, None]
             commit = torch.where(filled, view.masked, commit)
             tokens = torch.where(filled, view.proposal, tokens)
-            remask = None if remask is None else remask & ~filled
-            edit = None if edit is None else edit & ~filled
-        decision = Decision(commit=commit, tokens=tokens, remask=remask, edit=edit)
-        return decision, Foretold(steps + 1, inner)
+        return Decision(commit=commit, tokens=tokens), Foretold(steps + 1, inner)
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         answer = self._answer(view)
-        columns = answer.columns.clamp(0, view.tokens.shape[1] - 1)
         counted = answer.in_view
         if self.gap == "masked":
-            counted = counted & view.masked.gather(1, columns)
-        logits = in_float64(view.top_k(2, columns).logits)
+            counted = counted & view.masked.gather(1, answer.columns)
+        logits = in_float64(view.top_k(2, answer.columns).logits)
         is_counted = counted.to(logits.device)
         gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~is_counted, 0.0)
         mean = gaps.sum(-1) / is_counted.sum(-1)
@@ -163,8 +152,7 @@ class Prophet(Wrapper[Foretold]):
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         progress = view.progress
         if self.num_steps:
-            start = view.within("block").positions[:, 0]
-            before = start * self.num_steps // view.gen_length
+            before = (view.start + view.block_start) * self.num_steps // view.gen_length
             progress = (before + steps + 1).to(widest(steps.device)) / self.num_steps
         # Numbers one by one: a tensor of them would have to be sent to the device every step.
         threshold = torch.full_like(progress, self.thresholds[0])
@@ -176,30 +164,35 @@ class Prophet(Wrapper[Foretold]):
         rows, width = view.tokens.shape
         device = view.tokens.device
         ahead = torch.arange(self.answer_length, device=device)
+        # Answer positions before the window are committed.
+        exists = torch.ones(rows, dtype=torch.bool, device=device)
         if self.marker:
-            length = len(self.marker)
-            tokens = functional.pad(view.tokens.masked_fill(view.masked, -1), (0, length - 1))
-            spans = tokens.unfold(1, length, 1).unbind(-1)
-            same = [span == token for span, token in zip(spans, self.marker, strict=True)]
-            spelled = torch.stack(same).all(0)
-            columns = spelled.long().argmax(-1, keepdim=True) + length + ahead
-            in_view = spelled.any(-1, keepdim=True) & (columns < width)
-            return _Answer(columns, in_view, in_view.any(-1))
-        if self.answer_start is None:
+            spelled = self._spelled(view)
+            exists = spelled.any(-1)
+            columns = spelled.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
+        elif self.answer_start is None:
             columns = torch.arange(width, device=device).expand(rows, -1)
         else:
             columns = self.answer_start - view.positions[:, :1] + ahead
-        # What lies before the window is committed.
-        exists = torch.ones(rows, dtype=torch.bool, device=device)
-        return _Answer(columns, (columns >= 0) & (columns < width), exists)
+        inside = columns.clamp(0, width - 1)
+        in_view = (columns == inside) & view.in_answer.gather(1, inside) & exists[:, None]
+        return _Answer(inside, in_view, in_view.any(-1) if self.marker else exists)
+
+    def _spelled(self, view: View) -> Bool[Tensor, "B W"]:
+        """Marks the columns at which committed tokens of the answer begin to spell the marker."""
+        committed = view.tokens.masked_fill(view.masked | ~view.in_answer, -1)
+        length = len(self.marker)
+        spans = functional.pad(committed, (0, length - 1)).unfold(1, length, 1).unbind(-1)
+        same = [span == token for span, token in zip(spans, self.marker, strict=True)]
+        return torch.stack(same).all(0)
 
 
 class _Answer(NamedTuple):
     """Where each row's answer is.
 
     Attributes:
-        columns: Columns of the window, some perhaps outside it.
-        in_view: Columns that are inside.
+        columns: Columns of the window.
+        in_view: Where these are positions of the answer; others only fill up the tensor.
         exists: Rows that have an answer.
     """
 

@@ -1,7 +1,7 @@
 """A threshold beside a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int
@@ -9,15 +9,27 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_choice, require_count, require_probability
-from samplers.fixed_schedule import Progress, even_quota
+from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest, ranks
 from samplers.view import View
 
 Quota = Literal["least", "most"]
 
 
+class Plan(NamedTuple):
+    """How far each row is in a schedule.
+
+    Attributes:
+        total: Positions that the schedule distributes over its steps.
+        steps: Steps taken in the block.
+    """
+
+    total: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+
+
 @dataclass(frozen=True)
-class QuotaThreshold(Sampler[Progress]):
+class QuotaThreshold(Sampler[Plan]):
     """Commits confident positions, as many as a schedule asks for at least, or allows at most.
 
     With quota "least", n positions are due in a step, by the even schedule of a whole block, also
@@ -53,27 +65,23 @@ class QuotaThreshold(Sampler[Progress]):
         require_count("steps_per_block", self.steps_per_block, 1)
         require_choice("quota", self.quota, get_args(Quota))
 
-    @property
-    def needs_whole_block(self) -> bool:
-        return True
+    def init(self, view: View) -> Plan:
+        # Columns that are nobody's may follow a short last block.
+        is_own = view.masked | ~view.after_answer
+        total = (is_own if self.quota == "least" else view.eligible).sum(-1)
+        return Plan(total, torch.zeros_like(total))
 
-    def init(self, view: View) -> Progress:
-        masks = view.eligible.sum(-1)
-        return Progress(masks, torch.zeros_like(masks))
-
-    def step(self, view: View, state: Progress) -> tuple[Decision, Progress]:
-        after = Progress(state.masks, state.steps + 1)
+    def step(self, view: View, state: Plan) -> tuple[Decision, Plan]:
+        after = Plan(state.total, state.steps + 1)
         if self.quota == "most":
             return Decision(self._at_most(view, state)), after
-        first, end, _ = view.block.indices(view.tokens.shape[1])
-        length = torch.full_like(state.masks, end - first)
-        due = even_quota(length, self.steps_per_block, state.steps).clamp(min=1)
+        due = even_quota(state.total, self.steps_per_block, state.steps).clamp(min=1)
         confident = view.eligible & (view.confidence > self.threshold)
         best = highest(view.confidence, view.eligible, due)
         enough = confident.sum(-1) >= due
         return Decision(torch.where(enough[:, None], confident, best)), after
 
-    def _at_most(self, view: View, state: Progress) -> Tensor:
+    def _at_most(self, view: View, state: Plan) -> Tensor:
         """Selects what is confident within the quota, and the most confident of all."""
         masks, steps = state
         left = view.eligible.sum(-1)

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -39,6 +40,28 @@ def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
         return cast(State, _like(state, [put_state(old, rows, new) for old, new in pairs]))
     new = cast(Tensor, part)
     return cast(State, new if len(rows) == len(state) else state.index_copy(0, rows, new))
+
+
+def merge_state(old: State, new: State, is_new: Bool[Tensor, " B"]) -> State:
+    """Returns a state whose rows come from a new one where `is_new`, else from an old one."""
+    if old is None:
+        return old
+    if isinstance(old, tuple):
+        pairs = zip(old, cast(tuple[Any, ...], new), strict=True)
+        return cast(State, _like(old, [merge_state(a, b, is_new) for a, b in pairs]))
+    kept, fresh = cast(Tensor, old), cast(Tensor, new)
+    where = is_new.view(-1, *[1] * (kept.ndim - 1))
+    return cast(State, torch.where(where, fresh, kept))
+
+
+def pad_state(state: State, num_rows: int) -> State:
+    """Returns a state with zeros for further rows."""
+    if state is None:
+        return state
+    if isinstance(state, tuple):
+        return cast(State, _like(state, [pad_state(part, num_rows) for part in state]))
+    rows = cast(Tensor, state)
+    return cast(State, torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])]))
 
 
 def check_state(state: object, num_rows: int, *, owner: object) -> None:

@@ -1,13 +1,14 @@
 """What a sampler sees of the canvas."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from samplers.logits import noise, statistics
 from samplers.logits.bias import LogitBias
@@ -43,17 +44,22 @@ class View:
     `scope` asks for it. Read the statistics rather than `logits`: they are computed once, on first
     use, in float32 or better, without a copy of the logits.
 
+    Rows may be at different places of their answers and have options of their own. `start`,
+    `gen_length`, `temperature` and `block_start` are numbers where all rows agree, and tensors with
+    one number a row where they differ. `positions` and `in_answer` serve both.
+
     `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
-    token is certain (confidence 1, entropy 0), unless the sampler's `reads_committed` asks for what
-    the model would say there. A masked position whose proposal is one of `deferred_ids` comes
-    behind all others: its confidence and margin are scaled by 2^-100, which leaves next to nothing
-    and keeps the order among them, and its entropy is raised by ln V. Logits, probabilities, draws
-    and the other positions stay as they are.
+    token is certain (confidence 1, entropy 0), unless the sampler needs `Fact.LOGITS_OF_COMMITTED`:
+    then it is what the model says there. A masked position whose proposal is one of
+    `deferred_ids` comes after all others: its confidence and margin are scaled by 2^-100, which
+    leaves next to nothing and keeps the order among them, and its entropy is raised by ln V.
+    Logits, probabilities, draws and the other positions stay as they are.
 
     How much is left: `num_left` counts the answer tokens that each row has yet to commit, in and
     outside the window; `progress` is the share that is done; `in_answer` says which columns are the
-    row's own, since rows may end at different positions. Masks of the open block are
-    `eligible.sum(-1)`.
+    row's own, since rows may end at different positions. Columns that are nobody's are neither
+    masked nor eligible. An average over the window must count `in_answer` columns only. Masks of
+    the open block are `eligible.sum(-1)`.
 
     Attributes:
         tokens: The window's tokens; [MASK] where `masked`.
@@ -62,18 +68,20 @@ class View:
         masked: Still [MASK]. Where a block schedule opens several blocks in one window, masks of
             blocks that are not open yet are left out, and count as certain.
         eligible: What may be committed now: masked, in the open block, in a running row.
-        start: Answer position of the window's first column.
+        start: Answer position of the window's first column; negative where the window begins inside
+            the prompt.
         gen_length: Answer length in tokens.
         committed: Answer positions that hold a token, in and outside the window. `None` counts the
             window's.
-        temperature: Gumbel-max temperature of the proposals, 0 is greedy.
+        temperature: Gumbel-max temperature of the proposals, 0 is greedy. A tensor is in float64 if
+            the device has it.
         keys: One noise key a row, whatever its progress; see `samplers.logits.noise.row_keys`.
             `None` is key 0.
-        lead: Answer position at which the row's own answer begins, negative if some of it lies
-            before position 0. `None`: 0 in every row.
-        block: Columns of the window that are the open block.
+        block_start: Column of the window at which the open block begins.
+        block_length: Columns of the open block; `None`: the whole window. It may reach beyond the
+            window, see `within`.
         reads_committed: Whether statistics at committed positions are the model's, as
-            `Sampler.reads_committed` asks for; then `computed` has all columns.
+            samplers that need `Fact.LOGITS_OF_COMMITTED` ask for; then `computed` has all columns.
         leave_one_out: Probability of the token in place when the model cannot see it; 0 where
             masked. `None` unless the sampler asks for it.
         logit_bias: What a wrapper adds to a few logits of each position, see `with_logit_bias`.
@@ -87,13 +95,13 @@ class View:
     computed: Summary
     masked: Bool[Tensor, "B W"]
     eligible: Bool[Tensor, "B W"]
-    start: int
-    gen_length: int
+    start: Int[Tensor, " B"] | int
+    gen_length: Int[Tensor, " B"] | int
     committed: Int[Tensor, " B"] | None = None
-    temperature: float = 0.0
+    temperature: Float[Tensor, " B"] | float = 0.0
     keys: Int[Tensor, " B"] | None = None
-    lead: Int[Tensor, " B"] | None = None
-    block: slice = field(default_factory=lambda: slice(None))
+    block_start: Int[Tensor, " B"] | int = 0
+    block_length: int | None = None
     reads_committed: bool = True
     leave_one_out: Float[Tensor, "B W"] | None = None
     logit_bias: LogitBias | None = None
@@ -124,16 +132,29 @@ class View:
         """Precision of the statistics: float32, or float64 for such logits."""
         return torch.promote_types(self.computed.logits.dtype, torch.float32)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no row draws its proposals. False where temperatures differ by row."""
+        return not isinstance(self.temperature, Tensor) and self.temperature == 0.0
+
+    @property
+    def block_width(self) -> int:
+        """Columns of the open block, as a number."""
+        return self.tokens.shape[1] if self.block_length is None else self.block_length
+
     @cached_property
     def proposal(self) -> Int[Tensor, "B W"]:
         """The token each position would commit: the argmax, or a draw at a temperature above 0."""
-        if self.temperature == 0.0:
+        if self.is_greedy:
             return self.most_likely
         keys = self._position_keys
         columns = self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(self._raised_logits, self.temperature, keys)
-        return self._certain(self._spread(drawn), self.tokens)
+        drawn = self._certain(self._spread(drawn), self.tokens)
+        if isinstance(self.temperature, Tensor):
+            return torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
+        return drawn
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
@@ -152,9 +173,13 @@ class View:
 
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
-        if self.temperature == 0.0:
-            return self._defer((1.0 + self._odds_against).reciprocal(), scale=_DEFERRED)
-        return self._defer(self.probability(self.proposal), scale=_DEFERRED)
+        if self.is_greedy:
+            return self._defer(self._highest_probability, scale=_DEFERRED)
+        found = self.probability(self.proposal)
+        if isinstance(self.temperature, Tensor):
+            is_drawn = self.temperature[:, None] > 0.0
+            found = torch.where(is_drawn, found, self._highest_probability)
+        return self._defer(found, scale=_DEFERRED)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
@@ -183,7 +208,8 @@ class View:
         It counts tokens, not steps, and the whole answer, not the block; given tokens and what
         lies behind an EOS count as committed. In float64, or float32 on a device that lacks it.
         """
-        return self._num_committed.to(widest(self.tokens.device)) / self.gen_length
+        committed = self._num_committed.to(widest(self.tokens.device))
+        return statistics.divided(committed, self.gen_length)
 
     @property
     def num_left(self) -> Int[Tensor, " B"]:
@@ -193,14 +219,22 @@ class View:
     @property
     def in_answer(self) -> Bool[Tensor, "B W"]:
         """Columns of the window that belong to the row's own answer of `gen_length` tokens."""
-        return (self.positions >= 0) & (self.positions < self.gen_length)
+        return (self.positions >= 0) & ~self.after_answer
+
+    @property
+    def after_answer(self) -> Bool[Tensor, "B W"]:
+        """Columns after the end of the row's own answer.
+
+        They are nobody's, or fill up the last block of a block-causal model. When a block opens,
+        the masked ones are of the second kind, the others of the first.
+        """
+        return self.positions >= by_row(self.gen_length)
 
     @property
     def positions(self) -> Int[Tensor, "B W"]:
         """Places of the window's columns in each row's own answer, from 0."""
-        positions = self.start + torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        first = torch.zeros_like(self.tokens[:, 0]) if self.lead is None else self.lead
-        return positions - first[:, None]
+        columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (columns + by_row(self.start)).expand_as(self.tokens)
 
     def top_k(self, n: int, columns: Int[Tensor, "B n"] | None = None) -> TopK:
         """Returns the n largest logits, descending, and their tokens.
@@ -270,19 +304,46 @@ class View:
         return replace(plain, logit_bias=logit_bias)
 
     def within(self, scope: Scope) -> "View":
-        """Returns the part of the window that a sampler of some scope asks for."""
-        first, end, _ = self.block.indices(self.tokens.shape[1])
-        shown = slice(
-            0 if scope == "answer" else first,
-            end if scope == "block" else self.tokens.shape[1],
-        )
-        if shown == slice(0, self.tokens.shape[1]):
-            return self
-        return replace(
-            self._part(shown),
-            start=self.start + shown.start,
-            block=slice(first - shown.start, end - shown.start),
-        )
+        """Returns the part of the window that a sampler of some scope asks for.
+
+        The open block has `block_width` columns in every row. The suffix of rows whose blocks begin
+        at different columns has as many columns as the window. Columns that this adds after the
+        window's last one are settled: neither masked nor eligible.
+        """
+        columns, width = self._columns(scope), self.tokens.shape[1]
+        if isinstance(columns, slice):
+            if columns == slice(0, width):
+                return self
+            part, first = self._part(columns), columns.start
+        else:
+            part, first = self._part(columns.clamp(max=width - 1)), columns[:, 0]
+            is_there = columns < width
+            part = replace(part, masked=part.masked & is_there, eligible=part.eligible & is_there)
+        return replace(part, start=self.start + first, block_start=0, block_length=self.block_width)
+
+    def widened(self, values: Shaped[Tensor, "B n"], scope: Scope) -> Shaped[Tensor, "B W"]:
+        """Puts values of the columns of `within(scope)` back where they are in this window.
+
+        The other columns get 0, or False. Values after the window's last column are dropped.
+        """
+        columns, (B, W) = self._columns(scope), self.tokens.shape
+        if isinstance(columns, slice):
+            return functional.pad(values, (columns.start, W - columns.stop))
+        wide = values.new_zeros(B, W + values.shape[1])
+        return wide.scatter_(1, columns, values)[:, :W]
+
+    def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
+        """Returns the columns that a scope asks for; a tensor where they differ by row."""
+        width, start = self.tokens.shape[1], self.block_start
+        if scope == "answer":
+            return slice(0, width)
+        num_columns = self.block_width if scope == "block" else width
+        if not isinstance(start, Tensor):
+            end = start + num_columns if scope == "block" else width
+            if end <= width:
+                return slice(start, end)
+        ahead = torch.arange(num_columns, device=self.tokens.device)
+        return (ahead + by_row(start)).expand(len(self.tokens), -1)
 
     def take(self, rows: Int[Tensor, " N"]) -> "View":
         """Returns the view of some rows."""
@@ -292,10 +353,13 @@ class View:
             computed=self.computed.take(rows),
             masked=self.masked[rows],
             eligible=self.eligible[rows],
-            committed=None if self.committed is None else self.committed[rows],
-            keys=None if self.keys is None else self.keys[rows],
-            lead=None if self.lead is None else self.lead[rows],
-            leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows],
+            start=_taken(self.start, rows),
+            gen_length=_taken(self.gen_length, rows),
+            committed=_taken(self.committed, rows),
+            temperature=_taken(self.temperature, rows),
+            keys=_taken(self.keys, rows),
+            block_start=_taken(self.block_start, rows),
+            leave_one_out=_taken(self.leave_one_out, rows),
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
         )
 
@@ -330,6 +394,11 @@ class View:
         bias = self.logit_bias
         found = self._spread(self.computed.odds_against) if bias is None else bias.odds_against()
         return self._certain(found, 0.0)
+
+    @property
+    def _highest_probability(self) -> Float[Tensor, "B W"]:
+        """Probability of the most likely token."""
+        return (1.0 + self._odds_against).reciprocal()
 
     @property
     def _raised_logits(self) -> Float[Tensor, "B N V"]:
@@ -390,3 +459,13 @@ class View:
     @property
     def _num_committed(self) -> Int[Tensor, " B"]:
         return (~self.masked).sum(-1) if self.committed is None else self.committed
+
+
+def by_row(number: Int[Tensor, " B"] | int) -> Int[Tensor, "B 1"] | int:
+    """Shapes numbers of rows so that they combine with columns; one for all rows stays."""
+    return number[:, None] if isinstance(number, Tensor) else number
+
+
+def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:
+    """Returns some rows of a tensor; what all rows share stays."""
+    return part[rows] if isinstance(part, Tensor) else part

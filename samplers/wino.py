@@ -9,6 +9,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import require_count, require_probability, require_share
+from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
@@ -80,6 +81,15 @@ class Wino(Sampler[Committed]):
     @property
     def leave_one_out(self) -> bool:
         return True
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        # It re-masks, but never goes on without masks: it may take several steps a forward.
+        return super().needs - {Fact.ONE_STEP_A_FORWARD}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
 
     def init(self, view: View) -> Committed:
         return Committed(~view.masked, torch.ones_like(view.tokens[:, 0]))

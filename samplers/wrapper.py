@@ -5,6 +5,7 @@ from pathlib import Path
 
 from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.facts import Fact
 from samplers.state import State
 from samplers.view import Scope
 
@@ -13,13 +14,13 @@ from samplers.view import Scope
 class Wrapper(Sampler[State]):
     """Forwards everything that a sampler may say of itself to the sampler it wraps.
 
-    A wrapper writes `init` and `step`, and overrides what differs. It adds what it needs, such as
-    `reads_committed`, to what the base needs; it never takes anything away.
+    A wrapper writes `init` and `step`, and overrides what differs. It needs what it needs itself
+    and what the base needs; it never takes anything away from the latter.
 
-    A base that re-masks is refused: it would take back what the wrapper commits.
+    A base that re-masks or edits is refused: it would change what the wrapper commits.
 
     Attributes:
-        base: The sampler that is wrapped; not one that re-masks.
+        base: The sampler that is wrapped; one that gives `Fact.FINAL_TOKENS`.
 
     Raises:
         ValueError: If the base cannot be wrapped.
@@ -33,15 +34,11 @@ class Wrapper(Sampler[State]):
             raise ValueError(
                 f"{name} must wrap a sampler such as ConfidenceThreshold(0.9), got {self.base!r}."
             )
-        if self.base.edits:
+        fact = Fact.FINAL_TOKENS
+        if fact not in self.base.gives:
             raise ValueError(
-                f"{name} must wrap a sampler that never edits, got {self.base!r}, which changes "
-                f"what {name} commits. Use {self.base!r} alone, or wrap another sampler."
-            )
-        if self.base.leave_one_out:
-            raise ValueError(
-                f"{name} must wrap a sampler that never re-masks, got {self.base!r}, which takes "
-                f"back what {name} commits. Use {self.base!r} alone, or wrap another sampler."
+                f"{name} needs {fact.sentence}, got {self.base!r}. Use {self.base!r} alone, or "
+                "wrap another sampler."
             )
 
     @property
@@ -53,16 +50,12 @@ class Wrapper(Sampler[State]):
         return self.base.leave_one_out
 
     @property
-    def reads_committed(self) -> bool:
-        return self.base.reads_committed
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | self.base.needs
 
     @property
-    def edits(self) -> bool:
-        return self.base.edits
-
-    @property
-    def needs_whole_block(self) -> bool:
-        return self.base.needs_whole_block
+    def gives(self) -> frozenset[Fact]:
+        return self.base.gives
 
     @property
     def files(self) -> tuple[Path, ...]:

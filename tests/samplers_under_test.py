@@ -22,6 +22,7 @@ from samplers import (
     Sampler,
     Wino,
 )
+from samplers.facts import Fact
 
 INSTANCES: tuple[Sampler, ...] = (
     ConfidenceThreshold(),
@@ -61,7 +62,9 @@ INSTANCES: tuple[Sampler, ...] = (
     Wino(0.3),
 )
 
-VERIFIABLE: tuple[Sampler, ...] = tuple(one for one in INSTANCES if not one.edits)
+VERIFIABLE: tuple[Sampler, ...] = tuple(
+    one for one in INSTANCES if Fact.ONE_STEP_A_FORWARD not in one.needs
+)
 """Those that `SelfVerify` takes: it refuses samplers that edit what they have committed."""
 
 # For laws that decode many times with each: one that plans ahead, one that follows confidence.

@@ -1,6 +1,6 @@
 """Golden checkpoints in float64 under a wrapper that notes what every forward wrote where."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -20,13 +20,14 @@ def tiny(family: str) -> MaskedTransformer:
 
 @dataclass
 class Spied:
-    """A mask predictor that keeps its calls, and which token each slot was computed from last."""
+    """A mask predictor that keeps its calls, and which token each slot was computed from last.
+
+    The notes are a further layer of the cache, so that they move with the keys of their row.
+    """
 
     model: MaskedTransformer
     calls: list[ForwardInputs] = field(default_factory=list)
     memories: list[KVCache] = field(default_factory=list)
-    held: Tensor = field(default_factory=lambda: torch.empty(0, 0))
-    positions: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     def __post_init__(self) -> None:
         self.name = self.model.name
@@ -39,32 +40,44 @@ class Spied:
         self.max_length = self.model.max_length
         self.device = self.model.device
 
+    @property
+    def held(self) -> Tensor:
+        """The token that each slot of the last cache was computed from; -1: none yet."""
+        tokens, _ = notes_of(self.memories[-1])
+        return tokens.long() - 1
+
+    @property
+    def positions(self) -> Tensor:
+        """The rotary position that each slot was computed at."""
+        _, positions = notes_of(self.memories[-1])
+        return positions.long()
+
     def predict(self, inputs: ForwardInputs) -> Tensor:
         self.calls.append(inputs)
         if inputs.kv_cache is not None:
-            rows = self.rows_of(inputs)[:, None]
-            slots = self.slots_of(inputs)
-            # Branches of a tree go behind the slots of the canvas.
-            own = slots < self.held.shape[1]
-            rows = rows.expand_as(slots)
-            self.held[rows[own], slots[own]] = inputs.tokens[own]
-            self.positions[rows[own], slots[own]] = inputs.positions[own]
+            rows, slots = self.rows_of(inputs)[:, None], self.slots_of(inputs)
+            tokens, positions = notes_of(inputs.kv_cache)
+            tokens[rows, slots] = (inputs.tokens + 1).to(tokens)
+            positions[rows, slots] = inputs.positions.to(positions)
         return self.model.predict(inputs)
 
     def rows_of(self, inputs: ForwardInputs) -> Tensor:
-        rows = torch.arange(len(self.held))
+        assert inputs.kv_cache is not None
+        rows = torch.arange(inputs.kv_cache.keys.shape[1])
         return rows if inputs.rows is None else rows[inputs.rows]
 
     def slots_of(self, inputs: ForwardInputs) -> Tensor:
         if isinstance(inputs.slots, slice):
-            return torch.arange(self.held.shape[1])[inputs.slots].expand_as(inputs.tokens)
+            assert inputs.kv_cache is not None
+            return torch.arange(inputs.kv_cache.num_slots)[inputs.slots].expand_as(inputs.tokens)
         assert inputs.slots is not None
         return inputs.slots
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        self.held = torch.full((num_rows, num_slots), -1)
-        self.positions = torch.zeros_like(self.held)
-        self.memories.append(self.model.new_kv_cache(num_rows, num_slots))
+        kv_cache = self.model.new_kv_cache(num_rows, num_slots)
+        assert kv_cache.further is None
+        notes = kv_cache.keys.new_zeros(2, 1, num_rows, 1, num_slots, 1)
+        self.memories.append(replace(kv_cache, further=KVCache(*notes)))
         return self.memories[-1]
 
     def keys_of(self, tokens: Tensor) -> Tensor:
@@ -80,3 +93,24 @@ class Spied:
         )
         self.model.predict(inputs)
         return kv_cache.keys[0]
+
+
+def notes_of(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Returns what a spied cache notes of each slot: its token, counted from 1, and position."""
+    notes = kv_cache.further
+    assert notes is not None
+    return notes.keys[0, :, 0, :, 0], notes.values[0, :, 0, :, 0]
+
+
+class Peaked(Spied):
+    """Multiplies all logits, so that answers vary and a small fault shows."""
+
+    def __init__(self, model: MaskedTransformer, factor: float) -> None:
+        super().__init__(model)
+        self.factor = factor
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        return self.model.predict(inputs) * self.factor
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        return self.model.new_kv_cache(num_rows, num_slots)

@@ -63,6 +63,26 @@ def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
     return view
 
 
+def raised(view: View) -> View:
+    """The view with the most likely token of each mask made likelier."""
+    tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
+    values = torch.zeros(tokens.shape)
+    values[..., 0] = 0.7 * view.masked
+    return view.with_logit_bias(tokens, values)
+
+
+def statistics(view: View) -> dict[str, Tensor]:
+    """What a view says of each position."""
+    names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
+    found = {name: getattr(view, name) for name in names}
+    found["uniform"] = view.uniform()
+    found["probability"] = view.probability(torch.full_like(view.tokens, 4))
+    found["second"] = view.top_k(3).logits[..., 1]
+    found["third token"] = view.top_k(3).tokens[..., 2]
+    found["logit"] = view.logits[..., 5]
+    return found
+
+
 def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
     """Which positions of each row a sampler commits at one step."""
     state = sampler.init(view) if state is None else state
@@ -138,7 +158,8 @@ def play(
             committed=4 + (~masked).sum(-1),
             temperature=temperature,
             keys=row_keys(seed, torch.arange(B)),
-            block=block,
+            block_start=before,
+            block_length=W,
             leave_one_out=torch.rand(B, width, generator=generator) * ~masked
             if sampler.leave_one_out
             else None,

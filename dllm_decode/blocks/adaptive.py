@@ -1,17 +1,19 @@
 """Blocks that end where the text ends a line (AdaBlock-dLLM)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule, Opened, Opening, Phase
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.rows import Opening
 from dllm_decode.models.base import MaskPredictor
 from samplers.checks import (
     require_count,
@@ -71,14 +73,6 @@ class AdaptiveBlocks(BlockSchedule):
             require_count("block_length", self.block_length, 1, unit="tokens")
         require_share("window", self.window)
 
-    @property
-    def opens_parts(self) -> bool:
-        return True
-
-    @property
-    def ends_anywhere(self) -> bool:
-        return True
-
     def check(self, model: MaskPredictor) -> None:
         beyond = [token for token in self.delimiters if token >= model.vocab_size]
         if beyond:
@@ -87,54 +81,71 @@ class AdaptiveBlocks(BlockSchedule):
                 f"{beyond[0]}."
             )
 
-    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
-        return canvas.blocks(canvas.region_length)
+    def window_length(self, block_length: int, answer_length: int) -> int:
+        return answer_length
 
-    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
-        first, num_open = canvas.masked.long().argmax(-1), canvas.open_masks.sum(-1)
-        if canvas.opened is None or canvas.due is None:
-            return first, num_open
-        return first, num_open, (canvas.opened * (_positions(canvas) + 1)).amax(-1)
+    def numbers(
+        self, canvas: Canvas, block_length: int, state: Int[Tensor, " B"] | None
+    ) -> Int[Tensor, "B 1"] | None:
+        """Returns the first column after each row's block, which the logits have decided."""
+        return None if state is None else state[:, None]
 
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
-        first, num_open, *ends = measured
-        if last is not None and num_open:
-            block = Block(last.opened.start, ends[0] if ends else last.opened.end)
-            return Opening(block, block)
-        usual = Block(first, min(first + phase.block_length, phase.region_length))
-        # All that the new block may hold, until the logits say where it ends.
-        widest = min(first + self._num_seen(phase.region_length), phase.region_length)
-        block = Block(first, max(usual.end, widest))
-        return Opening(block, block, (usual,))
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        if last is not None:
+            (stop,) = progress.numbers
+            if progress.unsettled < stop:
+                return last._replace(stop=stop, block=(last.start, stop), note=None)
+        start, end = progress.unsettled, progress.end
+        usual = min(start + progress.block_length, end)
+        # The new block may reach this far, until the logits say where it ends.
+        widest = max(usual, min(start + self._num_seen(progress.end - progress.first), end))
+        note = _New(usual, self._num_seen(progress.end - progress.first))
+        return Opening(start, widest, (start, widest), (progress.first, end), (start,), note)
 
-    def restarts(self, before: Block, after: Block) -> bool:
-        # The end alone changes once the logits have said where the block ends.
-        return before.start != after.start
-
-    def chosen(self, canvas: Canvas, view: View) -> Opened:
-        if canvas.opened is None or canvas.due is None:
-            return Opened(canvas, view)
-        is_new, positions = canvas.due.any(-1, keepdim=True), _positions(canvas)
-        starts = canvas.opened.long().argmax(-1, keepdim=True)
-        seen = canvas.opened & (positions < starts + self._num_seen(canvas.region_length))
+    def chosen(
+        self, view: View, openings: Sequence[Opening], state: Int[Tensor, " B"] | None
+    ) -> tuple[View, Int[Tensor, " B"]]:
+        device, width = view.tokens.device, view.tokens.shape[1]
+        notes = [opening.note for opening in openings]
+        if state is not None and not any(notes):
+            return view, state
+        bounds = [
+            (
+                opening.phase[0],
+                opening.start,
+                opening.stop if note is None else note.usual,
+                opening.start if note is None else min(opening.stop, opening.start + note.seen),
+            )
+            for opening, note in zip(openings, notes, strict=True)
+        ]
+        first, start, usual, seen = torch.tensor(bounds, device=device)[..., None].unbind(1)
+        columns = first + torch.arange(width, device=device)
+        is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)
-        score = score.masked_fill(~(seen & self._is_delimiter(view.most_likely)), -1.0)
+        score = score.masked_fill(~(is_seen & self._is_delimiter(view.most_likely)), -1.0)
         best, last = score.max(-1, keepdim=True)
-        ended = canvas.opened & (positions <= last)
-        block = torch.where(best >= self.threshold, ended, canvas.due)
-        opened = torch.where(is_new, block, canvas.opened)
-        view = replace(view, masked=view.masked & opened, eligible=view.eligible & opened)
-        return Opened(canvas.with_opened(opened, canvas.due), view)
+        stops = torch.where(best >= self.threshold, first + last + 1, usual)
+        inside = columns < stops
+        view = replace(view, masked=view.masked & inside, eligible=view.eligible & inside)
+        return view, stops.squeeze(-1)
 
     def _num_seen(self, length: int) -> int:
-        """Positions among which a block's delimiter is looked for."""
+        """Returns the number of positions among which a block's delimiter is looked for."""
         return max(1, math.floor(self.window * length))
 
     def _is_delimiter(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-        # One comparison a token: a tensor of them would have to be sent to the device every step.
+        # One comparison a token: a tensor of them would be sent to the device at every step.
         found = torch.zeros_like(tokens, dtype=torch.bool)
         return reduce(or_, (tokens == token for token in self.delimiters), found)
 
 
-def _positions(canvas: Canvas) -> Int[Tensor, " R"]:
-    return torch.arange(canvas.region_length, device=canvas.tokens.device)
+class _New(NamedTuple):
+    """A block that has just been opened.
+
+    Attributes:
+        usual: First column after it, if no delimiter ends it.
+        seen: Positions among which a delimiter is looked for.
+    """
+
+    usual: int
+    seen: int

@@ -1,76 +1,55 @@
 """The contract between the engine and a block schedule: which positions are open now."""
 
-from abc import ABC
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.rows import Opening
 from dllm_decode.models.base import MaskPredictor
 from samplers.base import Decision
 from samplers.checks import shown
+from samplers.facts import Fact, PlugIn
 from samplers.view import View
 
-_NOWHERE = Block(0, 0)
 
-
-class Opening(NamedTuple):
-    """What is open in one row.
+class Progress(NamedTuple):
+    """How far a row has come, in columns of the row.
 
     Attributes:
-        opened: Positions whose masks may be committed.
-        reach: Positions outside which the row has no open mask, as caches are told; `None`: all of
-            the phase.
-        due: Blocks about which the schedule decides itself in the next step, see `Canvas.due`.
-    """
-
-    opened: Block
-    reach: Block | None = None
-    due: tuple[Block, ...] = ()
-
-
-class Phase(NamedTuple):
-    """What rows work on together.
-
-    Attributes:
-        block: Its positions.
-        region_length: Positions of the whole answer region.
+        first: First column of the row's first block.
+        end: First column that is not the row's.
+        unsettled: First unsettled column.
         block_length: Tokens per block.
-        stops_at_eos: Whether an answer ends with its first EOS.
+        shift: Columns from a column to the one that its logits predict, 0 or 1.
+        stops_at_eos: Whether the answer ends with its first EOS.
+        numbers: As `BlockSchedule.numbers` returned them after the last round.
     """
 
-    block: Block
-    region_length: int
+    first: int
+    end: int
+    unsettled: int
     block_length: int
+    shift: int
     stops_at_eos: bool
+    numbers: tuple[int, ...]
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The block of the first unsettled column: its first column, and the first after it."""
+        start = self.unsettled - (self.unsettled - self.first) % self.block_length
+        return start, min(start + self.block_length, self.end)
 
 
-class Opened(NamedTuple):
-    """A canvas and a view of it in which a schedule has said what is open.
+class BlockSchedule(PlugIn, ABC):
+    """Decides which unsettled positions of each row are open, hence may be settled now.
 
-    Attributes:
-        canvas: With the positions that are open.
-        view: Of the same canvas: masks that are not open are left out.
-    """
-
-    canvas: Canvas
-    view: View
-
-
-class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual schedule
-    """Says which masked positions of each row are open, hence may be committed now.
-
-    An answer is decoded in *phases*: ranges of positions that rows work on together. The window of
-    a sampler is the phase, and its state lasts as long. Inside a phase a schedule may open parts of
-    it for each row at the row's own pace.
-
-    Concrete schedules are frozen dataclasses without state whose repr is their configuration. What
-    is open in a row is decided by the host, from a few numbers of the row and its last `Opening`;
-    the tensors `Canvas.opened` and `Canvas.due` are made anew only when that changes.
+    The host decides, row by row, from whole numbers. Concrete schedules are frozen dataclasses
+    whose repr is their configuration. A schedule that must remember something on the device keeps
+    it in `state.schedule`: `None`, a tensor, or a NamedTuple of tensors, batch axis first.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -79,119 +58,95 @@ class BlockSchedule(ABC):  # noqa: B024 - what it has for all is the usual sched
     block_length: int | None = None
 
     @property
-    def opens_parts(self) -> bool:
-        """True if a phase may hold masks that are not open, for each row others."""
-        return False
+    def needs(self) -> frozenset[Fact]:
+        """The facts that a schedule needs which opens positions by a rule of its own.
 
-    @property
-    def ends_anywhere(self) -> bool:
-        """True if blocks may end where a model that attends in blocks has no end of a block."""
-        return False
+        A schedule whose blocks end only where the blocks of a block-causal model end overrides this
+        without `SEES_BOTH_WAYS`.
+        """
+        if Fact.WHOLE_BLOCKS in self.gives:
+            return frozenset()
+        return frozenset({Fact.ONE_STEP_A_FORWARD, Fact.SEES_BOTH_WAYS})
 
-    def check(self, model: MaskPredictor) -> None:  # noqa: B027 - most serve every model
+    def check(self, model: MaskPredictor) -> None:
         """Raises ValueError if it cannot serve this model; nothing unless overridden."""
 
-    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
-        """Splits the answer region into phases, from left to right: blocks unless overridden.
+    def window_length(self, block_length: int, answer_length: int) -> int:
+        """Returns the columns of the sampler's window: a block, unless overridden.
+
+        Every `Opening.phase` has at most so many columns.
 
         Args:
-            canvas: The rows.
             block_length: Tokens per block.
-            shift: Columns from a column to the one that its logits predict, 0 or 1.
+            answer_length: Columns from a row's first block to its end, at most.
         """
-        return canvas.blocks(block_length)
+        return block_length
 
-    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
-        """Returns what `opening` must know of each row: nothing unless overridden.
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"] | None:
+        """Returns what `opening` must know of each row, besides its first unsettled column.
 
-        The host reads it together with all else that it reads once a step, so it is integers.
-        """
-        return ()
-
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
-        """Says what is open in one row, before each step; asked only if `opens_parts`.
-
-        The row has masks in the phase, and at least one of them must be open.
+        The host reads the numbers together with everything else that it reads once a round.
 
         Args:
-            measured: What `measured` returned, of this row.
-            last: What was open in the last step; `None` before the row's first in the phase.
-            phase: What is decoded.
+            canvas: The rows after a round, or before their first one.
+            block_length: Tokens per block.
+            state: The schedule's state.
         """
-        return Opening(phase.block)
+        return None
 
-    def restarts(self, before: Block, after: Block) -> bool:
-        """Says whether a row's reach changes because a block was opened or finished.
+    @abstractmethod
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        """Returns what is open in one row in the next round.
 
-        Then a cache policy counts the row's forwards anew, and most compute everything. So it is
-        whenever the reach changes, unless overridden.
+        At least one of the row's unsettled positions must be open.
+
+        Args:
+            progress: How far the row has come.
+            last: What was open in the last round; `None` before the row's first round.
         """
-        return before != after
 
-    def chosen(self, canvas: Canvas, view: View) -> Opened:
-        """Says what is open once the logits are known, before the sampler sees them.
+    def chosen(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
+        """Returns the view with what is open now that the logits are known, and the state.
 
-        At least one open mask stays in every running row. Nothing changes unless overridden.
+        At least one position of every row stays eligible. Nothing changes unless overridden.
+
+        Args:
+            view: What the sampler would see.
+            openings: What is open in each of its rows.
+            state: The schedule's state; `None` before the first round.
         """
-        return Opened(canvas, view)
+        return view, state
 
-    def completed(
-        self, canvas: Canvas, view: View, decision: Decision, block_length: int
-    ) -> Decision:
+    def completed(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
         """Returns a decision with what the schedule itself commits: nothing unless overridden."""
         return decision
 
 
-def require_overrides(schedule: BlockSchedule) -> None:
-    """Raises ValueError if a schedule says what is open, but not that it does."""
-    says_what = type(schedule).opening is not BlockSchedule.opening
-    if says_what and not schedule.opens_parts:
-        raise ValueError(
-            f"opens_parts must be True in a schedule that overrides opening, got False from "
-            f"{schedule!r}, whose opening would never be asked. Override opens_parts too, and "
-            "phases if several blocks may be open at once."
-        )
+def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
+    """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
+    if numbers is None:
+        return
+    if isinstance(numbers, Tensor):
+        is_right = numbers.ndim == 2 and len(numbers) == num_rows
+        if is_right and not numbers.is_floating_point():
+            return
+        got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
+    else:
+        got = f"{shown(numbers)} ({type(numbers).__name__})"
+    raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
 
 
-def require_measured(measured: object, num_rows: int, *, owner: BlockSchedule) -> None:
-    """Raises RuntimeError unless `measured` returned integers, one of each row."""
-    if not isinstance(measured, tuple):
-        raise RuntimeError(_broken(owner, "measured", "a tuple of Int[B] tensors", measured))
-    for part in measured:
-        if not isinstance(part, Tensor):
-            raise RuntimeError(_broken(owner, "measured", "a tuple of Int[B] tensors", part))
-        if part.shape != (num_rows,) or part.is_floating_point():
-            raise RuntimeError(
-                f"measured of {owner!r} must return a tuple of Int[B] tensors, got one of "
-                f"{part.dtype} {tuple(part.shape)} for {num_rows} rows."
-            )
-
-
-def require_opening(opening: object, *, owner: BlockSchedule) -> None:
+def require_opening(opening: object, progress: Progress, *, owner: BlockSchedule) -> None:
     """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
-    if not isinstance(opening, Opening) or not isinstance(opening.opened, Block):
-        raise RuntimeError(_broken(owner, "opening", "an Opening such as Opening(block)", opening))
-    parts = (opening.opened, opening.opened if opening.reach is None else opening.reach)
-    if any(part.start >= part.end for part in parts):
+    if not isinstance(opening, Opening):
         raise RuntimeError(
-            f"opening of {owner!r} must open at least one position of a row that has masks left, "
-            f"got {opening}."
+            f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
+            f"got {shown(opening)} ({type(opening).__name__})."
         )
-
-
-def _broken(owner: BlockSchedule, method: str, wanted: str, found: object) -> str:
-    return (
-        f"{method} of {owner!r} must return {wanted}, got {shown(found)} ({type(found).__name__})."
-    )
-
-
-def with_openings(canvas: Canvas, openings: Sequence[Opening]) -> Canvas:
-    """Returns a canvas in which so much is open, row by row."""
-    device = canvas.tokens.device
-    due = zip_longest(*(opening.due for opening in openings), fillvalue=_NOWHERE)
-    layers = [[opening.opened for opening in openings], *due]
-    # All bounds at once: the host waits for what it sends to an accelerator.
-    bounds = torch.tensor([[(b.start, b.end) for b in layer] for layer in layers], device=device)
-    positions = torch.arange(canvas.region_length, device=device)
-    marked = (positions >= bounds[..., :1]) & (positions < bounds[..., 1:])
-    return canvas.with_opened(marked[0], marked[1:].any(0) if len(layers) > 1 else None)
+    is_inside = progress.first <= opening.start < opening.stop <= progress.end
+    if not is_inside or opening.stop <= progress.unsettled:
+        raise RuntimeError(
+            f"opening of {owner!r} must open at least one unsettled position, so columns of "
+            f"[{progress.first}, {progress.end}) that end after {progress.unsettled}, got "
+            f"{opening}."
+        )

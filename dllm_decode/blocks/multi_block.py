@@ -1,19 +1,24 @@
 """Several blocks open at once (d3LLM)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.blocks.base import BlockSchedule, Opening, Phase
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.rows import Opening
 from samplers.base import Decision
 from samplers.checks import require_choice, require_count, require_share
+from samplers.facts import Fact
 from samplers.view import Order, View
+
+# A column's number: no column is both, since an EOS is settled.
+_UNSETTLED, _EOS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -74,61 +79,75 @@ class MultiBlock(BlockSchedule):
         require_choice("forces", self.forces, ("first", "every"))
 
     @property
-    def opens_parts(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return frozenset({Fact.ONE_STEP_A_FORWARD})
 
-    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
-        return canvas.blocks(canvas.region_length)
+    def window_length(self, block_length: int, answer_length: int) -> int:
+        return answer_length
 
-    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
-        masks = _by_block(canvas.masked, block_length).sum(-1)
-        return canvas.has_eos.long(), *masks.unbind(-1)
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"]:
+        """Returns whether each column is unsettled or holds an EOS; the host counts."""
+        return canvas.unsettled + _EOS * canvas.eos
 
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
-        has_eos, *masks = measured
-        length, size = phase.region_length, phase.block_length
-        blocks = [Block(at, min(at + size, length)) for at in range(0, length, size)]
-        sizes = [block.end - block.start for block in blocks]
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        first, end, size = progress.first, progress.end, progress.block_length
+        blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
+        masks = [progress.numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
+        sizes = [stop - start for start, stop in blocks]
         done = [size - left for size, left in zip(sizes, masks, strict=True)]
-        num_open = 1 if last is None else -(-last.opened.end // size)
+        num_open = 1 if last is None else last.note.num_open
         newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
         opens = done[newest] >= self.open_at * sizes[newest]
-        opens &= not (phase.stops_at_eos and has_eos)
+        opens &= not (progress.stops_at_eos and _EOS in progress.numbers)
         opens &= self.max_open is None or busy < self.max_open
-        # Whatever the rule says, a row has something to do: full blocks are passed at once.
+        # A row always has something to do, because full blocks are passed at once.
         first_left = next((number for number, left in enumerate(masks) if left), 0)
         num_open = max(min(num_open + opens, len(blocks)), first_left + 1)
         open_blocks = [number for number in range(num_open) if masks[number]] or [first_left]
         due = [
-            blocks[number]
+            number
             for number in open_blocks
             if number == 0 or done[number - 1] >= self.force_at * sizes[number - 1]
         ]
         due = due[:1] if self.forces == "first" else due
-        return Opening(
-            Block(0, blocks[num_open - 1].end),
-            Block(blocks[open_blocks[0]].start, blocks[open_blocks[-1]].end),
-            # Where one block alone has open masks, the sampler commits one of them anyway.
-            tuple(due) if len(open_blocks) > 1 else (),
-        )
+        region = (blocks[open_blocks[0]][0], blocks[open_blocks[-1]][1])
+        # Where one block alone has open masks, the sampler commits one of them anyway.
+        note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), size)
+        return Opening(*region, region, (first, end), region, note)
 
-    def completed(
-        self, canvas: Canvas, view: View, decision: Decision, block_length: int
-    ) -> Decision:
-        if canvas.due is None:
+    def completed(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
+        if not any(opening.note.due for opening in openings):
             return decision
-        due = _by_block(canvas.due & view.eligible, block_length)
-        lacking = due & ~(_by_block(decision.commit, block_length) & due).any(-1, keepdim=True)
-        scores = _by_block(view.scores(self.order), block_length)
+        size, width = openings[0].note.block_length, view.tokens.shape[1]
+        listed = [
+            [number in opening.note.due for number in range(-(-width // size))]
+            for opening in openings
+        ]
+        due = torch.tensor(listed, device=view.tokens.device)[..., None]
+        due = due & _by_block(view.eligible, size)
+        lacking = due & ~(_by_block(decision.commit, size) & due).any(-1, keepdim=True)
+        scores = _by_block(view.scores(self.order), size)
         best = scores.masked_fill(~lacking, -torch.inf).max(-1, keepdim=True).indices
         forced = lacking & torch.zeros_like(lacking).scatter_(-1, best, True)
-        return replace(
-            decision, commit=decision.commit | forced.flatten(1)[:, : canvas.region_length]
-        )
+        return replace(decision, commit=decision.commit | forced.flatten(1)[:, :width])
+
+
+class _Note(NamedTuple):
+    """What the schedule remembers of an opening.
+
+    Attributes:
+        num_open: Blocks opened so far, finished ones included.
+        due: Numbers of the blocks in each of which a position must be committed.
+        block_length: Tokens per block.
+    """
+
+    num_open: int
+    due: tuple[int, ...]
+    block_length: int
 
 
 def _by_block(values: Shaped[Tensor, "B R"], block_length: int) -> Shaped[Tensor, "B N S"]:
-    """Returns what is known of each position, block by block; zeros fill up the last block."""
+    """Returns values of each position block by block; zeros fill up the last block."""
     short = -values.shape[1] % block_length
     filled = pad(values, (0, short)) if short else values
     blocks: Tensor = filled.unflatten(-1, (-1, block_length))

@@ -24,4 +24,4 @@ def parse(text: str) -> BlockSchedule:
         ValueError: If the text does not describe a schedule.
     """
     known = {schedule.__name__: schedule for schedule in ALL_SCHEDULES}
-    return parse_plugin(text, BlockSchedule, known)
+    return parse_plugin(text, BlockSchedule, known)  # type: ignore[type-abstract]  # subclasses

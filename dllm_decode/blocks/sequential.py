@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.core.rows import Opening
 from samplers.checks import require_count
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
 class Sequential(BlockSchedule):
     """Decodes one block after another, left to right: semi-autoregressive decoding.
 
-    All rows of a batch are in the same block; the next one opens when the last row has finished.
+    Each row is in a block of its own; its next block opens as soon as this one is settled.
 
     Source: Arriola et al. 2025, "Block Diffusion", https://arxiv.org/abs/2503.09573; Nie et al.
     2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992, for models that
@@ -25,3 +27,12 @@ class Sequential(BlockSchedule):
     def __post_init__(self) -> None:
         if self.block_length is not None:
             require_count("block_length", self.block_length, 1, unit="tokens")
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.WHOLE_BLOCKS})
+
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        if last is not None and progress.unsettled < last.stop:
+            return last
+        return Opening.of_block(*progress.block)

@@ -1,14 +1,11 @@
 """Small blocks inside a block (Fast-dLLM v2)."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Int
-from torch import Tensor
-
-from dllm_decode.blocks.base import BlockSchedule, Opening, Phase
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.core.rows import Opening
 from samplers.checks import require_count
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -43,20 +40,13 @@ class SubBlocks(BlockSchedule):
         require_count("sub_block_length", self.sub_block_length, 1, unit="tokens")
 
     @property
-    def opens_parts(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return frozenset({Fact.ONE_STEP_A_FORWARD})
 
-    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
-        for block in canvas.blocks(block_length):
-            if shift:
-                yield Block(block.start, block.start + 1)
-            yield block
-
-    def measured(self, canvas: Canvas, block_length: int) -> tuple[Int[Tensor, " B"], ...]:
-        return (canvas.masked.long().argmax(-1),)
-
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Opening:
-        (first,) = measured
-        block = first - first % phase.block_length
-        start = first - (first - block) % self.sub_block_length
-        return Opening(Block(start, min(start + self.sub_block_length, block + phase.block_length)))
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        start, stop = progress.block
+        if progress.shift and progress.unsettled == start:
+            return Opening.of_block(start, start + 1)
+        first = progress.unsettled - (progress.unsettled - start) % self.sub_block_length
+        whole = Opening.of_block(start, stop)
+        return whole._replace(start=first, stop=min(first + self.sub_block_length, stop))

@@ -1,6 +1,6 @@
 """Cache policies: which columns a forward computes, hence whose keys and values it refreshes."""
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, NoCache
+from dllm_decode.caches.base import CachePolicy, CacheQuery, NoCache
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
@@ -9,14 +9,15 @@ from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
 from dllm_decode.caches.sub_block import SubBlockCache
 from dllm_decode.caches.window import SuffixWindow
+from dllm_decode.core.history import History
 
 __all__ = [
     "CachePolicy",
     "CacheQuery",
-    "Columns",
     "DelayedCache",
     "DualCache",
     "FreeCache",
+    "History",
     "NoCache",
     "PipelineCache",
     "PrefixCache",

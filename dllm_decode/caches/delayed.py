@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_count
-from dllm_decode.sizes import round_up
-
-# Numbers of columns are rounded up to a multiple of this, so that few shapes occur: libraries keep
-# scratch, and graphs are captured, for each.
-_STRIDE = 16
+from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns, ranges_of
+from dllm_decode.core.history import History
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -43,35 +41,22 @@ class DelayedCache(CachePolicy):
         require_count("warm_up", self.warm_up, least=1)
 
     @property
-    def computes_suffix(self) -> bool:
-        return True
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.LOGITS_BEHIND_BLOCK})
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B L"]:
+        """Returns 1 for each column that is masked, or was when it was computed last."""
+        return history.pending(canvas).long()
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if self._computes_all(query.step):
-            return slice(0, query.end)
-        fresh = _fresh(query)
-        # Only the device knows how many there are, so the host waits for it once more a step.
-        return _columns(fresh, int(fresh.sum(-1).max()))
+        if query.numbers is None or self._computes_all(query.step):
+            return columns((0, query.end))
+        fresh = {column for column in range(query.row_end) if query.numbers[column]}
+        if query.shift:
+            fresh |= {column - 1 for column in fresh if column}
+            # The last column predicts nothing; it waits for the one before, as the authors' does.
+            fresh |= {query.row_end - 1} & {column + 1 for column in fresh}
+        return ranges_of(column for column in sorted(fresh) if column < query.end)
 
     def _computes_all(self, step: int) -> bool:
         return step < self.warm_up or step % self.refresh_every == 0
-
-
-def _fresh(query: CacheQuery) -> Bool[Tensor, "B E"]:
-    """Marks what is masked, or was when it was computed last."""
-    canvas = query.canvas
-    # A token that was re-masked is masked now, whatever it was.
-    fresh = query.pending | (canvas.tokens == canvas.mask_id)
-    if query.shift:
-        fresh[:, :-1] |= fresh[:, 1:].clone()
-        # The last column predicts nothing; it waits for the one before, as the authors' does.
-        fresh[:, -1] |= fresh[:, -2]
-    return fresh[:, : query.end]
-
-
-def _columns(where: Bool[Tensor, "B E"], most: int) -> Int[Tensor, "B Q"]:
-    """Lists each row's columns, its last one repeated up to about the longest row's number."""
-    columns = torch.arange(where.shape[1], device=where.device)
-    last = torch.where(where, columns, 0).amax(-1, keepdim=True)
-    listed = torch.where(where, columns, where.shape[1]).sort(-1).values
-    return torch.minimum(listed[:, : round_up(most, _STRIDE)], last)

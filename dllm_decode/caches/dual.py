@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, refreshes, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery, refreshes, require_count
 from dllm_decode.caches.entry import Entry, require_entry
+from dllm_decode.core.columns import Columns, columns
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,12 @@ class DualCache(CachePolicy):
         return self.entry == "official"
 
     @property
-    def computes_suffix(self) -> bool:
-        return False
-
-    @property
-    def recomputes_committed(self) -> bool:
-        return True
-
-    @property
-    def reads_history(self) -> bool:
-        return False
-
-    @property
-    def is_path_dependent(self) -> bool:
-        return self.refresh_every > 0
+    def gives(self) -> frozenset[Fact]:
+        given = frozenset({Fact.LOGITS_OF_COMMITTED})
+        return given if self.refresh_every else given | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.step, self.refresh_every):
-            return slice(0, query.end)
+            return columns((0, query.end))
         start = max(0, query.first(entry=self.commits_entry) - self.before)
-        return slice(start, min(query.end, query.needed.stop + self.after))
+        return columns((start, min(query.end, query.stop + self.after)))

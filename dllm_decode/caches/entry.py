@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from samplers.base import Decision
-from samplers.view import View
+from samplers.view import View, by_row
 from samplers.wrapper import Wrapper
 
 Entry: TypeAlias = Literal["sampler", "official"]
@@ -60,8 +60,7 @@ class EntryToken(Wrapper[Entered]):
 
 
 def entry_alone(view: View) -> Bool[Tensor, "B W"]:
-    """Selects the first position of the open block, where it may be committed."""
-    first = view.block.indices(view.tokens.shape[1])[0]
-    alone = torch.zeros_like(view.eligible)
-    alone[:, first] = view.eligible[:, first]
-    return alone
+    """Selects the first position of each row's open block, where it may be committed."""
+    columns = torch.arange(view.tokens.shape[1], device=view.tokens.device)
+    first = torch.zeros_like(view.tokens[:, :1]) + by_row(view.block_start)
+    return view.eligible & (columns == first)

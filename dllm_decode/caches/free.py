@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns
+from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery
+from dllm_decode.core.columns import Columns, columns
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -35,36 +35,10 @@ class FreeCache(CachePolicy):
             raise ValueError(f'freeze must be "clean" or "official", got {self.freeze!r}.')
 
     @property
-    def computes_suffix(self) -> bool:
-        return True
-
-    @property
-    def recomputes_committed(self) -> bool:
-        return True
-
-    @property
-    def reads_history(self) -> bool:
-        return False
-
-    @property
-    def is_path_dependent(self) -> bool:
-        return self.freeze == "official"
+    def gives(self) -> frozenset[Fact]:
+        return RECOMPUTED | {Fact.EXACT_REPLAY} if self.freeze == "clean" else RECOMPUTED
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if self.freeze == "clean":
-            starts = first_unfrozen(query)
-        else:
-            starts = [0 if first is None else query.needed.start for first in query.previous]
-        first = min(starts)
-        if first == max(starts):
-            return slice(first, query.end)
-        # A row that skipped a block, since its template left nothing open there, lags behind.
-        device = query.canvas.tokens.device
-        columns = torch.arange(first, query.end, device=device)
-        return torch.maximum(columns, torch.tensor(starts, device=device)[:, None])
-
-
-def first_unfrozen(query: CacheQuery) -> list[int]:
-    """Returns each row's first column that was not computed when its block was finished."""
-    start: int = query.needed.start
-    return [0 if previous is None else min(previous, start) for previous in query.previous]
+        if self.freeze == "clean" or query.previous is None:
+            return columns((query.unfrozen, query.end))
+        return columns((query.needed, query.end))

@@ -6,7 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, columns_from, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.history import History
+from samplers.facts import Fact
 
 # Later than any forward.
 _NEVER = 2**40
@@ -42,45 +46,52 @@ class PipelineCache(CachePolicy):
         require_count("refresh_every", self.refresh_every, least=0)
 
     @property
-    def computes_suffix(self) -> bool:
-        return True
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.LOGITS_BEHIND_BLOCK})
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B 2"]:
+        """Returns how many blocks are frozen, the prompt counted, and when the next one will be."""
+        now = history.num_forwards + 1
+        frozen_at = self._frozen_at(canvas, history, now)
+        num_frozen = (frozen_at < now[:, None]).sum(-1, keepdim=True)
+        return torch.cat([num_frozen, frozen_at.gather(1, num_frozen)], -1)
 
     def recompute(self, query: CacheQuery) -> Columns:
         now = query.num_forwards + 1
-        frozen_at = self._frozen_at(query, now)
-        num_frozen = (frozen_at < now[:, None]).sum(-1)
-        # When the first block that is not frozen yet will be.
-        next_at = frozen_at.gather(1, num_frozen[:, None]).squeeze(-1)
-        computes_all = (num_frozen == 0) | ((next_at > now) & (next_at < _NEVER // 2))
+        num_frozen, next_at = query.numbers or (0, now)
+        computes_all = num_frozen == 0 or now < next_at < _NEVER // 2
         if self.refresh_every:
-            computes_all |= (next_at != now) & (now % self.refresh_every == 0)
-        firsts = self._prompt_end(query) + (num_frozen - 1) * self.block_length - query.shift
-        return columns_from(firsts.masked_fill(computes_all, 0), query)
+            computes_all |= next_at != now and now % self.refresh_every == 0
+        if computes_all:
+            return columns((0, query.end))
+        in_prompt = (query.prompt_length - query.first_block) // self.block_length
+        first = query.first_block + (in_prompt + num_frozen - 1) * self.block_length
+        return columns((min(max(0, first - query.shift), query.stop - 1), query.end))
 
-    def _frozen_at(self, query: CacheQuery, now: Int[Tensor, " B"]) -> Int[Tensor, "B N"]:
+    def _frozen_at(
+        self, canvas: Canvas, history: History, now: Int[Tensor, " B"]
+    ) -> Int[Tensor, "B N"]:
         """Returns the number of the forward by which each block is frozen, the prompt first.
 
-        Behind the last block stands one that never is.
+        After the last block follows one that never is.
         """
-        canvas, delay = query.canvas, self.delay
-        columns = torch.arange(canvas.length, device=now.device)
-        blocks = (columns - self._prompt_end(query)[:, None]) // self.block_length + 1
+        columns = torch.arange(canvas.width, device=now.device)
+        length = self.block_length
+        # On a block-causal model the first block begins with the end of the prompt.
+        firsts = canvas.firsts + (canvas.prompt_lengths - canvas.firsts) // length * length
+        blocks = (columns - firsts[:, None]) // length + 1
+        is_masked = canvas.tokens == canvas.mask_id
         # A block counts as finished from the first forward on that computes all its tokens.
-        since = query.clean_since
+        since = history.clean_since
         finished = torch.where(since > 0, since, now[:, None])
-        finished = finished.masked_fill(canvas.tokens == canvas.mask_id, _NEVER)
-        finished = finished.masked_fill(blocks < 1, max(0, 1 - delay))
-        # What no column belongs to lies behind the answer.
-        num_blocks = canvas.length // self.block_length + 3
+        finished = finished.masked_fill(is_masked, _NEVER)
+        finished = finished.masked_fill(blocks < 1, max(0, 1 - self.delay))
+        inside = columns < canvas.ends[:, None]
+        num_blocks = canvas.width // self.block_length + 3
         ends = finished.new_full((len(canvas), num_blocks), _NEVER)
-        ends = ends.scatter_reduce(1, blocks.clamp(min=0), finished, "amax", include_self=False)
+        index = torch.where(inside, blocks.clamp(min=0), num_blocks - 1)
+        finished = finished.masked_fill(~inside, _NEVER)
+        ends = ends.scatter_reduce(1, index, finished, "amax", include_self=False)
         # frozen_at[n] = max(finished[n], frozen_at[n - 1]) + delay, without a loop.
-        waits = delay * torch.arange(num_blocks, device=now.device)
-        return (ends - waits).cummax(-1).values + waits + delay
-
-    def _prompt_end(self, query: CacheQuery) -> Int[Tensor, " B"]:
-        """Returns the column at which each row's first block of the answer begins."""
-        canvas, length = query.canvas, self.block_length
-        # On a block-causal model it begins with the tail of the prompt; where rows have joined
-        # others, before the region.
-        return canvas.start + canvas.lead.div(length, rounding_mode="floor") * length
+        waits = self.delay * torch.arange(num_blocks, device=now.device)
+        return (ends - waits).cummax(-1).values + waits + self.delay

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, refreshes, require_count
+from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery, refreshes, require_count
 from dllm_decode.caches.entry import Entry, require_entry
+from dllm_decode.core.columns import Columns, columns
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,10 @@ class PrefixCache(CachePolicy):
         return self.entry == "official"
 
     @property
-    def computes_suffix(self) -> bool:
-        return True
-
-    @property
-    def recomputes_committed(self) -> bool:
-        return True
-
-    @property
-    def reads_history(self) -> bool:
-        return False
-
-    @property
-    def is_path_dependent(self) -> bool:
-        return self.refresh_every > 0
+    def gives(self) -> frozenset[Fact]:
+        return RECOMPUTED if self.refresh_every else RECOMPUTED | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.step, self.refresh_every):
-            return slice(0, query.end)
-        return slice(query.first(entry=self.commits_entry), query.end)
+            return columns((0, query.end))
+        return columns((query.first(entry=self.commits_entry), query.end))

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.caches.base import (
-    CachePolicy,
-    CacheQuery,
-    Columns,
-    columns_from,
-    require_count,
-)
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.history import History
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,15 @@ class SettledCache(CachePolicy):
         require_count("delay", self.delay, least=1)
 
     @property
-    def computes_suffix(self) -> bool:
-        return True
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.LOGITS_BEHIND_BLOCK})
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B 1"]:
+        clean = history.clean_forwards.masked_fill(canvas.tokens == canvas.mask_id, 0)
+        return (clean >= self.delay).long().cumprod(-1).sum(-1, keepdim=True)
 
     def recompute(self, query: CacheQuery) -> Columns:
-        settled = query.clean_forwards[:, : query.end] >= self.delay
-        firsts = settled.long().cumprod(-1).sum(-1)
+        num_settled = query.numbers[0] if query.numbers else 0
         # The column that predicts the first mask is computed too.
-        return columns_from(firsts - query.shift, query)
+        first = min(num_settled - query.shift, query.stop - 1)
+        return columns((max(0, first), query.end))

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, Columns, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
 from dllm_decode.caches.prefix import PrefixCache
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns, without
+from dllm_decode.core.history import History
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,9 @@ class SuffixWindow(CachePolicy):
         require_count("tail", self.tail, least=0, unit="columns")
 
     @property
-    def recomputes_committed(self) -> bool:
-        return self.inner.recomputes_committed
-
-    @property
-    def is_path_dependent(self) -> bool:
-        return self.inner.is_path_dependent
+    def gives(self) -> frozenset[Fact]:
+        # Columns are left out, also some that follow the open block.
+        return self.inner.gives - {Fact.EVERY_COLUMN, Fact.LOGITS_BEHIND_BLOCK}
 
     @property
     def commits_entry(self) -> bool:
@@ -65,29 +65,11 @@ class SuffixWindow(CachePolicy):
     def reads_history(self) -> bool:
         return self.inner.reads_history
 
-    def hidden(self, query: CacheQuery) -> slice | None:
-        start, last = query.needed.stop + self.width, query.end - self.tail
-        return slice(start, last) if start < last else None
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"] | None:
+        return self.inner.numbers(canvas, history, shift)
+
+    def hidden(self, query: CacheQuery) -> Columns:
+        return columns((query.stop + self.width, query.end - self.tail))
 
     def recompute(self, query: CacheQuery) -> Columns:
-        chosen, hidden = self.inner.recompute(query), self.hidden(query)
-        if hidden is None:
-            return chosen
-        if not isinstance(chosen, slice):
-            return _without(chosen, hidden)
-        first, end, _ = chosen.indices(query.end)
-        if end <= hidden.start:
-            return chosen
-        device = query.canvas.tokens.device
-        columns = torch.arange(first, end, device=device)
-        kept = columns[(columns < hidden.start) | (columns >= hidden.stop)]
-        return kept.expand(len(query.canvas), -1)
-
-
-def _without(columns: Int[Tensor, "B Q"], hidden: slice) -> Int[Tensor, "B _"]:
-    """Leaves columns out of ascending ones; the last of all stands in, where rows differ."""
-    is_hidden = (columns >= hidden.start) & (columns < hidden.stop)
-    # What stands in comes last, so that it can be cut off.
-    shown = columns.masked_fill(is_hidden, hidden.stop).sort(-1).values
-    most = int((~is_hidden).sum(-1).max())
-    return shown[:, : max(1, most)]
+        return without(self.inner.recompute(query), self.hidden(query))

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.geometry import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.block_copies import hidden_of_copies
 from dllm_decode.training.examples import Batch
@@ -176,18 +175,12 @@ class OneBlock(Canvases):
         model = self._model
         tokens = batch.tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
-        every = columns.expand(len(tokens), -1)
+        positions = columns - batch.pads[:, None]
         wanted = columns[batch.start :] - model.logit_shift
         hidden: Tensor = model.transformer(
             tokens,
-            (columns - batch.pads[:, None]).clamp(min=0),
-            attend=attention_mask(
-                every,
-                every,
-                firsts=batch.pads,
-                ends=torch.full_like(batch.pads, tokens.shape[1]),
-                block_length=model.causal_block_length,
-            ),
+            positions.clamp(min=0),
+            attend=_attend(positions, model.causal_block_length),
             wanted=wanted.clamp(min=0).expand(len(tokens), -1),
         )
         return hidden
@@ -211,3 +204,14 @@ class EveryBlock(Canvases):
 def canvases_of(model: MaskedTransformer) -> Canvases:
     """Returns the canvases that learn most of an answer in one forward."""
     return EveryBlock(model) if model.causal_block_length else OneBlock(model)
+
+
+def _attend(
+    positions: Int[Tensor, "B Q"], block_length: int
+) -> Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"]:
+    """Hides what fills up short rows on the left and, from a block-causal model, later blocks."""
+    present = (positions >= 0)[:, None]
+    if not block_length:
+        return present
+    blocks = positions.div(block_length, rounding_mode="floor")
+    return (blocks[:, None] <= blocks[..., None]) & present

@@ -1,22 +1,21 @@
 """What the filter of `samplers.Learn2PD` learns from: blocks, and which proposals were final."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.caches.entry import entry_alone
-from dllm_decode.canvas import Canvas
+from dllm_decode.core.observers import StepEvent
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.session import Session
-from samplers import FixedSchedule, View
+from samplers import Decision, FixedSchedule, Sampler, View
+from samplers.facts import Fact
+from samplers.logits.noise import row_keys
 
 LEAST_PROMPTS = 10
 """The fewest prompts that `split` takes: a tenth of them must be at least one."""
@@ -27,8 +26,8 @@ class FilterExamples:
     """One example a forward: a block's confidences, and which proposals were final.
 
     Attributes:
-        confidences: Probability of the most likely token at each position; 1 behind a short block.
-        final: Whether that token is the reference's; true behind a short block.
+        confidences: Probability of the most likely token at each position; 1 after a short block.
+        final: Whether that token is the reference's; true after a short block.
         masked: Positions that held [MASK].
         prompts: Index of the prompt an example comes from.
     """
@@ -100,44 +99,24 @@ def collect_examples(
         stop_at_eos=stop_at_eos,
         truncate_at_eos=truncate_at_eos,
     )
-    canvas = Canvas.blank(
-        prompts,
-        gen_length,
-        mask_id=model.mask_id,
-        eos_ids=model.eos_ids,
-        align=model.causal_block_length or 1,
-        truncates=truncate_at_eos,
-        device=model.device,
-    )
-    reference = canvas.region.scatter(
-        1,
-        canvas.lead[:, None] + torch.arange(gen_length, device=model.device),
-        out.tokens.to(model.device),
-    )
+    reference = _Reference(out.tokens.to(model.device))
     collected: list[FilterExamples] = []
-    with torch.inference_mode():
-        session = Session(model, canvas, cache, temperature=0.0, seed=0)
-        for block in canvas.blocks(block_length):
-            session.open()
-            part = canvas.take(canvas.num_open(block).nonzero().squeeze(-1))
-            enters = cache.commits_entry and model.logit_shift > 0
-            while len(part):
-                shown = session.forward(part, block, FixedSchedule(block_length))
-                # As the filter will: `Learn2PD.reads_committed`.
-                view = replace(shown, reads_committed=True)
-                wanted = reference[part.rows][:, block.start : block.end]
-                # What fills up the last block of a block-causal model has no reference.
-                wanted = wanted.where(wanted != model.mask_id, view.most_likely)
-                collected.append(_examples(view, wanted, part, block_length, first_prompt))
-                right = view.eligible & (view.most_likely == wanted)
-                if enters:
-                    right = entry_alone(view)
-                    enters = False
-                part = _commit(part, view, wanted, right).truncate_at_eos()
-                part = part.stop_at_eos() if stop_at_eos else part
-                canvas = canvas.put(part)
-                part = part.take(part.num_open(block).nonzero().squeeze(-1))
-    # Outside, so that gradients may flow through what is done with them.
+
+    def collect(event: StepEvent) -> None:
+        prompts = (event.requests + first_prompt).cpu()
+        collected.append(_examples(event, reference.part(event.view), prompts))
+
+    decode(
+        model,
+        prompts,
+        _Oracle(reference),
+        cache=cache,
+        gen_length=gen_length,
+        block_length=block_length,
+        stop_at_eos=stop_at_eos,
+        truncate_at_eos=truncate_at_eos,
+        observers=[collect],
+    )
     return join(collected)
 
 
@@ -184,25 +163,61 @@ def split(examples: FilterExamples, seed: int) -> Splits:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """The answers that the oracle knows, one row a prompt of the decode.
+
+    Attributes:
+        answers: Token ids.
+    """
+
+    answers: Int[Tensor, "N G"]
+
+    def part(self, view: View) -> Int[Tensor, "B W"]:
+        """Returns the tokens of a view's columns.
+
+        Columns before the answer have their own. There is no reference for those after the answer,
+        which fill up the last block of a block-causal model: the most likely token is taken there.
+        """
+        assert view.keys is not None
+        keys = row_keys(0, torch.arange(len(self.answers), device=view.keys.device))
+        rows = (view.keys[:, None] == keys).long().argmax(-1)
+        places = view.positions.clamp(0, self.answers.shape[1] - 1)
+        known = torch.where(view.positions < 0, view.tokens, self.answers[rows].gather(1, places))
+        return torch.where(view.after_answer, view.most_likely, known)
+
+
+@dataclass(frozen=True, eq=False)
+class _Oracle(Sampler[None]):
+    """Commits every proposal that agrees with a reference, or all of the reference if none does.
+
+    Attributes:
+        reference: The answers to agree with.
+    """
+
+    reference: _Reference
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        # As of the filter that learns from the examples.
+        return super().needs | {Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        wanted = self.reference.part(view)
+        right = view.eligible & (view.most_likely == wanted)
+        has_stalled = ~right.any(-1, keepdim=True)
+        return Decision(torch.where(has_stalled, view.eligible, right), wanted), state
+
+
 def _examples(
-    view: View,
-    wanted: Int[Tensor, "B W"],
-    part: Canvas,
-    block_length: int,
-    first_prompt: int,
+    event: StepEvent, wanted: Int[Tensor, "B W"], prompts: Int[Tensor, " B"]
 ) -> FilterExamples:
-    missing = (0, block_length - wanted.shape[1])
+    view = event.view
+    after_end = view.positions >= (event.before.ends - event.before.prompt_lengths)[:, None]
     confidences = view.probability(view.most_likely).float()
     return FilterExamples(
-        functional.pad(confidences, missing, value=1.0).cpu(),
-        functional.pad(view.most_likely == wanted, missing, value=True).cpu(),
-        functional.pad(view.masked, missing, value=False).cpu(),
-        (part.rows + first_prompt).cpu(),
+        confidences.masked_fill(after_end, 1.0).cpu(),
+        ((view.most_likely == wanted) | after_end).cpu(),
+        view.masked.cpu(),
+        prompts,
     )
-
-
-def _commit(
-    part: Canvas, view: View, wanted: Int[Tensor, "B W"], right: Bool[Tensor, "B W"]
-) -> Canvas:
-    stalled = ~right.any(-1, keepdim=True)
-    return part.write(view.start, torch.where(stalled, view.eligible, right), wanted)

@@ -8,11 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.observers import Trace
+from dllm_decode.core.output import DecodeOutput
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.observers import Trace
 from dllm_decode.options import DecodeConfig
-from dllm_decode.output import DecodeOutput
 from dllm_decode.training.examples import Batch
 from samplers import FixedSchedule, Sampler
 

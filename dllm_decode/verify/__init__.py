@@ -1,5 +1,6 @@
-"""Verifiers: how one round advances the canvas."""
+"""Verifiers: how many steps one look at the model is good for, or whose tokens are kept."""
 
+from dllm_decode.decoder import Verifier
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
 from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
@@ -7,7 +8,7 @@ from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
-from dllm_decode.verify.base import NoVerifier, Verifier
+from dllm_decode.verify.base import NoVerifier
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 

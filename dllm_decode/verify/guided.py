@@ -1,6 +1,5 @@
 """Guided diffusion: an autoregressive model decides how much of a proposal is kept."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,29 +7,30 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.core.requests import Request
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look, Verifier
+from dllm_decode.look import view_of
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.models.targets.causal import CausalTarget, Past
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
 from dllm_decode.verify.ar_verify.target_round import (
     TargetRound,
     ask_drafter,
     ask_target,
+    check_request,
     check_target,
-    first_masks,
     require_target,
-    whole_answer,
-    write,
+    written,
 )
-from dllm_decode.verify.base import Verifier
 from samplers.base import Sampler
 from samplers.checks import require_count, require_probability, require_share
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
+from samplers.logits.summary import Summary
 
 
 @dataclass(frozen=True)
-class Guided(Verifier[Past]):
+class Guided(Verifier):
     """Commits as many of the mask predictor's proposals as a causal model finds plausible.
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
@@ -87,8 +87,8 @@ class Guided(Verifier[Past]):
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="Guided")
 
-    def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
-        return whole_answer(canvas, self.target, verifier="Guided")
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        check_request(self.target, decoder.model, request, verifier="Guided")
 
     @property
     def asks_sampler(self) -> bool:
@@ -97,32 +97,26 @@ class Guided(Verifier[Past]):
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
         return num_masks
 
-    def advance(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        carry: Past | None,
-    ) -> tuple[Canvas, Past]:
-        past = self.target.start(len(canvas)) if carry is None else carry
-        first = first_masks(canvas)
-        counts = canvas.masked.sum(-1).clamp(max=self.num_proposals)
-        window = Block(int(first.min()), int((first + counts).max()))
-        session.open()
-        proposal = (
-            ask_drafter(session, self.target, canvas, window, sampler).within("block").proposal
-        )
-        offsets = torch.arange(int(counts.max()), device=first.device)
-        places = (first[:, None] - window.start + offsets).clamp(max=proposal.shape[1] - 1)
-        draft = Draft(proposal.gather(1, places), counts)
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        past = state.verifier or self.target.start(len(state.rows))
+        beginning = Beginning.of(decoder, state)
+        counts = state.here.unsettled.sum(-1).clamp(max=self.num_proposals)
+        width = int(counts.max())
+        state, window, logits = ask_drafter(decoder, state, self.target, width)
+        view = view_of(decoder, state, state.here, window, Summary(logits))
+        # After the row's end there may be tokens that the target does not know.
+        proposed = torch.arange(width, device=counts.device) < counts[:, None]
+        draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
         # The last proposal is judged without being read.
-        judged = ask_target(session, self.target, canvas, draft._replace(counts=counts - 1), past)
-        passed = self._passes(draft, judged) & (offsets < counts[:, None])
-        accepted = torch.minimum(leading(passed), leading(~canvas.is_eos(draft.tokens)) + 1)
-        session.count_drafts(canvas, drafted=counts, accepted=accepted)
+        read = draft._replace(counts=counts - 1)
+        state, judged = ask_target(decoder, state, self.target, beginning, read, past)
+        passed = self._passes(draft, judged) & proposed
+        no_eos = leading(~state.here.is_eos(draft.tokens)) + 1
+        accepted = torch.minimum(leading(passed), no_eos)
+        state = state.with_drafts(drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)
-        return write(canvas, first, Draft(draft.tokens, num)), judged.past(num)
+        look = Look(view, window, decision=written(window, draft._replace(counts=num)))
+        return state._replace(verifier=judged.past(num)), look
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)

@@ -175,13 +175,10 @@ def _attend(
     """Hides what fills up short rows and, from a block-causal model, later blocks."""
     if not block_length and bool((lengths == positions.shape[1]).all()):
         return None
-    return attention_mask(
-        positions,
-        positions,
-        firsts=torch.zeros_like(lengths),
-        ends=lengths,
-        block_length=block_length,
-    )
+    inside = (positions < lengths[:, None])[:, None]
+    if not block_length:
+        return inside
+    return attention_mask(positions, positions.shape[1], block_length) & inside
 
 
 def _total(parts: Sequence[Scored]) -> Scored:

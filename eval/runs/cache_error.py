@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from rich.console import Console
 from torch import Tensor
 
 from dllm_decode import (
-    Block,
     CachePolicy,
-    Canvas,
     DecodeConfig,
     DecodeOutput,
     DelayedCache,
@@ -30,9 +28,12 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.loop import Decoder
-from dllm_decode.session import Session
-from dllm_decode.verify.base import SamplerState, settle
+from dllm_decode.core.state import CacheState, State
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.look import look
+from dllm_decode.loop import new_decoder
+from dllm_decode.round import decide
+from dllm_decode.settle import settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
@@ -42,7 +43,8 @@ from eval.runs.prompts import encode_prompt
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
 from samplers import Sampler
-from samplers.base import first_state, next_step
+from samplers.facts import Fact
+from samplers.view import View
 
 CACHES: tuple[CachePolicy, ...] = (
     NoCache(),
@@ -116,47 +118,46 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Compared(Verifier[SamplerState]):
-    """Takes the sampler's word on the cached view, and notes what the exact one would have said.
+class Compared(Verifier):
+    """Lets the sampler decide on the cached view, and notes its decision on the exact view.
+
+    The exact view costs a forward a step, which is not counted.
 
     Attributes:
-        exact: Runs the same model without a cache; adds a forward a step, which is not counted.
-        tally: What is noted.
+        tally: Sums of the differences.
     """
 
-    exact: Session
     tally: Tally
 
-    def advance(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        carry: SamplerState | None,
-    ) -> tuple[Canvas, SamplerState]:
-        blocks, length = session.blocks, session.block_length
-        closed, view = canvas, session.forward(canvas, block, sampler)
-        canvas, view = blocks.chosen(closed, view)
-        session.view = view
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return NoVerifier().gives
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        state, seen = look(decoder, state)
+        # Nothing is cached for the exact forward, and its layout is another one.
+        blank = state._replace(cache=CacheState(state.cache.capacity), layout=None)
+        computed, exact = look(replace(decoder, cache=NoCache()), blank)
+        self._note(decoder, state, seen, exact)
+        return state._replace(breaches=computed.breaches), seen
+
+    def _note(self, decoder: Decoder, state: State, seen: Look, exact: Look) -> None:
+        view, tokens = _decided(decoder, state, seen)
         # What is open may depend on the logits, too.
-        expected, exact = blocks.chosen(closed, self.exact.forward(closed, block, sampler))
-        state = first_state(sampler, view) if carry is None else carry.state
-        other, _ = sampler.step(exact, state)
-        other = blocks.completed(expected, exact, other, length)
-        decision, state = next_step(sampler, view, state)
-        decision = blocks.completed(canvas, view, decision, length)
-        after = settle(canvas, view, decision, sampler)
-        changed = (settle(expected, exact, other, sampler).tokens != after.tokens).any(-1)
-        divergence = _divergence(exact.computed.logits, view.computed.logits).masked_fill(
-            ~view.eligible, 0.0
-        )
-        rows = canvas.rows.cpu()
+        expected, others = _decided(decoder, state, exact)
+        divergence = _divergence(expected.logits, view.logits)
+        divergence = divergence.masked_fill(~view.eligible, 0.0)
+        rows = [row.request.index for row in state.rows]
         self.tally.divergence[rows] += divergence.sum(-1).cpu()
         self.tally.positions[rows] += view.eligible.sum(-1).cpu()
-        self.tally.changed[rows] += changed.cpu()
+        self.tally.changed[rows] += (others != tokens).any(-1).cpu()
         self.tally.steps[rows] += 1
-        return after, SamplerState(state)
+
+
+def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
+    """Returns what the sampler is shown, and the tokens after its decision."""
+    after, seen, decision = decide(decoder, state, seen)
+    return seen.view, settle(decoder, after, seen, decision).here.tokens
 
 
 @dataclass(frozen=True)
@@ -187,13 +188,7 @@ class Trial:
         Raises:
             ValueError: As `decode`.
         """
-        self._decoder(cache)
-
-    def _decoder(self, cache: CachePolicy) -> Decoder:
-        verifier = NoVerifier()
-        return Decoder(
-            self.model, self.sampler, cache, verifier, self.decoding, schedule=self.blocks
-        )
+        new_decoder(self.model, self.sampler, cache=cache, blocks=self.blocks, config=self.decoding)
 
     def error_of(self, cache: CachePolicy) -> CacheError:
         """Decodes the prompts, each step beside an exact forward on the same canvas.
@@ -225,11 +220,9 @@ class Trial:
     def _decode(
         self, prompts: Sequence[Sequence[int]], cache: CachePolicy
     ) -> tuple[Tally, DecodeOutput]:
-        exactly = self._decoder(NoCache())
         tally = Tally(len(prompts))
-        exact = exactly.session(exactly.blank(prompts))
         out = decode(
-            self.model, prompts, self.sampler, cache=cache, verifier=Compared(exact, tally),
+            self.model, prompts, self.sampler, cache=cache, verifier=Compared(tally),
             blocks=self.blocks, config=self.decoding,
         )  # fmt: skip
         return tally, out

@@ -228,7 +228,8 @@ class Bar(Reporter):
         if now - self._looked < _LOOK_EVERY_S:
             return
         self._looked = now
-        share = float(event.after.committed.sum()) / event.after.gen_length
+        left = event.after.unfinished.sum(-1) / event.after.gen_lengths
+        share = float((1.0 - left).sum())
         # Rows of this batch that have left the round are finished, but not yet counted.
         completed = min(self._tally.num_examples, self._tally.num_done + share)
         self._progress.update(self._task, completed=completed)

@@ -36,10 +36,9 @@ class Proposals:
 
     def __call__(self, event: StepEvent) -> None:
         rows, columns = event.view.eligible.nonzero(as_tuple=True)
-        positions = columns + event.view.start - event.before.lead[rows]
         self._steps.append(_Step(
             event.requests[rows].cpu(),
-            positions.cpu(),
+            event.view.positions[rows, columns].cpu(),
             event.view.proposal[rows, columns].cpu(),
             event.view.confidence[rows, columns].float().cpu(),
         ))  # fmt: skip

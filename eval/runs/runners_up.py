@@ -1,7 +1,5 @@
 """What else a position could have become: its most likely tokens and entropy when committed."""
 
-import torch
-
 from dllm_decode import StepEvent
 
 Told = tuple[float, list[tuple[int, float]]]
@@ -23,23 +21,22 @@ class RunnersUp:
         self.told: dict[int, dict[int, Told]] = {}
 
     def __call__(self, event: StepEvent) -> None:
-        start, width = event.view.start, event.view.tokens.shape[1]
-        window = slice(start, start + width)
-        before, after = event.before.region[:, window], event.after.region[:, window]
-        committed = ~event.after.masked[:, window] & (before != after)
+        columns = event.columns
+        before, after = (part.tokens.gather(1, columns) for part in (event.before, event.after))
+        committed = ~event.after.masked.gather(1, columns) & (before != after)
         top = event.view.likeliest(min(NUM_TOKENS, event.view.vocab_size))
-        rows, columns = committed.nonzero(as_tuple=True)
+        rows, at = committed.nonzero(as_tuple=True)
         # Once for all rows: the host waits for each of these.
-        entropy = event.view.entropy[rows, columns].tolist()
-        tokens = top.tokens[rows, columns].tolist()
-        chances = top.probabilities[rows, columns].tolist()
-        leads = torch.stack([event.requests, event.before.lead]).T.tolist()
-        places = zip(rows.tolist(), columns.tolist(), strict=True)
-        for (row, column), nats, ids, shares in zip(places, entropy, tokens, chances, strict=True):
-            request, lead = leads[row]
+        entropy = event.view.entropy[rows, at].tolist()
+        tokens = top.tokens[rows, at].tolist()
+        chances = top.probabilities[rows, at].tolist()
+        requests = event.requests[rows].tolist()
+        positions = event.view.positions[rows, at].tolist()
+        told_all = zip(requests, positions, entropy, tokens, chances, strict=True)
+        for request, position, nats, ids, shares in told_all:
             likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
             told = self.told.setdefault(request, {})
-            told[start + column - lead] = (round(nats, 4), likely)
+            told[position] = (round(nats, 4), likely)
 
     def of(self, request: int, steps: list[int]) -> list[Told | None]:
         """Returns what was told of each position that a step committed, None of others."""

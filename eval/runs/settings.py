@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.loop import Decoder
+from dllm_decode.loop import new_decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import require_template
 from eval.runs.records import Settings, named_parts
@@ -108,9 +108,9 @@ class Run:
                 together, answers cannot be scored, or prompts need a chat template that is not
                 there.
         """
-        Decoder(
-            self.model, self.sampler, self.cache, self.verifier, self.decoding,
-            schedule=self.blocks,
+        new_decoder(
+            self.model, self.sampler, cache=self.cache, verifier=self.verifier,
+            blocks=self.blocks, config=self.decoding,
         )  # fmt: skip
         self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)

@@ -15,8 +15,8 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
-from dllm_decode import DecodeConfig, NoVerifier
-from dllm_decode.loop import Decoder
+from dllm_decode import DecodeConfig
+from dllm_decode.loop import new_decoder
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.load import find_model
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     cache = parse_cache(options.cache)
     for rule in (sampler, teacher_of(options, student)):
         # Refuses what does not fit together.
-        Decoder(student.model, rule, cache, NoVerifier(), student.config)
+        new_decoder(student.model, rule, cache=cache, config=student.config)
     accelerator = accelerator_of(options, student.model)
     console = Console(quiet=not accelerator.is_main_process)
     folder = Path(options.output)

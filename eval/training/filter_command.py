@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dllm_decode import CachePolicy, DecodeConfig, NoVerifier
-from dllm_decode.loop import Decoder
+from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode.loop import new_decoder
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training.learn2pd import (
     FilterSettings,
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     config = config_of(options, asked, loaded)
     cache = parse_cache(options.cache)
     # Refuses what does not fit together.
-    Decoder(loaded.model, against, cache, NoVerifier(), config)
+    new_decoder(loaded.model, against, cache=cache, config=config)
     work = Path(f"{options.output}.run")
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,

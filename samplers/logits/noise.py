@@ -24,9 +24,10 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return value ^ _logical_shift(value, 31)
 
 
-def row_keys(seed: int, request: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Derives a row's noise key from the seed and the row's request number."""
-    return mix(mix(torch.full_like(request, seed)) ^ request)
+def row_keys(seed: Int[Tensor, " B"] | int, request: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Derives a row's noise key from its seed, or that of all rows, and its request number."""
+    seeds = seed if isinstance(seed, Tensor) else torch.full_like(request, seed)
+    return mix(mix(seeds) ^ request)
 
 
 def position_keys(

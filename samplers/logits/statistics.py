@@ -167,26 +167,44 @@ def certain_where(
     return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
 
 
+def divided(
+    values: Float[Tensor, "B ..."], by: Float[Tensor, " B"] | Int[Tensor, " B"] | float | int
+) -> Float[Tensor, "B ..."]:
+    """Divides by one number, or each row by its own: bit by bit as that row alone."""
+    if not isinstance(by, Tensor):
+        return values / by
+    by = by.to(values).view(-1, *[1] * (values.ndim - 1))
+    # On CUDA, torch divides by a Python number by multiplying with its reciprocal.
+    return values * by.reciprocal() if values.is_cuda else values / by
+
+
 def draw(
-    logits: Float[Tensor, "B W V"], temperature: float, keys: Int[Tensor, "B W"]
+    logits: Float[Tensor, "B W V"],
+    temperature: Float[Tensor, " B"] | float,
+    keys: Int[Tensor, "B W"],
 ) -> Int[Tensor, "B W"]:
     """Draws a token from softmax(logits / temperature) at each position by Gumbel-max.
 
     Computed in float64 on the log scale: low precision lowers the effective temperature, and no
     exponential of a logit is ever formed. A device without float64 leaves it to the CPU, which
-    draws the same tokens.
+    draws the same tokens. With a temperature for each row, rows at 0 get arbitrary tokens.
 
     Source: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models",
     https://arxiv.org/abs/2409.02908 (why float64); Nie et al. 2025, "Large Language Diffusion
     Models", https://arxiv.org/abs/2502.09992 (the convention).
     """
 
-    def draw_some(logits: Float[Tensor, "n V"], keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-        scaled = in_float64(logits) / temperature
+    def draw_some(
+        logits: Float[Tensor, "n V"],
+        keys: Int[Tensor, " n"],
+        temperature: Float[Tensor, " n"] | float = temperature,
+    ) -> Int[Tensor, " n"]:
+        scaled = divided(in_float64(logits), temperature)
         noise = gumbel(keys.to(scaled.device), logits.shape[-1])
         return (scaled + noise).argmax(-1).to(keys.device)
 
-    return _by_chunk(draw_some, logits, keys, dtype=torch.float64)
+    own = (temperature[:, None].expand_as(keys),) if isinstance(temperature, Tensor) else ()
+    return _by_chunk(draw_some, logits, keys, *own, dtype=torch.float64)
 
 
 def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

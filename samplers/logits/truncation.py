@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.logits.statistics import widen
+from samplers.logits.statistics import divided, widen
 
 
 @dataclass(frozen=True)
@@ -23,30 +23,52 @@ class Truncation:
     Differs: In float32 or better; the authors' is in the model's dtype. Of equal logits at the
     border of `top_p`, the lowest ids stay.
 
+    Each attribute is one number, or a tensor of one number a row; then the first axis of the logits
+    is the rows, and each row's result is bit by bit that of the row alone.
+
     Attributes:
         temperature: What logits are divided by; 0 leaves them as they are, for greedy proposals.
         top_p: The smallest set of tokens of at least this much probability stays.
         top_k: At most this many tokens stay, and those as likely as the last of them; 0: all.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: Float[Tensor, " B"] | float = 0.0
+    top_p: Float[Tensor, " B"] | float = 1.0
+    top_k: Int[Tensor, " B"] | int = 0
 
     def __call__(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
         """Returns logits of the distribution that is drawn from at temperature 1."""
-        kept = widen(logits)
-        if self.temperature > 0.0:
-            kept = kept / self.temperature
-        if self.top_p < 1.0:
-            kept = _within_mass(kept, self.top_p)
-        if 0 < self.top_k < kept.shape[-1]:
-            last = kept.topk(self.top_k, dim=-1).values[..., -1:]
-            kept = kept.masked_fill(kept < last, -torch.inf)
-        return kept
+        kept, (temperature, top_p) = widen(logits), (self.temperature, self.top_p)
+        if isinstance(temperature, Tensor):
+            kept = divided(kept, torch.where(temperature > 0.0, temperature, 1.0))
+        elif temperature > 0.0:
+            kept = divided(kept, temperature)
+        if isinstance(top_p, Tensor):
+            # The rounded mass may exceed 1, which cuts nothing.
+            limit = torch.where(top_p < 1.0, top_p, torch.inf).to(kept)
+            kept = _within_mass(kept, limit.view(-1, *[1] * (kept.ndim - 1)))
+        elif top_p < 1.0:
+            kept = _within_mass(kept, top_p)
+        return self._likeliest(kept)
+
+    def _likeliest(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
+        """Keeps the `top_k` likeliest tokens, and those as likely as the last of them."""
+        top_k, vocab_size = self.top_k, logits.shape[-1]
+        if isinstance(top_k, Tensor):
+            # The largest of the numbers is not known without waiting for the device.
+            top_k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
+            place = (top_k - 1).view(-1, *[1] * (logits.ndim - 1)).expand(*logits.shape[:-1], 1)
+            last = logits.sort(dim=-1, descending=True).values.gather(-1, place)
+        elif 0 < top_k < vocab_size:
+            last = logits.topk(top_k, dim=-1).values[..., -1:]
+        else:
+            return logits
+        return logits.masked_fill(logits < last, -torch.inf)
 
 
-def _within_mass(logits: Float[Tensor, "*shape V"], top_p: float) -> Float[Tensor, "*shape V"]:
+def _within_mass(
+    logits: Float[Tensor, "*shape V"], top_p: Float[Tensor, "..."] | float
+) -> Float[Tensor, "*shape V"]:
     """Keeps the likeliest tokens up to and including the one whose mass reaches `top_p`."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1)

@@ -102,8 +102,11 @@ def test_run_repeats_the_option_and_a_schedule_brings_its_block_length(tmp_path:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--sampler", "FixedSchedule(4)"], "counts the masks or the steps of a block"),
-        (["--verifier", "SelfVerify()"], "opens masks after each step of the sampler"),
+        (
+            ["--sampler", "FixedSchedule(4)"],
+            "needs a block schedule that opens all masks of a block at once",
+        ),
+        (["--verifier", "SelfVerify()"], "needs a verifier that runs one forward for each step"),
         (["--block-length", "4"], "block_length must be said once, got 4 and MultiBlock("),
     ],
 )
@@ -127,7 +130,10 @@ def test_a_block_causal_model_refuses_blocks_that_end_anywhere(
     )
     assert isinstance(run, Run)
     adaptive = replace(run, blocks=AdaptiveBlocks((4,)))
-    with pytest.raises(ValueError, match="ends blocks where the text does, got hash model"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs a model in which every column sees every other, .*got hash",
+    ):
         execute([adaptive], tmp_path)
     assert not list(tmp_path.iterdir())
     folder = execute([run, adaptive], tmp_path, skip_impossible=True)
@@ -138,7 +144,7 @@ def test_a_block_causal_model_refuses_blocks_that_end_anywhere(
                "--blocks", "AdaptiveBlocks((4,))"]  # fmt: skip
     assert main(command) == 2
     shown = capsys.readouterr()
-    assert "ends blocks where the text does" in shown.err
+    assert "needs a model in which every column sees every other" in shown.err
     assert not shown.out
 
 

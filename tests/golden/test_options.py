@@ -99,7 +99,7 @@ def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifie
 
     def watch(event: StepEvent) -> None:
         changed = event.before.masked & ~event.after.masked
-        order.extend(changed[0].nonzero().flatten().tolist())
+        order.extend(at - 1 for at in changed[0].nonzero().flatten().tolist())
 
     out = decode(
         model, [[5]], FixedSchedule(8), gen_length=8, stop_at_eos=False, verifier=verifier,
@@ -145,7 +145,8 @@ def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: V
     plain = view.logits.softmax(-1).amax(-1)[0].masked_fill(is_last, 0.0)
     assert torch.allclose(view.confidence[0], plain, atol=1e-12)
     changed = [event.before.masked & ~event.after.masked for event in events]
-    order = [int(one[0].nonzero()) for one in changed]
+    # The prompt is one token long.
+    order = [int(one[0].nonzero()) - 1 for one in changed]
     first = int((~is_last).sum())
     assert order[:first] == plain.sort(descending=True).indices[:first].tolist()
     # The official code leaves the order of these open.
@@ -178,7 +179,7 @@ def test_deferred_ids_come_last_in_every_order_and_change_nothing_else(
         observers=[events.append], **common,
     )  # fmt: skip
     view = events[0].view
-    committed = events[0].before.masked & ~events[0].after.masked
+    committed = (events[0].before.masked & ~events[0].after.masked).gather(1, events[0].columns)
     is_deferred = torch.isin(view.proposal, torch.tensor(deferred))
     assert torch.equal(view.proposal, plain.tokens)
     assert is_deferred.any(-1).all()

@@ -65,6 +65,7 @@ from samplers import (
     View,
     Wino,
 )
+from samplers.facts import Fact
 from samplers.fixed_schedule import Order
 from samplers.logits.statistics import highest
 from samplers.prophet import Averaged
@@ -365,7 +366,7 @@ class Quotas(Sampler):
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         assert isinstance(state, torch.Tensor)
-        quotas = torch.tensor(self.of_blocks[view.start // self.block_length])
+        quotas = torch.tensor(self.of_blocks[int(view.positions[0, 0]) // self.block_length])
         scores = -view.entropy if self.order == "entropy" else view.confidence
         return Decision(highest(scores, view.eligible, quotas[state])), state + 1
 
@@ -621,23 +622,24 @@ class Recorder:
 
     def __call__(self, event: StepEvent) -> None:
         masked, remains = event.before.masked, event.after.masked
-        window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
-        probability = event.view.probability(event.after.region[:, window].clamp(max=511))
-        for index, row in enumerate(event.before.rows.tolist()):
-            # What lies behind the window was filled behind an EOS.
-            committed = (masked[index] & ~remains[index])[: window.stop]
-            positions = committed.nonzero().squeeze(-1)
-            # A block-causal model's answer may start inside a block.
-            lead = event.before.lead[index]
-            old, new = event.before.region[index], event.after.region[index]
+        seen = event.after.tokens.gather(1, event.columns).clamp(max=511)
+        probability = event.view.probability(seen)
+        for index, row in enumerate(event.requests.tolist()):
+            prompt, first = int(event.before.prompt_lengths[index]), int(event.columns[index, 0])
+            # What follows the block, unless a sampler sees it, was filled after an EOS.
+            columns = event.columns[index]
+            stop = event.rows[index].open.phase[1]
+            shown = columns[event.view.masked[index] | (columns < stop)]
+            committed = shown[(masked[index] & ~remains[index])[shown]]
+            old, new = event.before.tokens[index], event.after.tokens[index]
             self.steps.setdefault(row, []).append(
                 Step(
-                    (positions - lead).tolist(),
-                    event.after.region[index, positions].tolist(),
-                    (~masked[index] & remains[index]).nonzero().squeeze(-1).tolist(),
-                    probability[index, positions - window.start].tolist(),
+                    (committed - prompt).tolist(),
+                    new[committed].tolist(),
+                    ((~masked[index] & remains[index]).nonzero().squeeze(-1) - prompt).tolist(),
+                    probability[index, committed - first].tolist(),
                     [
-                        [int(at - lead), int(old[at]), int(new[at])]
+                        [int(at - prompt), int(old[at]), int(new[at])]
                         for at in (~masked[index] & ~remains[index] & (old != new)).nonzero()
                     ],
                 )
@@ -693,7 +695,7 @@ def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, 
     )
     canvases = 2 if case.options.get("cfg_scale") else 1
     num_steps = [len(recorder.steps[row]) for row in range(len(prompts))]
-    if case.verifier.looks_ahead:
+    if Fact.ONE_STEP_A_FORWARD not in case.verifier.gives:
         assert all(nfe <= num for nfe, num in zip(out.nfe.tolist(), num_steps, strict=True))
     else:
         assert out.nfe.tolist() == [canvases * num for num in num_steps]
@@ -707,7 +709,7 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     expected = [step for step in expected if step.positions or step.edited]
     got = [step for step in got if step.positions or step.edited]
     got = got[: len(expected)] if case.unfinished else got
-    if case.verifier.looks_ahead:
+    if Fact.ONE_STEP_A_FORWARD not in case.verifier.gives:
         got = joined(got, [len(step.positions) for step in expected])
     if case.eos_id is not None:
         # Their code overwrites what is committed behind an EOS, which ends the answer.
@@ -800,7 +802,7 @@ def test_self_verification_needs_the_forwards_of_the_authors(method: str) -> Non
     for run in comparable(method, METHODS[method]):
         case = free_dave(run)
         # Eager drafts go on into the next block, which saves forwards that are needed here.
-        if not case.verifier.looks_ahead or run.params["eager"]:
+        if Fact.ONE_STEP_A_FORWARD in case.verifier.gives or run.params["eager"]:
             continue
         recorder = Recorder()
         out = decode(

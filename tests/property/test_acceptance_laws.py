@@ -72,8 +72,7 @@ def by_forward(events: list[StepEvent]) -> dict[int, dict[int, list[int]]]:
         committed = (event.before.masked & ~event.after.masked).sum(-1).tolist()
         # Columns computed so far tell a row's forwards apart.
         forwards = event.query_positions.tolist()
-        rows = event.before.rows.tolist()
-        for row, forward, count in zip(rows, forwards, committed, strict=True):
+        for row, forward, count in zip(event.requests.tolist(), forwards, committed, strict=True):
             found[row][forward].append(count)
     return found
 

@@ -31,6 +31,7 @@ from dllm_decode import (
 )
 from dllm_decode.blocks import ALL_SCHEDULES, parse
 from samplers import ConfidenceThreshold, CreditDecoding, EntropyThreshold, Sampler
+from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 # So many that one is predicted in most windows.
@@ -67,11 +68,7 @@ CACHES: list[CachePolicy] = [
     SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
     SuffixWindow(NoCache(), 0, tail=0),
 ]
-STEPWISE = [
-    sampler
-    for sampler in INSTANCES
-    if not sampler.needs_whole_block and sampler.scope == "block" and not sampler.leave_one_out
-]
+STEPWISE = [sampler for sampler in INSTANCES if Fact.WHOLE_BLOCKS not in sampler.needs]
 STATEFUL = CreditDecoding(ConfidenceThreshold(0.6))
 SCHEDULE = pytest.mark.parametrize("blocks", SCHEDULES, ids=repr)
 
@@ -88,7 +85,7 @@ def answer(
     options = {"stop_at_eos": False, **options}
     model = tiny(family)
     length = model.causal_block_length
-    if length and (blocks.ends_anywhere or (blocks.block_length or 0) % length):
+    if length and (Fact.SEES_BOTH_WAYS in blocks.needs or (blocks.block_length or 0) % length):
         pytest.skip("its blocks have one length")
     return decode(model, prompts, sampler, blocks=blocks, gen_length=gen_length, **options)
 
@@ -191,23 +188,25 @@ def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiB
     seen: dict[int, int] = {}
     num_early = num_forced = 0
     for event in watch.events:
-        before, after = event.before, event.after
-        assert before.opened is not None
-        all_due = torch.zeros_like(before.masked) if before.due is None else before.due
-        committed = before.masked & ~after.masked
-        assert not (committed & ~before.opened).any()
-        for row, opened, due, gained, masked in zip(
-            before.rows.tolist(), before.opened, all_due, committed, before.masked, strict=True
-        ):
-            num_open = -(-int(opened.sum()) // length)
-            assert opened[: int(opened.sum())].all()
-            assert num_open - seen.get(row, 1) <= 1 or blocks.open_at == 1.0
-            seen[row] = num_open
-            assert not due.any() or (due & gained).any()
-            busy = {int(at) // length for at in (masked & opened).nonzero()}
+        masked = event.before.masked
+        committed = masked & ~event.after.masked
+        for row, has_mask, is_new in zip(event.rows, masked, committed, strict=True):
+            opening, request = row.open, row.request.index
+            num_open, due, _ = opening.note
+            assert num_open - seen.get(request, 1) <= 1 or blocks.open_at == 1.0
+            seen[request] = num_open
+            busy, gained = (
+                {(int(at) - row.first) // length for at in where[: opening.stop].nonzero()}
+                for where in (has_mask, is_new)
+            )
+            assert not is_new[: opening.start].any()
+            assert not is_new[opening.stop :].any()
+            assert opening.stop == min(row.first + (max(busy) + 1) * length, row.end)
+            assert max(busy) < num_open
+            assert gained >= set(due)
             assert 1 <= len(busy) <= (blocks.max_open or 99)
             num_early += len(busy) > 1
-            num_forced += len(busy) > 1 and bool(due.any())
+            num_forced += len(busy) > 1 and bool(due)
     assert (num_early > 0) == (num_forced > 0) == (blocks.open_at < 1.0)
 
 
@@ -217,9 +216,10 @@ def test_a_block_ends_at_the_likeliest_delimiter_among_those_that_follow() -> No
     blocks: dict[int, list[int]] = {}
     ended = 0
     for event in watch.events:
-        for row, number in enumerate(event.before.rows.tolist()):
-            before = event.before.open_masks[row]
-            after = event.after.tokens[row, event.after.start :]
+        for row, number in enumerate(event.requests.tolist()):
+            first = event.rows[row].prompt_length
+            before = event.before.masked[row, first:]
+            after = event.after.tokens[row, first:]
             opened = [at for at in range(14) if bool(event.view.masked[row, at])]
             past = blocks.setdefault(number, [0])
             if not before[: past[-1]].any():
@@ -246,8 +246,9 @@ def test_a_given_delimiter_ends_a_block() -> None:
         "llada", ConfidenceThreshold(1.0), AdaptiveBlocks(DELIMITERS, 1.0, 8), prompts=PROMPTS[:1],
         templates=[template], observers=[watch],
     )  # fmt: skip
-    firsts = [int((e.before.masked & ~e.after.masked)[0].nonzero()) for e in watch.events]
-    assert set(firsts[:2]) == {0, 1}
+    first = len(PROMPTS[0])
+    gained = [int((e.before.masked & ~e.after.masked)[0].nonzero()) for e in watch.events]
+    assert set(gained[:2]) == {first, first + 1}
 
 
 @pytest.mark.parametrize("family", ["llada", "fast_dllm_v2"])
@@ -259,8 +260,9 @@ def test_sub_blocks_are_filled_from_left_to_right_at_each_row_s_own_pace(family:
     apart = 0
     for event in watch.events:
         places = []
-        for row, number in enumerate(event.before.rows.tolist()):
-            gained = (event.before.masked & ~event.after.masked)[row].nonzero().squeeze(-1).tolist()
+        for row, number in enumerate(event.requests.tolist()):
+            gained = (event.before.masked & ~event.after.masked)[row].nonzero().squeeze(-1)
+            gained = (gained - event.rows[row].first).tolist()
             units = {at // 8 * 3 + at % 8 // 3 for at in gained}
             assert len(units) == 1
             places += units
@@ -294,7 +296,8 @@ def test_nothing_opens_behind_an_eos_where_the_answer_ends_with_it() -> None:
             "llada", ConfidenceThreshold(1.0), MultiBlock(4, 0.0, 0.0), prompts=PROMPTS[:1],
             templates=[template], stop_at_eos=stops, observers=[watch],
         )  # fmt: skip
-        seen[stops] = max(int(event.before.opened.sum()) for event in watch.events)  # type: ignore[union-attr]
+        (rows,) = zip(*(event.rows for event in watch.events), strict=True)
+        seen[stops] = max(row.open.stop - row.first for row in rows)
     assert seen == {True: 4, False: 14}
 
 
@@ -316,7 +319,10 @@ def test_only_open_masks_have_logits() -> None:
         observers=[watch],
     )  # fmt: skip
     for call, event in zip(spied.calls, watch.events, strict=True):
-        most = int(event.before.open_masks.sum(-1).max())
+        most = max(
+            int(masked[row.open.start : row.open.stop].sum())
+            for row, masked in zip(event.rows, event.before.masked, strict=True)
+        )
         assert call.wanted is not None
         assert call.wanted.shape[1] == min(64, -(-most // 8) * 8)
 
@@ -338,9 +344,9 @@ def test_what_cannot_combine_is_refused_by_name(
 
 
 def test_blocks_that_end_anywhere_need_a_model_that_sees_everything() -> None:
-    with pytest.raises(ValueError, match="ends blocks where the text does") as refused:
+    with pytest.raises(ValueError, match="in which every column sees every other") as refused:
         decode(tiny("sdar"), PROMPTS, FEW[0], blocks=ADAPTIVE, gen_length=8)
-    assert str(refused.value).endswith("Use blocks=Sequential().")
+    assert str(refused.value).endswith("or another block schedule.")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from samplers_under_test import INSTANCES
 
-from dllm_decode import StepEvent, decode
+from dllm_decode import Canvas, StepEvent, decode
 from eval.metrics.statistics import wilson
 from eval.oracle.joint import Joint, even_sizes
 from eval.oracle.oracle import OracleModel
@@ -236,15 +236,15 @@ def steps_of(joint: Joint, sampler: Sampler) -> Steps:
     model, steps = OracleModel([joint]), Steps(0, [])
     answers = torch.tensor(list(joint.answers))
 
-    def is_possible(region: torch.Tensor) -> torch.Tensor:
-        known = region[:, None]
+    def is_possible(canvas: Canvas) -> torch.Tensor:
+        known = canvas.answers()[:, None]
         return ((known == answers) | (known == model.mask_id)).all(-1).any(-1)
 
     def watch(event: StepEvent) -> None:
         widths = (event.before.masked & ~event.after.masked).sum(-1)
-        before = is_possible(event.before.region)
+        before = is_possible(event.before)
         steps.num_single += int((before & (widths == 1)).sum())
-        steps.broken += widths[before & ~is_possible(event.after.region)].tolist()
+        steps.broken += widths[before & ~is_possible(event.after)].tolist()
 
     decode(
         model, [model.prompt(i) for i in range(40)], sampler, gen_length=joint.length,

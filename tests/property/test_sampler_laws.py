@@ -11,6 +11,7 @@ from torch import Tensor
 from views import STYLES, Style, Turn, play
 
 from samplers import ALL_SAMPLERS, Learn2PD, Sampler, State, View, parse
+from samplers.facts import Fact
 from samplers.logits.summary import Summary
 from samplers.state import take_state
 
@@ -127,7 +128,7 @@ def only_masked(view: View) -> View:
 @every_sampler
 def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) -> None:
     """The decisions of a whole block follow from the logits at masked positions."""
-    if sampler.reads_committed:
+    if Fact.LOGITS_OF_COMMITTED in sampler.needs:
         pytest.skip("It says so.")
     for style, temperature in PLAYS:
         for seed in SEEDS:

@@ -24,7 +24,7 @@ from dllm_decode import (
     Trace,
     decode,
 )
-from dllm_decode.observers import Revision
+from dllm_decode.core.observers import Revision
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
@@ -36,6 +36,7 @@ from samplers import (
     State,
     View,
 )
+from samplers.facts import Fact
 from samplers.view import Scope
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -152,13 +153,14 @@ def test_every_step_is_reported_with_the_logits_it_was_taken_on() -> None:
     )  # fmt: skip
     steps = torch.zeros(3, dtype=torch.long)
     for event in events:
-        window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
-        assert torch.equal(event.view.tokens, event.before.region[:, window])
+        columns = event.columns
+        assert torch.equal(event.view.tokens, event.before.tokens.gather(1, columns))
         committed = event.before.masked & ~event.after.masked
         assert (committed.sum(-1) == 1).all()
-        chosen = torch.where(committed[:, window], event.view.proposal, -1).amax(-1)
-        assert torch.equal(chosen, torch.where(committed, event.after.region, -1).amax(-1))
-        steps[event.before.rows] += 1
+        in_view = committed.gather(1, columns)
+        chosen = torch.where(in_view, event.view.proposal, -1).amax(-1)
+        assert torch.equal(chosen, torch.where(committed, event.after.tokens, -1).amax(-1))
+        steps[event.requests] += 1
     assert steps.tolist() == [12, 12, 12]
     assert events[-1].forwards == out.forwards
     assert len({len(event.before) for event in events}) > 1, "no row ever waited for another"
@@ -254,8 +256,12 @@ class Forgetful(Sampler):
         return self.base.leave_one_out
 
     @property
-    def reads_committed(self) -> bool:
-        return self.base.reads_committed
+    def needs(self) -> frozenset[Fact]:
+        return self.base.needs
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return self.base.gives
 
     def max_steps(self, num_masks: int) -> int:
         return 10 * num_masks

@@ -41,7 +41,7 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.compatibility import Demands, refusal_of
+from dllm_decode.compatibility import refusal_of
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 from samplers.logits.noise import position_keys, row_keys
@@ -233,15 +233,7 @@ def draw_plugins(
     while True:
         sampler = chance.choice(VERIFIABLE)
         cache = chance.choice(CACHES) if has_kv_cache else NoCache()
-        demands = Demands(
-            scope=sampler.scope,
-            leave_one_out=sampler.leave_one_out,
-            looks_ahead=verifier.looks_ahead,
-            asks_sampler=verifier.asks_sampler,
-            is_shifted=model.logit_shift > 0,
-            is_causal=model.causal_block_length > 0,
-        )
-        if refusal_of(demands, cache) is None:
+        if refusal_of(model, sampler, cache, verifier=verifier) is None:
             return sampler, cache
 
 
@@ -417,12 +409,7 @@ def cached_ar_case(number: int) -> Counts:
     sampler: Sampler = FixedSchedule(2)
     while True:
         cache = chance.choice(CACHES)
-        demands = Demands(
-            asks_sampler=verifier.asks_sampler,
-            is_shifted=model.logit_shift > 0,
-            is_causal=model.causal_block_length > 0,
-        )
-        if refusal_of(demands, cache) is None:
+        if refusal_of(model, sampler, cache, verifier=verifier) is None:
             break
     prompts = draw_prompts(chance, 490)
     seed, temperature = chance.randrange(2**40), chance.choice([0.0, 0.6])

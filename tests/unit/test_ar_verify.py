@@ -12,7 +12,6 @@ from toys import HashModel
 
 from dllm_decode import (
     ARVerify,
-    Canvas,
     Draft,
     Drafting,
     DraftLength,
@@ -25,7 +24,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.models.base import ForwardInputs
-from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify.drafting.base import Beginning
 from samplers import FixedSchedule
 from samplers.logits.noise import mix, uniform
 
@@ -188,8 +187,12 @@ class Biased(Drafting):
 
     says: Literal["law", "value"]
 
-    def draft(self, session: Session, canvas: Canvas, logits: Tensor, lengths: Tensor) -> Draft:
-        draft = ARGMAX.draft(session, canvas, logits, lengths)
+    @property
+    def is_drawn(self) -> bool:
+        return True
+
+    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+        draft = ARGMAX.draft(beginning, logits, lengths)
         logs = logits.double().log_softmax(-1)
         if self.says == "value":
             drafted = torch.nn.functional.one_hot(draft.tokens, logs.shape[-1]).bool()

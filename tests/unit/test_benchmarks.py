@@ -20,6 +20,7 @@ from benchmarks.neighbour import busy_neighbour
 from benchmarks.options import read_options
 from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.models import ForwardInputs
+from samplers.facts import Fact
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4)
 TINY = replace(TINY, batch_size=2, dtype="float32", num_threads=1)
@@ -111,7 +112,7 @@ def test_every_contender_is_measured(options: str) -> None:
     assert figure.num_tokens == 32
     assert 0 < figure.model_s < figure.wall_s
     assert 0 < figure.outside_share < 1
-    assert (figure.target_s > 0) == (not verifier.asks_sampler)
+    assert (figure.target_s > 0) == (Fact.SAMPLER_DECIDES not in verifier.gives)
     assert (figure.memory_bytes > 0) == cache.needs_kv_cache
     assert figure.logits_bytes == 2 * 8 * 1000 * 4
     assert figure.weight_bytes == sum(part.nbytes for part in TINY.model().parameters())

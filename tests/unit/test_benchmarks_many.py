@@ -8,12 +8,12 @@ def test_rows_that_join_save_calls_and_change_no_text(capsys: pytest.CaptureFixt
     main(["--limit", "12", "--num-rows", "3", "--cache", "NoCache()", "--cache", "DualCache()"])
     lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
     found = [[cell.strip().replace(",", "") for cell in line] for line in lines]
-    assert [line[:2] for line in found] == [
-        [cache, how]
+    assert [line[:3] for line in found] == [
+        [cache, "3", how]
         for cache in ("NoCache()", "DualCache()")
         for how in ("batches one after the other", "decode_many")
     ]
     for batches, many in (found[:2], found[2:]):
-        assert int(many[2]) < int(batches[2])
-        assert int(many[3]) < 1.15 * int(batches[3])
-        assert many[5] == batches[5] == "12"
+        assert int(many[3]) < int(batches[3])
+        assert int(many[4]) < 1.15 * int(batches[4])
+        assert many[6] == batches[6] == "12"

@@ -48,13 +48,7 @@ def test_one_forward_over_all_blocks_equals_a_forward_for_each(
             canvas = alone[: begin + block_length].clone()
             canvas[begin:][hidden_ones[begin : begin + block_length]] = model.mask_id
             columns = torch.arange(len(canvas))[None]
-            attend = attention_mask(
-                columns,
-                columns,
-                firsts=torch.zeros(1, dtype=torch.long),
-                ends=torch.tensor([len(canvas)]),
-                block_length=attends,
-            )
+            attend = attention_mask(columns, len(canvas), attends)
             with torch.no_grad():
                 expected = model.transformer(canvas[None], columns, attend=attend)
             torch.testing.assert_close(

@@ -1,23 +1,17 @@
 """A schedule that breaks its contract is named, at the first step that shows it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 from toys import HashModel
 
-from dllm_decode import (
-    AdaptiveBlocks,
-    Block,
-    BlockSchedule,
-    Canvas,
-    DecodeOutput,
-    Opening,
-    Phase,
-    decode,
-)
-from dllm_decode.blocks import Opened
+from dllm_decode import AdaptiveBlocks, BlockSchedule, DecodeOutput, Sequential, decode
+from dllm_decode.blocks import Progress
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.rows import Opening
 from samplers import ConfidenceThreshold, View
 
 PROMPTS = [[1, 2, 3], [4]]
@@ -27,73 +21,61 @@ PROMPTS = [[1, 2, 3], [4]]
 class Whole(BlockSchedule):
     """Opens all of the answer at once."""
 
-    @property
-    def opens_parts(self) -> bool:
-        return True
+    def window_length(self, block_length: int, answer_length: int) -> int:
+        return answer_length
 
-    def phases(self, canvas: Canvas, block_length: int, *, shift: int) -> Iterator[Block]:
-        return canvas.blocks(canvas.region_length)
-
-    def measured(self, canvas: Canvas, block_length: int) -> Any:
-        return (canvas.masked.sum(-1),)
-
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
-        return Opening(phase.block)
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
+        return Opening.of_block(progress.first, progress.end)
 
 
 class Empty(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
-        return Opening(Block(0, 0))
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
+        return Opening.of_block(progress.first, progress.first)
 
 
-class EmptyReach(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
-        return Opening(phase.block, Block(4, 4))
+class Beyond(Whole):
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
+        return Opening.of_block(progress.first, progress.end + 1)
 
 
 class StuckAtFirst(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
-        return Opening(Block(0, 4))
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
+        return Opening.of_block(progress.first, progress.first + 4)
 
 
 class StuckOnceOpened(Whole):
-    def chosen(self, canvas: Canvas, view: View) -> Opened:
-        return Opened(canvas, replace(view, eligible=view.eligible & False))
+    def chosen(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
+        return replace(view, eligible=view.eligible & False), state
 
 
 class Nothing(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
         return None
 
 
 class Pair(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
+    def opening(self, progress: Progress, last: Opening | None) -> Any:
         return 0, 4
 
 
-class BareBlock(Whole):
-    def opening(self, measured: Sequence[int], last: Opening | None, phase: Phase) -> Any:
-        return phase.block
-
-
-class OneTensor(Whole):
-    def measured(self, canvas: Canvas, block_length: int) -> Any:
+class OneNumber(Whole):
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Any:
         return canvas.masked.sum(-1)
 
 
 class Shares(Whole):
-    def measured(self, canvas: Canvas, block_length: int) -> Any:
-        return (canvas.masked.sum(-1) / 16,)
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Any:
+        return canvas.masked.sum(-1, keepdim=True) / 16
 
 
-class ByPosition(Whole):
-    def measured(self, canvas: Canvas, block_length: int) -> Any:
-        return (canvas.masked.long(),)
+class OfOneRow(Whole):
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Any:
+        return canvas.masked.long()[:1]
 
 
-class Numbers(Whole):
-    def measured(self, canvas: Canvas, block_length: int) -> Any:
-        return (3, 4)
+class Listed(Whole):
+    def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Any:
+        return [[3], [4]]
 
 
 def run(blocks: BlockSchedule) -> DecodeOutput:
@@ -106,17 +88,16 @@ def run(blocks: BlockSchedule) -> DecodeOutput:
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [
-        (Empty(), r"opening of Empty\(.*\) must open at least one position of a row"),
-        (EmptyReach(), r"opening of EmptyReach\(.*\) must open at least one position of a row"),
-        (StuckAtFirst(), r"^StuckAtFirst\(.*\) must open at least one mask of every row"),
-        (StuckOnceOpened(), r"^StuckOnceOpened\(.*\) must open at least one mask of every row"),
+        (Empty(), r"opening of Empty\(.*\) must open at least one unsettled position"),
+        (Beyond(), r"opening of Beyond\(.*\) must open .* columns of \[3, 11\) that end after 3"),
+        (StuckAtFirst(), r"opening of StuckAtFirst\(.*\) must open .* that end after [78], got"),
+        (StuckOnceOpened(), r"^StuckOnceOpened\(.*\) must leave at least one unsettled position"),
         (Nothing(), r"opening of Nothing\(.*\) must return an Opening .*, got None"),
         (Pair(), r"opening of Pair\(.*\) must return an Opening .*, got \(0, 4\) \(tuple\)"),
-        (BareBlock(), r"opening of BareBlock\(.*\) must return an Opening .*\(Block\)"),
-        (OneTensor(), r"measured of OneTensor\(.*\) must return a tuple of Int\[B\] .*\(Tensor\)"),
-        (Shares(), r"measured of Shares\(.*\) must return .* torch\.float32 \(2,\) for 2 rows"),
-        (ByPosition(), r"measured of ByPosition\(.*\) must return .* \(2, 8\) for 2 rows"),
-        (Numbers(), r"measured of Numbers\(.*\) must return .*, got 3 \(int\)"),
+        (OneNumber(), r"numbers of OneNumber\(.*\) must return Int\[B, N\] .* \(2,\) for 2 rows"),
+        (Shares(), r"numbers of Shares\(.*\) must return .* torch\.float32 \(2, 1\) for 2 rows"),
+        (OfOneRow(), r"numbers of OfOneRow\(.*\) must return .* \(1, \d+\) for 2 rows"),
+        (Listed(), r"numbers of Listed\(.*\) must return .*, got \[\[3\], \[4\]\] \(list\)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BlockSchedule) else "",
 )  # fmt: skip
@@ -127,16 +108,19 @@ def test_a_broken_schedule_is_named(blocks: BlockSchedule, sentence: str) -> Non
         run(blocks)
 
 
-def test_an_opening_that_would_never_be_asked_is_refused() -> None:
-    """Once such a schedule decoded as Sequential does, without a word."""
+def test_an_opening_is_asked_though_the_schedule_declares_nothing() -> None:
+    """Once such a schedule decoded as Sequential does, without a word, or was refused."""
+    asked = []
 
-    class Forgetful(Whole):
-        @property
-        def opens_parts(self) -> bool:
-            return False
+    @dataclass(frozen=True)
+    class Forgetful(BlockSchedule):
+        def opening(self, progress: Progress, last: Opening | None) -> Opening:
+            asked.append((progress.first, progress.block))
+            return Opening.of_block(*progress.block)
 
-    with pytest.raises(ValueError, match=r"opens_parts must be True .*, got False from .*Forgetf"):
-        run(Forgetful())
+    out = run(Forgetful())
+    assert torch.equal(out.tokens, run(Sequential()).tokens)
+    assert set(asked) == {(3, (3, 7)), (3, (7, 11)), (1, (1, 5)), (1, (5, 9))}
 
 
 def test_delimiters_are_token_ids_of_the_model() -> None:

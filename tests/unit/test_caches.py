@@ -1,6 +1,6 @@
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +9,6 @@ from spied import FAMILIES, tiny
 
 from dllm_decode import (
     CachePolicy,
-    Canvas,
     DelayedCache,
     DualCache,
     FreeCache,
@@ -19,14 +18,16 @@ from dllm_decode import (
     SelfVerify,
     SettledCache,
     SubBlockCache,
+    SuffixWindow,
     decode,
 )
-from dllm_decode.caches import CacheQuery, Columns
-from dllm_decode.caches.base import History
-from dllm_decode.caches.ledger import CacheLedger
+from dllm_decode.caches import CacheQuery, History
+from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.columns import Columns, columns
 from dllm_decode.models.base import KVCache
 from samplers import FixedSchedule, Prophet, Wino
 from samplers.expression import parse_expression
+from samplers.facts import Fact
 
 MASK = 99
 POLICIES: dict[str, Callable[..., CachePolicy]] = {
@@ -44,35 +45,24 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
 }
 
 
-def forward(
-    step: int,
-    *,
-    needed: slice = slice(8, 12),
-    end: int = 20,
-    shift: int = 0,
-    previous: tuple[int | None, ...] = (4, 4),
-    pending: torch.Tensor | None = None,
-    tokens: torch.Tensor | None = None,
-) -> CacheQuery:
-    """Two rows, a prompt of 4 columns and an answer of 16; the third block of 4 is open."""
-    canvas = Canvas.blank([[1, 2, 3, 4]] * 2, 16, mask_id=MASK, eos_ids=(0,))
-    if tokens is not None:
-        canvas = canvas.write(0, torch.ones_like(canvas.fixed), tokens)
-    return CacheQuery(
-        canvas=canvas,
-        needed=needed,
-        end=end,
-        shift=shift,
-        step=step,
-        previous=previous,
-        history=history(torch.ones(2, 20) if pending is None else ~pending),
-    )
+def query(step: int, **more: Any) -> CacheQuery:
+    """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
+    usual: dict[str, Any] = {
+        "start": 8, "stop": 12, "open_start": 8, "open_stop": 12, "unsettled": 8,
+        "prompt_length": 4, "first_block": 4, "row_end": 20, "end": 20, "shift": 0,
+        "previous": 4, "num_forwards": 8,
+    }  # fmt: skip
+    return CacheQuery(step=step, **{**usual, **more})
 
 
-def history(clean: torch.Tensor, since: torch.Tensor | None = None, forwards: int = 9) -> History:
-    """What two rows know of columns that were clean in so many forwards."""
-    clean = clean.long()
-    return History(clean, clean if since is None else since, torch.full((2,), forwards))
+def blank(tokens: list[list[int]]) -> Canvas:
+    """Rows with a prompt of 4 columns and an answer of 16, of which some tokens are given."""
+    rows = [BlankRow([1, 2, 3, 4], answer, 16, 4, 20) for answer in tokens]
+    return Canvas.blank(rows, width=20, mask_id=MASK, eos_ids=(0,))
+
+
+def listed(found: Columns) -> list[int]:
+    return [column for part in found for column in part]
 
 
 @pytest.mark.parametrize(
@@ -91,109 +81,107 @@ def history(clean: torch.Tensor, since: torch.Tensor | None = None, forwards: in
 def test_a_policy_by_block_computes_these_columns(
     cache: CachePolicy, steps: list[tuple[int, int]]
 ) -> None:
-    assert [cache.recompute(forward(step)) for step in range(3)] == [slice(*s) for s in steps]
+    assert [cache.recompute(query(step)) for step in range(3)] == [columns(s) for s in steps]
 
 
 def test_free_cache_computes_a_finished_block_once_more_unless_official() -> None:
     clean, official = FreeCache(), FreeCache("official")
     for cache in (clean, official):
-        assert cache.recompute(forward(0, previous=(None, None))) == slice(0, 20)
-        assert cache.recompute(forward(1, previous=(8, 8))) == slice(8, 20)
-    assert clean.recompute(forward(0, previous=(4, 4))) == slice(4, 20)
-    assert official.recompute(forward(0, previous=(4, 4))) == slice(8, 20)
+        assert cache.recompute(query(0, previous=None)) == columns((0, 20))
+        assert cache.recompute(query(1, previous=8)) == columns((8, 20))
+    assert clean.recompute(query(0)) == columns((4, 20))
+    assert official.recompute(query(0)) == columns((8, 20))
 
 
-def test_free_cache_lets_a_row_that_joins_late_start_from_its_prompt() -> None:
-    columns = FreeCache().recompute(forward(0, previous=(4, None)))
-    assert isinstance(columns, torch.Tensor)
-    assert columns[1].tolist() == list(range(20))
-    assert columns[0].tolist() == [4, 4, 4, 4, *range(4, 20)]
+def told(cache: CachePolicy, canvas: Canvas, known: History, shift: int = 0) -> list[Any]:
+    """Returns what the host would tell the policy of each row."""
+    numbers = cache.numbers(canvas, known, shift)
+    assert numbers is not None
+    return [tuple(own) for own in numbers.tolist()]
 
 
-def listed(columns: Columns) -> list[list[int]]:
-    assert isinstance(columns, torch.Tensor)
-    return columns.tolist()  # type: ignore[no-any-return]
+def history(clean: torch.Tensor, num_forwards: int = 9) -> History:
+    """Returns what rows know of columns that were clean in so many forwards."""
+    return History(clean.long(), clean.long(), torch.full((len(clean),), num_forwards))
 
 
-def test_delayed_caching_computes_what_is_or_was_masked_and_pads_with_a_row_of_its_own() -> None:
-    pending = torch.zeros(2, 20, dtype=torch.bool)
-    pending[0, [6, 9, 10]] = True
-    pending[1, [15]] = True
-    tokens = torch.full((2, 16), 7)
+def test_delayed_caching_computes_what_is_or_was_masked() -> None:
+    clean = torch.ones(2, 20)
+    clean[0, [6, 9, 10]] = clean[1, [15]] = 0
     cache = DelayedCache(refresh_every=4, warm_up=2)
-    assert cache.recompute(forward(1, pending=pending)) == slice(0, 20)
-    assert cache.recompute(forward(4, pending=pending)) == slice(0, 20)
-    columns = cache.recompute(forward(2, pending=pending, tokens=tokens))
-    # As many columns as fill the shape, all of the row's own, in order.
-    assert listed(columns) == [[6, 9] + [10] * 14, [15] * 16]
+    numbers = told(cache, blank([[7] * 16] * 2), history(clean))
+    for step in (0, 1, 4):
+        assert cache.recompute(query(step, numbers=numbers[0])) == columns((0, 20))
+    assert listed(cache.recompute(query(2, numbers=numbers[0]))) == [6, 9, 10]
+    assert listed(cache.recompute(query(2, numbers=numbers[1]))) == [15]
 
 
 def test_delayed_caching_computes_a_column_that_was_re_masked() -> None:
-    tokens = torch.full((2, 16), 7)
-    tokens[:, 3] = MASK
-    columns = DelayedCache().recompute(forward(2, tokens=tokens))
-    assert listed(columns) == [[7] * 16, [7] * 16]
+    canvas = blank([[7] * 3 + [MASK] + [7] * 12])
+    (numbers,) = told(DelayedCache(), canvas, history(torch.ones(1, 20)))
+    assert listed(DelayedCache().recompute(query(2, numbers=numbers))) == [7]
 
 
 def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> None:
-    tokens = torch.full((2, 16), 7)
-    tokens[0, 3] = MASK
-    tokens[1, 15] = MASK
-    columns = DelayedCache().recompute(forward(2, shift=1, tokens=tokens))
-    assert listed(columns) == [[6] + [7] * 15, [18] + [19] * 15]
+    canvas = blank([[7] * 3 + [MASK] + [7] * 12, [7] * 15 + [MASK]])
+    numbers = told(DelayedCache(), canvas, history(torch.ones(2, 20)), shift=1)
+    found = [DelayedCache().recompute(query(2, shift=1, numbers=own)) for own in numbers]
+    assert [listed(own) for own in found] == [[6, 7], [18, 19]]
 
 
 def test_a_settled_beginning_is_frozen_row_by_row() -> None:
     clean = torch.tensor([[3] * 9 + [2, 1, 0] + [5] * 8, [2] * 8 + [0] * 12])
-    query = replace(forward(3), history=history(clean))
-    columns = SettledCache(2).recompute(query)
-    assert listed(columns) == [[10] * 3 + list(range(11, 20)), list(range(8, 20))]
-    shifted = SettledCache(2).recompute(replace(query, shift=1))
-    assert listed(shifted) == [[9] * 3 + list(range(10, 20)), list(range(7, 20))]
-    assert SettledCache(4).recompute(query) == slice(0, 20)
+    canvas = blank([[7] * 16] * 2)
+    for shift in (0, 1):
+        numbers = told(SettledCache(2), canvas, history(clean), shift)
+        found = [SettledCache(2).recompute(query(3, shift=shift, numbers=own)) for own in numbers]
+        assert found == [columns((10 - shift, 20)), columns((8 - shift, 20))]
+    numbers = told(SettledCache(4), canvas, history(clean))
+    assert SettledCache(4).recompute(query(3, numbers=numbers[0])) == columns((0, 20))
 
 
 def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
-    # Prompt of 4; row 0 has finished two blocks of 4 in the forwards before the second and the
-    # fourth, row 1 none.
+    # Row 0 has finished two blocks of 4 in the forwards before the second and the fourth, row 1
+    # none.
     since = torch.tensor([[1] * 4 + [2] * 4 + [4] * 4 + [0] * 8, [1] * 4 + [0] * 16])
-    tokens = torch.full((2, 16), MASK)
-    tokens[0, :8] = 7
+    canvas = blank([[7] * 8 + [MASK] * 8, []])
     cache = PipelineCache(4, delay=2, refresh_every=0)
     found = {}
     for number in range(9):
-        query = forward(3, needed=slice(8, 20), tokens=tokens)
         before = since.where(since <= number, 0)
-        columns = cache.recompute(replace(query, history=history(before, before, number)))
-        listed = (
-            torch.arange(20).expand(2, -1)[:, columns] if isinstance(columns, slice) else columns
-        )
-        found[number + 1] = [int(row.min()) for row in listed]
+        numbers = told(cache, canvas, history(before, number))
+        found[number + 1] = [
+            cache.recompute(query(3, stop=20, num_forwards=number, numbers=own))[0].start
+            for own in numbers
+        ]
     # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
     assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
     assert [found[number][1] for number in range(1, 6)] == [0, 0, 4, 4, 4]
 
 
 def test_a_pipeline_refreshes_by_the_row_s_own_forwards() -> None:
-    cache = PipelineCache(4, delay=1, refresh_every=3)
-    query = forward(3)
-    since = torch.tensor([[1] * 4 + [0] * 16] * 2)
-    known = History(since, since, torch.tensor([2, 3]))
-    columns = listed(cache.recompute(replace(query, history=known)))
-    assert [row[0] for row in columns] == [0, 4]
+    cache, since = PipelineCache(4, delay=1, refresh_every=3), torch.tensor([[1] * 4 + [0] * 16])
+    for num_forwards, first in ((2, 0), (3, 4)):
+        (numbers,) = told(cache, blank([[]]), history(since, num_forwards))
+        found = cache.recompute(query(3, num_forwards=num_forwards, numbers=numbers))
+        assert found == columns((first, 20))
 
 
-def test_a_sub_block_is_computed_alone_once_its_first_token_stands() -> None:
+def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
     cache = SubBlockCache()
-    assert cache.recompute(forward(0, previous=(4, 4))) == slice(4, 20)
-    query = forward(1, previous=(8, 8))
-    opened = torch.zeros(2, 16, dtype=torch.bool)
-    opened[0, 4:6] = opened[1, 6:8] = True
-    tokens = torch.full((2, 16), MASK)
-    tokens[1, 6] = 7
-    canvas = query.canvas.write(0, torch.ones_like(query.canvas.fixed), tokens)
-    columns = cache.recompute(replace(query, canvas=canvas.with_opened(opened, None)))
-    assert listed(columns) == [list(range(8, 20)), [10] + [11] * 11]
+    assert cache.recompute(query(0)) == columns((4, 20))
+    inside = {"previous": 8, "open_start": 10, "open_stop": 12}
+    assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
+    assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
+
+
+def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_columns() -> None:
+    cache = SuffixWindow(NoCache(), 3, tail=1)
+    assert cache.hidden(query(0)) == columns((15, 19))
+    assert cache.recompute(query(0)) == columns((0, 15), (19, 20))
+    assert cache.hidden(query(0, end=12)) == ()
+    whole = SuffixWindow(NoCache(), 8, tail=0)
+    assert (whole.hidden(query(0)), whole.recompute(query(0))) == ((), columns((0, 20)))
 
 
 def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
@@ -203,20 +191,22 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
     class Watching(CachePolicy):
         """Computes everything, and notes what it was told."""
 
+        def numbers(self, canvas: Canvas, history: History, shift: int) -> None:
+            seen.append(history.clean_forwards.clone())
+
         def recompute(self, query: CacheQuery) -> Columns:
-            seen.append(query.clean_forwards.clone())
-            return slice(0, query.end)
+            return columns((0, query.end))
 
     commits = FixedSchedule(4, "random")
     out = decode(
         tiny("llada"), [[5, 6]], commits, cache=Watching(), gen_length=4, stop_at_eos=False
     )
-    assert out.forwards == 4
+    assert out.forwards == len(seen) == 4
     for before, after in itertools.pairwise(seen):
         grown = after - before
         assert ((grown == 1) | ((grown == 0) & (before == 0))).all()
-    assert [row[0, :2].tolist() for row in seen] == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    assert sorted(seen[-1][0, 2:].tolist()) == [0, 0, 1, 2]
+    assert [row[0, :2].tolist() for row in seen] == [[1, 1], [2, 2], [3, 3], [4, 4]]
+    assert sorted(seen[-1][0, 2:6].tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -263,20 +253,14 @@ def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
     assert part.keys.shape[3] == part.values.shape[3] == 5
 
 
-def test_the_store_finds_rows_as_cheaply_as_it_can() -> None:
-    canvas = Canvas.blank([[1], [2], [3]], 4, mask_id=MASK, eos_ids=(0,))
-    store = CacheLedger(None, canvas, with_ledger=False)
-    assert store.rows(canvas, None) is None
-    assert store.rows(canvas.take(torch.tensor([1, 2])), None) == slice(1, 3)
-    apart = canvas.take(torch.tensor([0, 2]))
-    assert store.rows(apart, None) is apart.rows
-
-
 @dataclass(frozen=True)
 class Forgetful(CachePolicy):
     """Computes what an inner policy does, and promises nothing."""
 
     inner: CachePolicy
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> torch.Tensor | None:
+        return self.inner.numbers(canvas, history, shift)
 
     def recompute(self, query: CacheQuery) -> Columns:
         return self.inner.recompute(query)
@@ -287,41 +271,59 @@ class Skipping(CachePolicy):
     """Computes a single column after the first forward of a block."""
 
     def recompute(self, query: CacheQuery) -> Columns:
-        first = query.needed.start
-        return slice(0, query.end) if query.step == 0 else slice(first, first + 1)
+        first = query.needed
+        return columns((0, query.end)) if query.step == 0 else columns((first, first + 1))
 
 
 @dataclass(frozen=True)
 class Boasting(CachePolicy):
-    """Says that it needs no cache, and leaves out columns."""
+    """Says that it computes every column, and leaves out columns."""
 
     @property
-    def needs_kv_cache(self) -> bool:
-        return False
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.EVERY_COLUMN})
 
     def recompute(self, query: CacheQuery) -> Columns:
-        return query.needed
+        return columns((query.needed, query.end))
 
 
 @dataclass(frozen=True)
-class Peeking(CachePolicy):
-    """Reads what is pending without saying so."""
+class Slices(CachePolicy):
+    """Returns a slice, not ranges."""
 
-    @property
-    def reads_history(self) -> bool:
-        return False
+    def recompute(self, query: CacheQuery) -> Any:
+        return slice(0, query.end)
+
+
+@dataclass(frozen=True)
+class Beyond(CachePolicy):
+    """Computes one column more than there are."""
 
     def recompute(self, query: CacheQuery) -> Columns:
-        return slice(int(query.pending.long().argmax()), query.end)
+        return columns((0, query.end + 1))
+
+
+@dataclass(frozen=True)
+class Shares(CachePolicy):
+    """Returns numbers that are not whole."""
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Any:
+        return torch.ones(len(canvas), 1)
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((0, query.end))
 
 
 @pytest.mark.parametrize(
     ("cache", "sentence"),
     [
         (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
-        (Boasting(), r"needs_kv_cache must be True in Boasting\(\)"),
-        (Peeking(), "reads_history must be True"),
+        (Boasting(), r"Boasting\(\) must not give EVERY_COLUMN"),
+        (Slices(), r"recompute of Slices\(\) must return ranges of columns .*got slice"),
+        (Beyond(), r"recompute of Beyond\(\) must return ranges .*all within \[0, "),
+        (Shares(), r"numbers of Shares\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, CachePolicy) else "",
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_policy_that_breaks_its_contract_is_named(
@@ -335,7 +337,7 @@ def test_a_policy_that_breaks_its_contract_is_named(
 
 
 @pytest.mark.parametrize("inner", [DualCache(), DelayedCache(), FreeCache("official")], ids=repr)
-def test_a_copy_that_forgets_its_properties_is_refused_as_the_original_is(
+def test_a_copy_that_gives_no_facts_is_refused_as_the_original_is(
     inner: CachePolicy,
 ) -> None:
     model, copy = tiny("llada"), Forgetful(inner)

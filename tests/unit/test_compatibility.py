@@ -1,56 +1,88 @@
-"""Every legal pair decodes; every illegal one is refused before any forward, by name."""
+"""What fits together decodes; what does not is refused before any forward, by name."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from drafted import tiny_target
 from spied import Spied, tiny
 
 from dllm_decode import (
-    Block,
+    AdaptiveBlocks,
+    ARVerify,
+    BlockSchedule,
     CachePolicy,
-    Canvas,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MultiBlock,
+    NoCache,
     NoVerifier,
+    PathSearch,
+    PipelineCache,
+    PrefixCache,
     SelfVerify,
+    Sequential,
+    SettledCache,
+    SubBlockCache,
+    SubBlocks,
     SuffixWindow,
     Verifier,
     decode,
 )
-from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential
-from dllm_decode.compatibility import CACHES, KINDS, REFUSALS, Demands, refusal_of, table
-from dllm_decode.session import Session
-from eval.runs.names import parse_cache
+from dllm_decode.blocks import Opening, Progress
+from dllm_decode.caches import CacheQuery
+from dllm_decode.compatibility import facts_of, refusal_of
+from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.look import look
 from samplers import (
     ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
     FixedSchedule,
     JointThreshold,
+    Learn2PD,
     Prophet,
     Sampler,
-    State,
+    View,
     Wino,
 )
+from samplers.facts import Fact
+from samplers.logits.statistics import highest_one
+
+CACHES: dict[str, CachePolicy] = {
+    "no": NoCache(),
+    "prefix": PrefixCache(),
+    "prefix8": PrefixCache(refresh_every=8),
+    "prefix official": PrefixCache(entry="official"),
+    "dual": DualCache(),
+    "dual8": DualCache(refresh_every=8),
+    "free": FreeCache("clean"),
+    "free official": FreeCache("official"),
+    "delayed": DelayedCache(),
+    "settled": SettledCache(),
+    "pipeline": PipelineCache(),
+    "sub-block": SubBlockCache(),
+    "window": SuffixWindow(PrefixCache(), 2),
+}
+ALL = set(CACHES)
+EXACT = {"no", "prefix", "prefix official", "dual", "free", "window"}
+SUFFIX = {
+    "no", "prefix", "prefix8", "prefix official", "free", "free official", "delayed", "settled",
+    "pipeline",
+}  # fmt: skip
+COMMITTED = ALL - {"delayed", "settled", "pipeline", "sub-block"}
 
 
 @dataclass(frozen=True)
 class Writing(Verifier):
-    """Says that it asks no sampler, and does."""
+    """Gives no fact, though it takes the sampler's word."""
 
-    @property
-    def asks_sampler(self) -> bool:
-        return False
-
-    def advance(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, carry: State
-    ) -> tuple[Canvas, State]:
-        return NoVerifier().advance(session, sampler, canvas, block, carry)
-
-
-PLAIN = FixedSchedule(2)
-SAMPLERS: dict[str, Sampler] = {
-    "block": PLAIN,
-    "suffix": Prophet(PLAIN),
-    "answer": Prophet(PLAIN, gap="all"),
-}
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        return look(decoder, state)
 
 
 @dataclass(frozen=True)
@@ -58,93 +90,265 @@ class Curious(ConfidenceThreshold):
     """Wants to know what the model says at committed positions."""
 
     @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
 
-def made_of(demands: Demands) -> tuple[Sampler, Verifier, str]:
-    """Finds a sampler, a verifier and a family that make such a decode."""
-    sampler = Wino(0.3) if demands.leave_one_out else SAMPLERS[demands.scope]
-    sampler = JointThreshold(0.5, 0.0, 2) if demands.edits else sampler
-    sampler = Curious() if demands.reads_committed else sampler
-    if demands.opens_parts and sampler == PLAIN and not demands.needs_whole_block:
-        sampler = ConfidenceThreshold(0.9)
-    verifier: Verifier = NoVerifier() if demands.asks_sampler else Writing()
-    verifier = SelfVerify(2) if demands.looks_ahead else verifier
-    family = "dream" if demands.is_shifted else "sdar" if demands.is_causal else "llada"
-    return sampler, verifier, family
+PLAIN, STEPWISE, JOINT = FixedSchedule(2), ConfidenceThreshold(0.9), JointThreshold(0.5, 0.0, 2)
+# Sampler, verifier, schedule and family; the caches with which they decode, found by hand.
+KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
+    (PLAIN, NoVerifier(), Sequential(), "llada", ALL),
+    (PLAIN, NoVerifier(), Sequential(), "dream", ALL),
+    (PLAIN, NoVerifier(), Sequential(), "sdar", ALL),
+    (Prophet(PLAIN), NoVerifier(), Sequential(), "llada", SUFFIX),
+    (Prophet(PLAIN, gap="all"), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
+    (Prophet(PLAIN, marker=(3,)), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
+    (Wino(0.3), NoVerifier(), Sequential(), "llada", {"no"}),
+    (Wino(0.3), NoVerifier(), Sequential(), "dream", set()),
+    (Wino(0.3), NoVerifier(), Sequential(), "sdar", set()),
+    (Wino(0.3), SelfVerify(2), Sequential(), "llada", {"no"}),
+    (Curious(), NoVerifier(), Sequential(), "llada", COMMITTED),
+    (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
+    (JOINT, SelfVerify(2), Sequential(), "llada", set()),
+    (PLAIN, SelfVerify(2), Sequential(), "llada", EXACT),
+    (PLAIN, SelfVerify(2), Sequential(), "dream", EXACT),
+    (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
+    (PLAIN, Writing(), Sequential(), "llada", ALL - {"prefix official"}),
+    (Prophet(PLAIN), Writing(), Sequential(), "llada", set()),
+    (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL - {"prefix official"}),
+    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL - {"prefix official"}),
+    (CreditDecoding(PLAIN), NoVerifier(), MultiBlock(), "llada", set()),
+    (PLAIN, NoVerifier(), MultiBlock(), "llada", set()),
+    (STEPWISE, SelfVerify(2), MultiBlock(), "llada", set()),
+    (STEPWISE, Writing(), MultiBlock(), "llada", set()),
+    (Prophet(STEPWISE), NoVerifier(), MultiBlock(), "llada", set()),
+    (Wino(0.3), NoVerifier(), MultiBlock(), "llada", set()),
+    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "sdar", set()),
+]
 
 
-def schedule_of(demands: Demands) -> BlockSchedule:
-    if demands.ends_anywhere:
-        return AdaptiveBlocks((5, 6))
-    return MultiBlock() if demands.opens_parts else Sequential()
+def run(model: Any, sampler: Sampler, **options: Any) -> Any:
+    return decode(model, [[5, 6, 7, 8]], sampler, gen_length=8, block_length=4, **options)
 
 
-def run(kind: str, cache: CachePolicy) -> tuple[Spied, Any]:
-    sampler, verifier, family = made_of(KINDS[kind])
-    model = Spied(tiny(family))
-    return model, decode(
-        model, [[5, 6, 7, 8]], sampler, cache=cache, verifier=verifier, gen_length=8,
-        block_length=4, blocks=schedule_of(KINDS[kind]),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("cache", CACHES, ids=repr)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_table_tells_what_decode_does(kind: str, cache: CachePolicy) -> None:
-    sampler, verifier, family = made_of(KINDS[kind])
-    refusal = refusal_of(KINDS[kind], cache)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind[:4])))
+def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, cache: str) -> None:
+    sampler, verifier, blocks, family, fitting = kind
+    model, policy = Spied(tiny(family)), CACHES[cache]
+    options = {"cache": policy, "verifier": verifier, "blocks": blocks}
+    refusal = refusal_of(model, sampler, policy, verifier=verifier, blocks=blocks)
+    assert (refusal is None) == (cache in fitting)
     if refusal is None:
-        model, out = run(kind, cache)
+        out = run(model, sampler, **options)
         assert out.forwards == len(model.calls) > 0
         assert not (out.tokens == model.mask_id).any()
         return
     with pytest.raises(ValueError, match="got") as refused:
-        run(kind, cache)
-    message = str(refused.value)
-    blocks = schedule_of(KINDS[kind])
-    names = {"sampler": sampler, "cache": cache, "verifier": verifier, "blocks": blocks}
-    for part in refusal.pair:
-        assert (tiny(family).name if part == "model" else repr(names[part])) in message
-    assert message.endswith(refusal.remedy)
+        run(model, sampler, **options)
+    assert str(refused.value) == refusal
+    assert not model.calls
 
 
-def test_every_refusal_occurs_in_the_table() -> None:
-    found = {refusal_of(demands, cache) for demands in KINDS.values() for cache in CACHES}
-    assert found == {None, *REFUSALS}
+@pytest.mark.parametrize("fact", Fact)
+def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
+    @dataclass(frozen=True)
+    class Needing(ConfidenceThreshold):
+        @property
+        def needs(self) -> frozenset[Fact]:
+            return frozenset({fact})
+
+    @dataclass(frozen=True)
+    class Giving(Writing):
+        @property
+        def gives(self) -> frozenset[Fact]:
+            return frozenset({fact})
+
+    @dataclass(frozen=True)
+    class Revising(Needing):
+        @property
+        def gives(self) -> frozenset[Fact]:
+            return frozenset()
+
+    model = tiny("fast_dllm_v2")
+    assert not facts_of(model)
+    others = {
+        "model": model.name, "sampler": repr(Revising()), "cache": "SubBlockCache()",
+        "verifier": "Writing()", "blocks": "SubBlocks(block_length=None, sub_block_length=8)",
+    }  # fmt: skip
+    cache, blocks = SubBlockCache(), SubBlocks()
+    refusal = refusal_of(model, Revising(), cache, verifier=Writing(), blocks=blocks)
+    assert refusal == (
+        f"{Revising()!r} needs {fact.sentence}, got {others[fact.giver]}. Use "
+        f"{fact.remedy}, or another sampler."
+    )
+    # A fact counts only if a plug-in of the right kind gives it.
+    after = refusal_of(model, Revising(), cache, verifier=Giving(), blocks=Sequential())
+    assert (after is None) == (fact.giver in ("verifier", "blocks"))
 
 
-def test_a_refusal_costs_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the model was called")
-
-    monkeypatch.setattr(Spied, "predict", refuse)
-    monkeypatch.setattr(Spied, "new_kv_cache", refuse)
-    for kind, demands in KINDS.items():
-        for cache in CACHES:
-            if refusal_of(demands, cache):
-                with pytest.raises(ValueError, match="got"):
-                    run(kind, cache)
+def test_a_model_gives_what_its_logits_and_its_attention_are() -> None:
+    both = {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS}
+    assert facts_of(tiny("llada")) == both
+    assert facts_of(tiny("dream")) == both - {Fact.OWN_COLUMN_LOGITS}
+    assert facts_of(tiny("sdar")) == both - {Fact.SEES_BOTH_WAYS}
 
 
-def test_the_table_has_a_column_for_every_cache_and_a_note_for_every_refusal() -> None:
-    text = table()
-    headings = text.splitlines()[0].split(" | ")[1:]
-    # Defaults are left out, and the rest describes the cache all the same.
-    assert [parse_cache(heading.strip("`| ")) for heading in headings] == [*CACHES]
-    assert "=0" not in "".join(headings)
-    for kind in KINDS:
-        assert f"\n| {kind} | " in text
-    for refusal in REFUSALS:
-        assert refusal.remedy in text
+@dataclass(frozen=True)
+class Silent(CachePolicy):
+    """Declares nothing."""
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((0, query.end))
 
 
-@pytest.mark.parametrize("cache", CACHES, ids=repr)
-def test_a_window_combines_as_what_is_in_it_but_with_no_one_who_looks_behind_or_remasks(
-    cache: CachePolicy,
+@dataclass(frozen=True)
+class SilentBlocks(BlockSchedule):
+    """Declares nothing."""
+
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        return Opening.of_block(*progress.block)
+
+
+@dataclass(frozen=True)
+class Counting(Sampler[torch.Tensor]):
+    """Has a state and declares nothing."""
+
+    def init(self, view: View) -> torch.Tensor:
+        return torch.zeros_like(view.tokens[:, 0])
+
+    def step(self, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
+        return Decision(highest_one(view.confidence, view.eligible)), state + 1
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "family"),
+    [
+        (Prophet(PLAIN), {"cache": Silent()}, "llada"),
+        (Curious(), {"cache": Silent()}, "llada"),
+        (Wino(), {"cache": Silent()}, "llada"),
+        (PLAIN, {"cache": Silent(), "verifier": SelfVerify()}, "llada"),
+        (PLAIN, {"cache": Silent(), "cfg_scale": 0.5}, "llada"),
+        (PLAIN, {"verifier": Writing(), "top_p": 0.5, "temperature": 1.0}, "llada"),
+        (JOINT, {"verifier": Writing()}, "llada"),
+        (STEPWISE, {"verifier": Writing(), "blocks": MultiBlock()}, "llada"),
+        (STEPWISE, {"verifier": SelfVerify(), "blocks": SilentBlocks()}, "llada"),
+        (STEPWISE, {"blocks": SilentBlocks()}, "sdar"),
+        (Counting(), {"blocks": MultiBlock()}, "llada"),
+        (CreditDecoding(Counting()), {"blocks": MultiBlock()}, "llada"),
+    ],
+)
+def test_a_plug_in_that_declares_nothing_is_refused_rather_than_wrong(
+    sampler: Sampler, options: dict[str, Any], family: str
 ) -> None:
-    for demands in KINDS.values():
-        fits = refusal_of(demands, cache) is None
-        fits = fits and demands.scope == "block" and not demands.leave_one_out
-        assert (refusal_of(demands, SuffixWindow(cache)) is None) == fits
+    """A sampler with a state that forgot `needs_whole_block` was run by MultiBlock."""
+    model = Spied(tiny(family))
+    with pytest.raises(ValueError, match="Use"):
+        run(model, sampler, **options)
+    assert not model.calls
+
+
+def test_a_plug_in_that_declares_nothing_decodes_with_all_that_needs_nothing() -> None:
+    model = tiny("llada")
+    plain = run(model, STEPWISE).tokens
+    for options in ({"cache": Silent()}, {"verifier": Writing()}, {"blocks": SilentBlocks()}):
+        assert torch.equal(run(model, STEPWISE, **options).tokens, plain)
+    assert not (run(model, Counting()).tokens == model.mask_id).any()
+    # Without a state, masks may open around a rule.
+    assert not (run(model, STEPWISE, blocks=MultiBlock()).tokens == model.mask_id).any()
+
+
+@dataclass(frozen=True)
+class Revising(Sampler[None]):
+    """Commits one position a step, and decides one thing more.
+
+    Attributes:
+        also: What else it returns.
+        needed: Beside what follows from its other members.
+        given: All that it gives.
+    """
+
+    also: str
+    needed: frozenset[Fact] = frozenset()
+    given: frozenset[Fact] = frozenset({Fact.FINAL_TOKENS})
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | self.needed
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return self.given
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        commit = highest_one(view.confidence, view.eligible)
+        other = commit if self.also == "settle" else torch.zeros_like(commit)
+        return Decision(commit, **{self.also: other}), None
+
+
+COMMITTED_LOGITS = frozenset({Fact.LOGITS_OF_COMMITTED})
+
+
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+@pytest.mark.parametrize("also", ["remask", "settle"])
+def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step(
+    also: str, verifier: Verifier
+) -> None:
+    """A sampler that re-masks was shown as final to streams, caches and schedules."""
+    sampler = Revising(also, COMMITTED_LOGITS)
+    with pytest.raises(RuntimeError, match=r"^Revising\(.*\) gives FINAL_TOKENS, so its step"):
+        run(tiny("llada"), sampler, verifier=verifier)
+    # Within a wrapper it is found out all the same.
+    with pytest.raises(RuntimeError, match=r"^CreditDecoding\(.*gives FINAL_TOKENS"):
+        run(tiny("llada"), CreditDecoding(sampler), verifier=verifier)
+    with pytest.raises(RuntimeError, match=r"^Revising\(.*gives FINAL_TOKENS"):
+        run(tiny("llada"), Prophet(sampler, (99.0,) * 3), verifier=verifier)
+
+
+@pytest.mark.parametrize("also", ["remask", "settle"])
+def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step(also: str) -> None:
+    """A sampler that forgot `reads_committed` compared tokens with their own certainty."""
+    with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or leave_one_out"):
+        run(tiny("llada"), Revising(also, given=frozenset()))
+    # Where a cache freezes those logits it is refused.
+    sampler = Revising(also, COMMITTED_LOGITS, frozenset())
+    assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
+    with pytest.raises(ValueError, match="computes the committed columns"):
+        run(tiny("llada"), sampler, cache=DelayedCache())
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (STEPWISE, {"blocks": MultiBlock()}),
+        (STEPWISE, {"blocks": SubBlocks(4, 2)}),
+        (STEPWISE, {"blocks": AdaptiveBlocks((5,))}),
+        (JOINT, {}),
+        (Prophet(PLAIN), {}),
+        (Prophet(PLAIN, gap="all"), {}),
+        (STEPWISE, {"cache": PrefixCache(entry="official")}),
+    ],
+)
+def test_a_target_that_writes_is_refused_also_where_the_sampler_drafts(
+    sampler: Sampler, options: dict[str, Any], family: str
+) -> None:
+    """With two forwards a draft these decoded, and overwrote given tokens."""
+    model = Spied(tiny(family))
+    for num_forwards in (1, 2):
+        drafting = PathSearch(num_forwards=num_forwards)
+        verifier = ARVerify(tiny_target(model.vocab_size), drafting=drafting)
+        with pytest.raises(ValueError, match=r"needs a verifier that .*, got ARVerify"):
+            run(model, sampler, verifier=verifier, **options)
+    assert not model.calls
+
+
+def test_every_fact_is_needed_by_one_kind_and_given_by_another() -> None:
+    askers = [kind[0] for kind in KINDS] + [kind[1] for kind in KINDS] + [kind[2] for kind in KINDS]
+    plugins = [*askers, *CACHES.values(), Learn2PD()]
+    assert frozenset().union(*(one.needs for one in plugins)) == {*Fact}
+    given = frozenset().union(*(one.gives for one in plugins), facts_of(tiny("llada")))
+    assert given == {*Fact}

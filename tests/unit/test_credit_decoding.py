@@ -5,6 +5,7 @@ import math
 import jaxtyping
 import pytest
 import torch
+from families_under_test import load_tiny
 from torch import Tensor
 from toys import HashModel
 
@@ -324,7 +325,7 @@ def test_a_step_leaves_view_and_state_unchanged() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base": Wino()}, "never re-masks, got Wino"),
+        ({"base": Wino()}, "never changes a token after it was committed, got Wino"),
         ({"alpha": -0.1}, "alpha must be a number of at least 0"),
         ({"beta": 1.5}, "beta must be a share"),
         ({"gamma": -1.0}, "gamma must be a number of at least 0"),
@@ -343,6 +344,14 @@ def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=r"CreditDecoding must wrap a sampler such as .*, got "):
         CreditDecoding(base)
+
+
+def test_a_base_that_remembers_logits_decodes_in_bfloat16() -> None:
+    """The base remembered bfloat16 at first and float32 from then on, which was an error."""
+    model = load_tiny("llada", dtype=torch.bfloat16)
+    sampler = CreditDecoding(Klass(0.4, 0.05))
+    out = decode(model, [[5, 6, 7]], sampler, gen_length=8, block_length=8, stop_at_eos=False)
+    assert not (out.tokens == model.mask_id).any()
 
 
 def test_scope_and_bound_are_the_base_s() -> None:

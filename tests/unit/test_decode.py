@@ -20,6 +20,7 @@ from dllm_decode import (
     decode_many,
 )
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View, Wino
+from samplers.facts import Fact
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
@@ -86,7 +87,7 @@ def test_a_row_that_ended_is_no_longer_computed_and_its_tail_is_eos() -> None:
     undecided = out.tokens != full.tokens
     assert undecided.any()
     assert set(out.tokens[undecided].tolist()) == {model.eos_ids[0]}
-    columns = torch.tensor([16 + max(map(len, PROMPTS))] * 3)
+    columns = torch.tensor([16 + len(prompt) for prompt in PROMPTS])
     assert torch.equal(out.query_positions, out.nfe * columns)
 
 
@@ -148,6 +149,14 @@ class Greedy(Sampler):
 
     remask: Literal["all", "prompted"]
 
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
+
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         masked_again = torch.ones_like(view.masked) if self.remask == "all" else ~view.masked
         return Decision(commit=view.eligible, remask=masked_again), state
@@ -156,6 +165,14 @@ class Greedy(Sampler):
 @dataclass(frozen=True)
 class Circling(Sampler):
     """Commits the first mask of a row and takes back what it committed before."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         first = view.eligible & (view.eligible.cumsum(-1) == 1)
@@ -253,8 +270,8 @@ def test_the_bill_is_what_the_observers_counted() -> None:
     )  # fmt: skip
     nfe, positions = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
     for event in events:
-        nfe[event.before.rows] += 1
-        positions[event.before.rows] = event.query_positions
+        nfe[event.requests] += 1
+        positions[event.requests] = event.query_positions
     assert len({len(event.before) for event in events}) > 1, "all rows finished together"
     assert out.forwards == len(events) == events[-1].forwards
     assert torch.equal(out.nfe, nfe)

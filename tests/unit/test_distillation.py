@@ -217,7 +217,7 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
         decode(model, [prompts[row]], FixedSchedule(1), templates=[given], gen_length=9,
                block_length=4, stop_at_eos=False, observers=[events.append])  # fmt: skip
         view = events[0].view
-        columns = [i + int(leads[row]) - view.start for i in positions[block[row]].tolist()]
+        columns = positions[block[row]] - view.positions[0, 0]
         expected = view.logits[0, columns]
         shown = expected.isfinite()
         for found in learned[row]:
@@ -339,9 +339,10 @@ def test_demonstrations_hold_the_order_of_commits() -> None:
         assert list(one.answer) == output.tokens[row, : len(one.answer)].tolist()
         order: list[int] = []
         for event in events:
-            if row in event.before.rows.tolist():
-                at = event.before.rows.tolist().index(row)
+            if row in event.requests.tolist():
+                at = event.requests.tolist().index(row)
                 written = event.before.masked[at] & ~event.after.masked[at]
+                written = written[len(prompts[row]) :]
                 order += [p for p in written.nonzero().flatten().tolist() if p not in order]
         order = [position for position in order if position < len(one.answer)]
         assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)

@@ -1,26 +1,35 @@
+import ast
+import runpy
 from argparse import ArgumentParser
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import dllm_decode
 import samplers
-from dllm_decode import CachePolicy, Verifier, blocks, caches, compatibility, verify
+from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
 from eval.runs.arguments import add_run
 from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
 from eval.tasks import gsm8k_protocols
-from samplers import ALL_SAMPLERS, Sampler
+from samplers import ALL_SAMPLERS, Sampler, Wrapper
 
-DOCS = Path(__file__).parents[2] / "docs"
-CACHES = (DOCS / "caches.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 SAMPLERS = (DOCS / "samplers.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_what_combines_is_the_one_that_the_code_prints() -> None:
-    assert compatibility.table().strip() in CACHES
+def test_the_table_of_what_fits_together_is_the_one_that_its_script_prints() -> None:
+    made = runpy.run_path(str(DOCS / "make_combinations.py"))
+    assert made["table"]() in (DOCS / "combinations.md").read_text(encoding="utf-8")
+    concrete = {type(plugin) for plugin in made["PLUGINS"]}
+    packages = ((samplers, Sampler), (caches, CachePolicy), (blocks, BlockSchedule))
+    for package, kind in packages:
+        exported = {vars(package)[name] for name in package.__all__}
+        kinds = {one for one in exported if isinstance(one, type) and issubclass(one, kind)}
+        assert kinds - concrete <= {Sampler, Wrapper, CachePolicy, BlockSchedule}
 
 
 def test_every_sampler_is_in_the_table_of_samplers() -> None:
@@ -63,13 +72,71 @@ def test_every_plug_in_is_on_its_page_of_the_reference(
     wanted = [name for name, value in exported.items() if isinstance(value, type)]
     assert sum(issubclass(exported[name], kind) for name in wanted) >= 5
     assert not set(wanted) - {name.rpartition(".")[2] for name in shown}
-    packages = {"samplers": samplers, "dllm_decode": dllm_decode}
-    packages |= {
-        f"dllm_decode.{part.__name__.rpartition('.')[2]}": part for part in (caches, blocks, verify)
-    }
-    for name in shown:
-        module, _, last = name.rpartition(".")
-        assert hasattr(packages[module], last), name
+
+
+@pytest.mark.parametrize(
+    "page", sorted((DOCS / "reference").glob("*.md")), ids=lambda one: one.stem
+)
+def test_every_name_of_the_reference_exists(page: Path) -> None:
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("::: "):
+            module, _, name = line.removeprefix("::: ").rpartition(".")
+            assert hasattr(import_module(module), name), line
+
+
+def test_the_pictures_are_those_that_their_script_draws() -> None:
+    made = runpy.run_path(str(DOCS / "make_pictures.py"))
+    for name, draw in made["PICTURES"].items():
+        text = (DOCS / "img" / f"{name}.svg").read_text(encoding="utf-8")
+        assert text == draw().svg(), f"Run docs/make_pictures.py: {name} has changed."
+
+
+# As docs/architecture.md shows them: a room imports from itself and from earlier lines.
+ROOMS = (
+    ("models",), ("core",), ("blocks",), ("caches",), ("decoder",),
+    ("geometry", "packing", "inputs", "tempering", "forward", "look", "settle"), ("verify",),
+    ("compatibility", "round", "join", "loop"), ("generation",),
+)  # fmt: skip
+RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+def test_imports_go_upwards_as_the_page_on_architecture_says() -> None:
+    checked = 0
+    for path in (ROOT / "dllm_decode").rglob("*.py"):
+        room = path.relative_to(ROOT / "dllm_decode").parts[0].removesuffix(".py")
+        for name in imports_of(path):
+            package, *rest = name.split(".")
+            assert package not in ("eval", "examples", "benchmarks", "tests"), (path, name)
+            assert package != "transformers" or room in ("models", "training"), (path, name)
+            if package == "dllm_decode" and room in RANKS and rest and rest[0] in RANKS:
+                assert RANKS[rest[0]] <= RANKS[room], (path, name)
+                checked += 1
+    assert checked > 100
+    for path in (ROOT / "samplers").rglob("*.py"):
+        packages = {name.partition(".")[0] for name in imports_of(path)}
+        assert not packages & {"dllm_decode", "eval", "transformers", "numpy"}, path
+
+
+def test_models_and_caches_do_not_know_each_other_nor_the_canvas_or_schedules() -> None:
+    for one, other in (("models", "core"), ("caches", "blocks"), ("caches", "models")):
+        for path in (ROOT / "dllm_decode" / one).rglob("*.py"):
+            assert not any(name.startswith(f"dllm_decode.{other}") for name in imports_of(path))
+
+
+def test_the_glossary_has_one_row_a_word() -> None:
+    lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+    words = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
+    assert len(set(words)) == len(words) <= 40
 
 
 def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:

@@ -33,12 +33,18 @@ from dllm_decode import (
     load_model,
     load_target,
 )
+from dllm_decode.core.canvas import BlankRow
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
-from dllm_decode.session import Session
+from dllm_decode.verify.ar_verify import target_round
 from dllm_decode.verify.ar_verify.acceptance import accept
+from dllm_decode.verify.ar_verify.drafting.base import Beginning
+from dllm_decode.verify.ar_verify.target_round import read_target
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
-from samplers import ConfidenceThreshold, FixedSchedule, Klass, Prophet, Wino
+from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, Klass
+from samplers.logits.noise import row_keys
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 ARGMAX = PathSearch(width=1, weight=1.0)
@@ -91,7 +97,7 @@ def test_the_greedy_answer_is_the_targets_however_often_the_drafter_looks(
     expected, more = answers_of(target, PROMPTS, 12), 0
     drafting = PathSearch(width=1, proxy=NGram(24).fit(expected), num_forwards=num_forwards)
     samplers = (FixedSchedule(2, "random"), ConfidenceThreshold(0.2), Klass(0.4, 0.05),
-                Prophet(FixedSchedule(3), gap="all"), Wino(0.2, 0.3))  # fmt: skip
+                EntropyBound(0.5))  # fmt: skip
     for sampler in samplers:
         out = decode(
             DriftingModel(), PROMPTS, sampler, verifier=ARVerify(target, SHORT, drafting),
@@ -135,20 +141,25 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     target.eos_ids = (22, 13)
     drafting = PathSearch(width=1, weight=1.0, num_forwards=3)
     found: list[tuple[int, list[int], list[int]]] = []
-    read_target = Session.read_target
 
     def spied(
-        self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, **rest: Any
+        decoder: Decoder,
+        state: State,
+        target: Any,
+        past: Any,
+        tokens: Any,
+        counts: Any,
+        **rest: Any,
     ) -> Any:
-        for place, row in enumerate(canvas.rows.tolist()):
-            own = canvas.tokens[place, canvas.pads[place] :].tolist()
+        for place, (row, end) in enumerate((row.request.index, row.end) for row in state.rows):
+            own = state.here.tokens[place, :end].tolist()
             answer = [token for token in own[len(PROMPTS[row]) :] if token != 23]
             read = tokens[place, : counts[place]].tolist()
             unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
             found.append((row, answer, read[unread:]))
-        return read_target(self, target, canvas, past, tokens, counts, **rest)
+        return read_target(decoder, state, target, past, tokens, counts, **rest)
 
-    monkeypatch.setattr(Session, "read_target", spied)
+    monkeypatch.setattr(target_round, "read_target", spied)
     out = decode(
         model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
         verifier=ARVerify(target, DraftLength(6, 6), drafting),
@@ -173,8 +184,7 @@ def test_observers_see_the_rows_as_they_were_before_the_drafts() -> None:
         gen_length=12, block_length=4, observers=[events.append],
     )  # fmt: skip
     for event in events:
-        window = slice(event.view.start, event.view.start + event.view.tokens.shape[1])
-        assert torch.equal(event.view.tokens, event.before.region[:, window])
+        assert torch.equal(event.view.tokens, event.before.tokens.gather(1, event.columns))
 
 
 @pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(num_forwards=3), Sampled()], ids=repr)
@@ -191,11 +201,11 @@ def test_observers_read_off_what_was_drafted_and_accepted_in_each_round(
     for event in events:
         committed = (event.before.masked & ~event.after.masked).sum(-1).tolist()
         so_far = zip(event.drafted.tolist(), event.accepted.tolist(), strict=True)
-        for row, num, total in zip(event.before.rows.tolist(), committed, so_far, strict=True):
+        for row, num, total in zip(event.requests.tolist(), committed, so_far, strict=True):
             drafted, accepted = total[0] - before[row][0], total[1] - before[row][1]
             assert 1 <= drafted <= 6
             assert 0 <= accepted <= drafted
-            is_last = not bool(event.after.masked[event.before.rows.tolist().index(row)].any())
+            is_last = not bool(event.after.masked[event.requests.tolist().index(row)].any())
             assert num == accepted + 1 or is_last
             accepted_ever[accepted] += 1
             before[row] = total
@@ -238,33 +248,32 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
     drafting: Drafting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths, ends = Counter[tuple[int, int]](), 0
-    read_target = Session.read_target
 
     def spied(
-        self: Session, target: Any, canvas: Any, past: Any, tokens: Any, counts: Any, *,
+        decoder: Decoder, state: State, target: Any, past: Any, tokens: Any, counts: Any, *,
         num_logits: int, first_logits: Any, parents: Any,
     ) -> Any:  # fmt: skip
-        reading = read_target(
-            self, target, canvas, past, tokens, counts,
+        state, reading = read_target(
+            decoder, state, target, past, tokens, counts,
             num_logits=num_logits, first_logits=first_logits, parents=parents,
         )  # fmt: skip
         assert parents is None
         assert reading.logits.shape[1] == num_logits
         for place, count in enumerate(counts.tolist()):
-            own = canvas.tokens[place, canvas.pads[place] :][: past.lengths[place]].tolist()
+            own = state.here.tokens[place, : past.lengths[place]].tolist()
             fresh = logits_of(tiny_llama(5, 3, 2.0), own + tokens[place, :count].tolist())
             fresh[:, 4] = -torch.inf
             skipped = int(first_logits[place])
             fresh = fresh[len(own) + skipped : len(own) + count]
             torch.testing.assert_close(reading.logits[place, : count - skipped], fresh)
-        return reading
+        return state, reading
 
-    monkeypatch.setattr(Session, "read_target", spied)
+    monkeypatch.setattr(target_round, "read_target", spied)
 
     def count(event: StepEvent) -> None:
         nonlocal ends
         committed = event.before.masked & ~event.after.masked
-        written = torch.where(committed, event.after.region, -1)
+        written = torch.where(committed, event.after.tokens, -1)
         for row in written.tolist():
             new = [token for token in row if token >= 0]
             ends += len(new) > 1 and new[-1] == 3
@@ -338,18 +347,19 @@ def misfit(tokens: Tensor, law: Tensor) -> float:
 
 def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:
     num, temperature = 40_000, 0.7
-    canvas = Canvas.blank([[1]] * num, 3, mask_id=4, eos_ids=(3,))
-    model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,))
-    session = Session(model, canvas, NoCache(), temperature=temperature, seed=0)
+    rows = [BlankRow([1], [], 3, first=1, end=4)] * num
+    canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
+    keys = row_keys(0, torch.arange(num))
+    beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
     q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
     p = torch.tensor([[-0.2, 0.7, 0.4, 0.0], [0.5, 0.0, 0.3, -0.1], [0.9, 0.2, 0.0, 0.4]]).double()
-    draft = Sampled().draft(session, canvas, q.expand(num, 2, 4), torch.full((num,), 2))
+    draft = Sampled().draft(beginning, q.expand(num, 2, 4), torch.full((num,), 2))
     laws = (q / temperature).softmax(-1)
     both = draft.tokens[:, 0] * 4 + draft.tokens[:, 1]
     # At the level 0.0001: 44.3 for 15 degrees of freedom, 21.1 for 3.
     assert misfit(both, (laws[0][:, None] * laws[1]).flatten()) < 44.3
     assert torch.equal(draft.counts, torch.where(draft.tokens[:, 0] == 3, 1, 2))
-    verdict = accept(session, canvas, draft, p.expand(num, 3, 4))
+    verdict = accept(beginning, draft, p.expand(num, 3, 4))
     laws = (p / temperature).softmax(-1)
     for place in range(3):
         reached = verdict.accepted >= place

@@ -44,14 +44,14 @@ SAMPLERS: list[Sampler] = [
 
 
 def first_commits(model: MaskedTransformer, sampler: Sampler, **options: Any) -> list[list[int]]:
-    """Returns the columns that row 0 commits in each step."""
+    """Returns the positions that row 0 commits in each step."""
     steps: list[list[int]] = []
 
     def watch(event: StepEvent) -> None:
         changed = event.before.masked & ~event.after.masked
-        for index, row in enumerate(event.before.rows.tolist()):
-            if row == 0:
-                steps.append(changed[index].nonzero().flatten().tolist())
+        for index in (event.requests == 0).nonzero().flatten().tolist():
+            columns = changed[index].nonzero().flatten()
+            steps.append((columns - len(PROMPTS[0])).tolist())
 
     decode(model, PROMPTS, sampler, observers=[watch], **OPTIONS, **options)
     return steps
@@ -88,10 +88,8 @@ def test_only_a_model_that_predicts_the_next_column_has_such_an_entry() -> None:
 def test_schedules_that_open_parts_are_refused(blocks: BlockSchedule, cache: CachePolicy) -> None:
     """Only the first block of an answer had its first token committed alone, or columns lacked."""
     options: Any = {**OPTIONS, "block_length": None, "cache": cache, "blocks": blocks}
-    with pytest.raises(ValueError, match=r'by a rule of its own, got .* Use entry="sampler"\.'):
+    with pytest.raises(ValueError, match=r"a block schedule that opens all masks .*, got"):
         decode(DREAM, PROMPTS, ConfidenceThreshold(0.5), **options)
-    # Where logits predict their own column there is no such entry.
-    assert len(decode(LLADA, PROMPTS, ConfidenceThreshold(0.5), **options).answers()) == 3
 
 
 def test_a_given_first_token_is_no_entry() -> None:
@@ -116,5 +114,5 @@ def test_what_cannot_have_an_entry_is_refused() -> None:
     with pytest.raises(ValueError, match='entry must be "sampler" or "official", got \'mine\''):
         require_entry("mine")
     model = DREAM
-    with pytest.raises(ValueError, match='Use entry="sampler"'):
+    with pytest.raises(ValueError, match="lets the sampler decide every step, got Guided"):
         decode(model, [[1]], FixedSchedule(), cache=CACHES[0], verifier=Guided(tiny_target(512)))

@@ -350,7 +350,8 @@ def test_nothing_is_compared_or_timed_in_a_capture(monkeypatch: pytest.MonkeyPat
             # A wait in a capture would end all graphs, with a warning.
             out = decode(there, PROMPTS, FixedSchedule(2), **options)
             assert torch.equal(out.tokens.cpu(), expected.tokens)
-        assert len(replays) > 10
+        # Forwards of several groups of rows run without a graph.
+        assert len(replays) > 5
         num_asked = watch.num_asked
         assert num_asked > 0
         choice._checked.cache_clear()

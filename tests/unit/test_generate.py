@@ -8,10 +8,10 @@ import torch
 from streamed import Streamer
 from transformers import TextStreamer
 
-from dllm_decode import DualCache, decode, generate, load_model
+from dllm_decode import DualCache, StepEvent, decode, generate, load_model
 from dllm_decode.generation import prompt_ids
 from dllm_decode.prompts import integers, token_lists
-from samplers import ConfidenceThreshold, FixedSchedule, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED
@@ -130,13 +130,15 @@ def test_max_new_tokens_is_another_name_of_gen_length() -> None:
     assert short.decoded.tokens.shape == (1, 16)
 
 
-@pytest.mark.parametrize("sampler", [FixedSchedule(8), Wino(0.6, 0.9)], ids=repr)
+@pytest.mark.parametrize(
+    "sampler", [FixedSchedule(8), Wino(0.6, 0.9), JointThreshold(0.3, 0.0, 4)], ids=repr
+)
 def test_a_text_streamer_gets_the_answer_in_order(
     sampler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streamer = TextStreamer(TOKENIZER, skip_prompt=True)
     out = generate(
-        MODEL, TOKENIZER, chat(QUESTION), sampler, gen_length=32, block_length=8, streamer=streamer
+        MODEL, TOKENIZER, chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer
     )
     assert out.decoded.forwards > 1
     assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
@@ -165,6 +167,24 @@ def test_stop_strings_stop() -> None:
     )
     assert out.texts[0] == whole.texts[0][: whole.texts[0].index(string)]
     assert out.decoded.forwards < whole.decoded.forwards
+
+
+def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
+    """A stop string stopped an answer that does not contain it."""
+    chats = chat(OTHER)
+    options: Any = {"gen_length": 32, "block_length": 16}
+    sampler, seen = JointThreshold(0.3, 0.0, 4), set[str]()
+
+    def note(event: StepEvent) -> None:
+        seen.update(TOKENIZER.decode(event.after.answers()[0].tolist()).split())
+
+    whole = generate(MODEL, TOKENIZER, chats, sampler, observers=[note], **options)
+    replaced = sorted(seen - set(whole.texts[0].split()))
+    assert replaced
+    for word in replaced:
+        out = generate(MODEL, TOKENIZER, chats, sampler, stop_strings=word, **options)
+        if word not in whole.texts[0]:
+            assert out.texts == whole.texts
 
 
 @pytest.mark.parametrize(

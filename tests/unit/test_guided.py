@@ -86,7 +86,7 @@ def test_with_full_approval_it_is_one_forward() -> None:
 
 
 def test_a_sampler_that_would_only_cost_is_refused() -> None:
-    with pytest.raises(ValueError, match="asks no sampler, got Prophet"):
+    with pytest.raises(ValueError, match="lets the sampler decide every step, got Guided"):
         decode(HashModel(), [[1]], Prophet(SAMPLER), verifier=Guided(tiny_target()), **OPTIONS)
 
 

@@ -28,6 +28,7 @@ from samplers import (
     Sampler,
     View,
 )
+from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 SPEED = JointThreshold(0.5, 0.0, 5)
@@ -47,13 +48,16 @@ class Edited:
 
     def __call__(self, event: StepEvent) -> None:
         before, after = event.before, event.after
-        edited = ~before.masked & (before.tokens != after.tokens)[:, before.start :]
-        assert not (edited & before.fixed).any()
+        edited = ~before.masked & (before.tokens != after.tokens)
+        # What ending a row filled is no edit.
+        is_cut = [row.request.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
+        edited &= ~(event.ended & torch.tensor(is_cut))[:, None]
+        assert not (edited & before.given).any()
         assert not (edited & after.masked).any()
-        assert not edited[:, : event.block.start].any()
         self.num += int(edited.sum())
-        for row in before.rows.tolist():
-            key = row, event.block.start
+        for number, row in enumerate(event.rows):
+            assert not edited[number, : row.open.start].any()
+            key = row.request.index, row.open.start - row.prompt_length
             self.steps[key] = self.steps.get(key, 0) + 1
 
 
@@ -121,37 +125,48 @@ def test_an_eos_ends_the_answer_once_its_block_is_edited() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"verifier": SelfVerify()}, "edits what it committed"),
-        ({"cache": DelayedCache()}, "edits committed tokens"),
-        ({"blocks": MultiBlock()}, "from its opening"),
+        ({"verifier": SelfVerify()}, "needs a verifier that runs one forward for each step"),
+        ({"cache": DelayedCache()}, "computes the committed columns"),
+        ({"blocks": MultiBlock()}, "opens all masks of a block at once"),
     ],
 )
 def test_what_cannot_follow_an_edit_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         answer(SPEED, **options)
-    with pytest.raises(ValueError, match="never edits"):
+    with pytest.raises(ValueError, match="never changes a token"):
         CreditDecoding(SPEED)
 
 
 @dataclass(frozen=True)
 class Careless(Sampler[None]):
-    """Edits what it must not: all that is no mask, or without saying so."""
+    """Keeps tokens open against what it needs and gives, or settles positions without one."""
 
-    says_so: bool
+    is_final: bool
+    sees_committed: bool
 
     @property
-    def edits(self) -> bool:
-        return self.says_so
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | ({Fact.LOGITS_OF_COMMITTED} if self.sees_committed else set())
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return super().gives if self.is_final else frozenset()
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         tokens = torch.where(view.masked, view.proposal, 3)
-        return Decision(view.eligible, tokens, edit=~view.masked), None
+        first = view.eligible & (view.eligible.cumsum(-1) == 1)
+        return Decision(first, tokens, settle=view.eligible), None
 
 
 @pytest.mark.parametrize(
-    ("says_so", "said"), [(True, "edit positions only"), (False, "say by `edits`")]
+    ("sampler", "said"),
+    [
+        (Careless(is_final=False, sees_committed=True), "settle positions only that hold a token"),
+        (Careless(is_final=False, sees_committed=False), "must need LOGITS_OF_COMMITTED"),
+        (Careless(is_final=True, sees_committed=True), "gives FINAL_TOKENS"),
+    ],
 )
-def test_a_careless_edit_is_reported(says_so: bool, said: str) -> None:
+def test_a_careless_edit_is_reported(sampler: Sampler, said: str) -> None:
     template = [5] + [tiny("llada").mask_id] * 13
     with pytest.raises(RuntimeError, match=said):
-        answer(Careless(says_so), templates=[template] * 3)
+        answer(sampler, templates=[template] * 3)

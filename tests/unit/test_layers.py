@@ -14,7 +14,7 @@ ROOFS = {"examples", "benchmarks", "tests"}
 SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
 CONTRACT = {
     f"samplers.{name}"
-    for name in ("base", "state", "view", "wrapper", "logits", "checks", "expression")
+    for name in ("base", "facts", "state", "view", "wrapper", "logits", "checks", "expression")
 }
 MAY_IMPORT = {
     "triton": ("samplers.logits.kernel",),
@@ -24,6 +24,10 @@ MAY_IMPORT = {
 }
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
 MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training",)
+# What everything may use knows nothing of plug-ins, and little of models.
+CORE_MAY_IMPORT = tuple(
+    f"dllm_decode.{name}" for name in ("core", "models.base", "prompts", "sizes")
+)
 
 
 class Import(NamedTuple):
@@ -76,6 +80,9 @@ def broken_rule(use: Import) -> str | None:
     of_engine = layer == "dllm_decode" and not is_within(use.importer, MAY_IMPORT_ANY_SAMPLER)
     if of_engine and top == "samplers" and not is_within(use.imported, tuple(CONTRACT)):
         return "the engine knows the samplers' contract, no concrete sampler"
+    in_core = is_within(use.importer, ("dllm_decode.core",)) and top == "dllm_decode"
+    if in_core and not is_within(use.imported, CORE_MAY_IMPORT):
+        return "dllm_decode.core imports samplers, models.base, prompts, sizes and itself"
     return None
 
 
@@ -97,13 +104,15 @@ def test_every_import_respects_the_layers() -> None:
     ("path", "source"),
     [
         ("samplers/a.py", "import numpy as np"),
-        ("samplers/a.py", "from dllm_decode.canvas import Canvas"),
+        ("samplers/a.py", "from dllm_decode.core.canvas import Canvas"),
         ("samplers/a.py", "def late():\n    import transformers"),
         ("samplers/a.py", "import triton"),
         ("samplers/a.py", "import safetensors"),
         ("samplers/learn2pd.py", "import transformers"),
         ("dllm_decode/a.py", "from samplers import LocalLeap"),
         ("dllm_decode/a.py", "import samplers"),
+        ("dllm_decode/core/a.py", "from dllm_decode.caches.base import CachePolicy"),
+        ("dllm_decode/core/a.py", "from ..decoder import Decoder"),
         ("dllm_decode/verify/a.py", "from samplers.local_leap import LocalLeap"),
         ("dllm_decode/a.py", "from transformers import AutoTokenizer"),
         ("dllm_decode/modelsize.py", "import transformers"),
@@ -127,7 +136,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
         ("samplers/learn2pd.py", "from safetensors import safe_open"),
         ("samplers/logits/kernel.py", "import triton\nimport triton.language as tl"),
         ("dllm_decode/a.py", "from samplers.base import View\nimport samplers.logits.statistics"),
-        ("dllm_decode/verify/a.py", "from ..canvas import Canvas\nfrom .base import Verifier"),
+        ("dllm_decode/verify/a.py", "from ..core.canvas import Canvas\nfrom .base import Verifier"),
+        ("dllm_decode/core/a.py", "from ..models.base import KVCache\nfrom .canvas import Canvas"),
         ("dllm_decode/models/a.py", "from transformers import AutoTokenizer"),
         ("dllm_decode/training/a.py", "import transformers\nfrom samplers import Learn2PD"),
         ("eval/a.py", "from dllm_decode import decode\nfrom samplers import LocalLeap"),

@@ -11,8 +11,7 @@ import torch
 from spied import FAMILIES, Spied, tiny
 from toys import HashModel
 
-from dllm_decode import Block, Canvas, MaskPredictor, NoCache
-from dllm_decode.session import Session
+from dllm_decode import MaskPredictor, StepEvent, decode
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.likelihood import Likelihood
 from eval.oracle.joint import Joint
@@ -91,14 +90,14 @@ def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_conditionals_are_those_that_samplers_see(family: str) -> None:
-    """Shift, padding, block-causal attention and banned tokens, against the engine's session."""
+    """Shift, padding, block-causal attention and banned tokens, against the engine's views."""
     model = _with_a_ban(family)
     prompts, answer = [[5, 9, 4], [7, 3, 8, 6, 2, 5, 10]], [11, 4, 9, 9, 12]
     scored = Likelihood(model, LeftToRight(), batch_size=4).score([(p, answer) for p in prompts])
     for prompt, (estimate, _, _) in zip(prompts, scored, strict=True):
-        # The session fills a block-causal model's last block with masks: its end must be here.
+        # The engine fills a block-causal model's last block with masks: its end must be here.
         assert not model.causal_block_length or (len(prompt) + 5) % model.causal_block_length == 0
-        assert estimate.log_likelihood == pytest.approx(_by_session(model, prompt, answer)[0])
+        assert estimate.log_likelihood == pytest.approx(_by_decoding(model, prompt, answer)[0])
         assert estimate.is_greedy is False
 
 
@@ -108,7 +107,7 @@ def test_an_answer_is_greedy_if_each_token_is_the_most_likely(family: str) -> No
     answer: list[int] = []
     for _ in range(5):
         draft = [*answer, *[0] * (5 - len(answer))]
-        answer.append(_by_session(model, prompt, draft)[1][len(answer)])
+        answer.append(_by_decoding(model, prompt, draft)[1][len(answer)])
     other = [*answer[:-1], (answer[-1] + 1) % 20]
     scored = Likelihood(model, LeftToRight()).score([(prompt, answer), (prompt, other)])
     assert [s.estimate.is_greedy for s in scored] == [True, False]
@@ -206,22 +205,21 @@ def _chain(
     return total
 
 
-def _by_session(
+def _by_decoding(
     model: MaskPredictor, prompt: list[int], answer: list[int]
 ) -> tuple[float, list[int]]:
     """Returns the chain rule's log-probability and the most likely tokens, as samplers see them."""
     total, best = 0.0, []
-    lead = len(prompt) % (model.causal_block_length or 1)
-    block_length = model.causal_block_length or len(answer)
     for position, token in enumerate(answer):
-        canvas = Canvas.blank(
-            [prompt], len(answer), mask_id=model.mask_id, eos_ids=model.eos_ids,
-            templates=[answer[:position]], align=model.causal_block_length or 1,
+        events: list[StepEvent] = []
+        decode(
+            model, [prompt], FixedSchedule(), templates=[answer[:position]],
+            gen_length=len(answer), block_length=model.causal_block_length or len(answer),
+            stop_at_eos=False, observers=[events.append],
         )  # fmt: skip
-        session = Session(model, canvas, NoCache(), temperature=0.0, seed=0)
-        start = (lead + position) // block_length * block_length
-        view = session.forward(canvas, Block(start, start + block_length), FixedSchedule())
-        logs = view.logits[0, lead + position - start].log_softmax(-1)
+        view = events[0].view
+        at = view.positions[0].tolist().index(position)
+        logs = view.logits[0, at].log_softmax(-1)
         total += logs[token].item()
         best.append(int(logs.argmax()))
     return total, best

@@ -445,7 +445,7 @@ def test_a_block_schedule_decides_what_is_open() -> None:
     assert forwards[0] != forwards[1]
     assert usual.fingerprint() != several.fingerprint()
     counting = replace(several, sampler=FixedSchedule(2))
-    with pytest.raises(ValueError, match="counts the masks or the steps of a block"):
+    with pytest.raises(ValueError, match="opens all masks of a block at once"):
         DecodeLM(Opened(HashModel(), Numbers(), counting), Ranks()).generate_until([asked("1")])
 
 

@@ -25,6 +25,7 @@ from dllm_decode import (
 )
 from dllm_decode.models.network.context import make_context
 from samplers import FixedSchedule, Prophet
+from samplers.facts import Fact
 
 DEVICE = "cuda"
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -147,7 +148,7 @@ def test_the_host_waits_once_a_step(family: str, graphs: bool) -> None:
     model.graphs = graphs
     samplers: tuple[Any, ...] = (FixedSchedule(6), Prophet(FixedSchedule(6), (99.0, 99.0, 99.0)))
     for cache in CACHES:
-        for sampler in samplers if cache.computes_suffix else samplers[:1]:
+        for sampler in samplers if Fact.LOGITS_BEHIND_BLOCK in cache.gives else samplers[:1]:
             # What is recorded is recorded by then.
             for _ in range(2):
                 waits_of(model, sampler, cache=cache)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dllm_decode import (
     ARVerify,
-    Canvas,
     Draft,
     Drafting,
     DraftLength,
@@ -23,9 +22,9 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.drafting.base import Beginning
 from samplers import ConfidenceThreshold
+from samplers.logits.noise import row_keys
 
 CAUSAL_TOO = ("nemotron_labs_diffusion", "a2d_qwen3", "a2d_qwen2", "a2d_llama")
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 4, 1, 4, 2]]
@@ -58,11 +57,14 @@ class Knowing(Drafting):
 
     answers: tuple[tuple[int, ...], ...]
 
-    def draft(self, session: Session, canvas: Canvas, logits: Tensor, lengths: Tensor) -> Draft:
+    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
         tokens, counts, parents = [], [], []
-        firsts = first_masks(canvas).tolist()
-        for row, first, length in zip(canvas.rows.tolist(), firsts, lengths.tolist(), strict=True):
-            right = self.answers[row][first : first + min(length, 1 + first % 3)]
+        keys = row_keys(0, torch.arange(len(self.answers))).tolist()
+        firsts = (beginning.first - beginning.canvas.prompt_lengths).tolist()
+        for key, first, length in zip(
+            beginning.keys.tolist(), firsts, lengths.tolist(), strict=True
+        ):
+            right = self.answers[keys.index(key)][first : first + min(length, 1 + first % 3)]
             # Nodes 2d and 2d + 1 are of depth d; the wrong one stands first.
             words = [word for token in right for word in ((token + 1) % 500, token)]
             tokens.append(words + [0] * (6 - len(words)))

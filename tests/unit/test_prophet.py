@@ -31,7 +31,7 @@ def view_of(
     tokens: Sequence[Sequence[int]],
     gaps: Sequence[Sequence[float]],
     *,
-    block: slice = slice(0, 2),
+    block_length: int = 2,
     start: int = 0,
     gen_length: int = 6,
     committed: int | None = None,
@@ -44,7 +44,7 @@ def view_of(
     logits[..., MASK_ID] = -torch.inf
     masked = ids == MASK_ID
     in_block = torch.zeros_like(masked)
-    in_block[:, block] = True
+    in_block[:, :block_length] = True
     return View(
         tokens=ids,
         computed=Summary(logits),
@@ -53,7 +53,7 @@ def view_of(
         start=start,
         gen_length=gen_length,
         committed=None if committed is None else torch.full((len(ids),), committed),
-        block=block,
+        block_length=block_length,
     )
 
 
@@ -142,7 +142,7 @@ def test_a_row_with_nothing_eligible_is_left_alone() -> None:
 )
 def test_the_answer_is_looked_for_behind_the_marker(tokens: list[int], decided: bool) -> None:
     sampler = Prophet(marker=(8, 9), answer_length=1)
-    view = view_of([tokens], [[0.0, 0.0, 9.0, 0.0, 0.0, 0.0]], block=slice(0, 6))
+    view = view_of([tokens], [[0.0, 0.0, 9.0, 0.0, 0.0, 0.0]], block_length=6)
     assert exits(sampler, view) == [decided]
 
 
@@ -267,7 +267,7 @@ def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base": Wino()}, "Prophet must wrap a sampler that never re-masks, got Wino"),
+        ({"base": Wino()}, "Prophet needs a sampler that never changes .*, got Wino"),
         ({"thresholds": (7.5, 5.0)}, "one entry more than edges"),
         ({"thresholds": (7.5, -5.0, 1.0)}, "at least 0"),
         ({"edges": (0.7, 0.3)}, "ascending"),
@@ -287,3 +287,32 @@ def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], me
 def test_the_repr_is_the_configuration() -> None:
     sampler = Prophet(CreditDecoding(LocalLeap()), marker=(3, 4), gap="all", num_steps=64)
     assert parse(repr(sampler)) == sampler
+
+
+def test_columns_that_are_not_the_rows_answer_are_not_averaged() -> None:
+    """A bug: on block-causal models the tail of the prompt and a neighbour's columns counted."""
+    model, nfe = HashModel(causal_block_length=8, peak=12.0), set[int]()
+    sampler = Prophet(FixedSchedule(8), (0.5,), (), gap="all")
+    for length in range(9, 17):
+        prompt, neighbour = list(range(1, length)), [3] * 15
+        alone = decode(model, [prompt], sampler, gen_length=10, stop_at_eos=False)
+        beside = decode(model, [prompt, neighbour], sampler, gen_length=10, stop_at_eos=False)
+        assert torch.equal(alone.tokens[0], beside.tokens[0])
+        assert alone.nfe[0] == beside.nfe[0]
+        nfe.add(int(alone.nfe[0]))
+    assert len(nfe) > 1, "nothing was decided by an average"
+
+
+def test_only_the_answer_is_averaged_whatever_the_window_shows_beside_it() -> None:
+    gaps = [[0.0, 6.0, 6.0, 0.0, 0.0]]
+    for sampler in (Prophet(gap="all"), Prophet()):
+        # A prompt token, two tokens of the answer, and masks that fill up its last block.
+        view = view_of([[7, MASK_ID, 2, MASK_ID, MASK_ID]], gaps, start=-1, gen_length=2)
+        assert exits(sampler, view) == [True]
+
+
+def test_a_marker_in_the_prompt_is_none() -> None:
+    sampler = Prophet(marker=(8,), answer_length=1)
+    tokens, gaps = [[8, MASK_ID, MASK_ID]], [[0.0, 9.0, 9.0]]
+    assert exits(sampler, view_of(tokens, gaps, start=0)) == [True]
+    assert exits(sampler, view_of(tokens, gaps, start=-1)) == [False]

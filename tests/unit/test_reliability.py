@@ -107,7 +107,7 @@ def test_proposals_are_those_of_every_state_up_to_the_end_of_the_answer(sampler:
     def note(event: StepEvent) -> None:
         for row, request in enumerate(event.requests.tolist()):
             for column in event.view.eligible[row].nonzero().flatten().tolist():
-                position = column + event.view.start - int(event.before.lead[row])
+                position = int(event.view.positions[row, column])
                 token = int(event.view.proposal[row, column])
                 seen.append((request, position, token, float(event.view.confidence[row, column])))
 

@@ -35,10 +35,12 @@ def test_forwards_that_are_played_again_give_the_same_answers(family: str, cache
         if verifier and isinstance(cache, DelayedCache):
             continue
         options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, **verifier}
-        plain = decode(replayed.model, PROMPTS, sampler, **options)
-        out = decode(replayed, PROMPTS, sampler, **options)
-        assert torch.equal(plain.tokens, out.tokens)
-        assert torch.equal(plain.nfe, out.nfe)
+        # Rows that compute different numbers of columns are not captured; one row always is.
+        for prompts in (PROMPTS, PROMPTS[:1]):
+            plain = decode(replayed.model, prompts, sampler, **options)
+            out = decode(replayed, prompts, sampler, **options)
+            assert torch.equal(plain.tokens, out.tokens)
+            assert torch.equal(plain.nfe, out.nfe)
     assert replayed.recorder.num_replayed >= replayed.recorder.num_captured > 0
 
 
@@ -62,7 +64,8 @@ def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: An
 def test_one_recording_serves_every_block() -> None:
     replayed = Replayed("llada")
     options: Any = {"gen_length": 64, "block_length": 8, "cache": DualCache()}
-    out = decode(replayed, PROMPTS, FixedSchedule(8), stop_at_eos=False, **options)
+    prompts = [prompt[-1:] for prompt in PROMPTS]
+    out = decode(replayed, prompts, FixedSchedule(8), stop_at_eos=False, **options)
     # One of all columns and one of a block.
     assert replayed.recorder.num_captured == 2
     assert replayed.recorder.num_replayed == out.forwards - 2
@@ -105,8 +108,9 @@ def test_rows_that_finish_at_different_times_share_one_graph(
         out = decode(replayed, prompts, ConfidenceThreshold(1.0), **options)
         assert torch.equal(plain.tokens, out.tokens)
         assert torch.equal(plain.nfe, out.nfe)
-    assert {rows for rows, _ in replayed.sizes} == set(range(1, num_rows + 1))
-    assert 1 <= replayed.recorder.num_captured <= most_captured
+    # The first forward has rows of several lengths, so that it is not captured.
+    assert {rows for rows, _ in replayed.sizes} == set(range(1, num_rows))
+    assert (num_rows < 32) <= replayed.recorder.num_captured <= most_captured
     assert num_rows == 32 or replayed.recorder.num_replayed >= 2 * num_rows - 4
 
 

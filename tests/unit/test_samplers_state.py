@@ -125,14 +125,14 @@ def test_rows_are_taken_and_put_back_in_every_part() -> None:
 
 @dataclass(frozen=True)
 class Editing(Sampler[None]):
-    """Edits what it has committed."""
+    """Says what it settles, as a rule that edits does."""
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         commit = highest_one(view.confidence, view.eligible)
-        return Decision(commit, edit=~view.masked), None
+        return Decision(commit, settle=commit), None
 
 
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 def test_an_edit_is_never_ignored_silently(verifier: Verifier) -> None:
-    with pytest.raises(RuntimeError, match=r"Editing\(\) must say by `edits`"):
+    with pytest.raises(RuntimeError, match=r"^Editing\(\) gives FINAL_TOKENS"):
         decode(DriftingModel(), [[1], [2]], Editing(), verifier=verifier, gen_length=6)

@@ -10,12 +10,15 @@ from samplers import (
     ALL_SAMPLERS,
     CreditDecoding,
     Decision,
+    FixedSchedule,
     JointThreshold,
     Prophet,
     Sampler,
     View,
+    Wino,
     Wrapper,
 )
+from samplers.facts import Fact
 from samplers.view import Scope
 
 WRAPPERS = [sampler for sampler in ALL_SAMPLERS if issubclass(sampler, Wrapper)]
@@ -31,19 +34,13 @@ def overridable() -> set[str]:
 class Unusual(Sampler[None]):
     """Says of itself what no default says."""
 
-    remasks: bool = False
-
     @property
     def scope(self) -> Scope:
         return "suffix"
 
     @property
-    def leave_one_out(self) -> bool:
-        return self.remasks
-
-    @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -70,8 +67,7 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     """Whoever adds a member to `Sampler` must say here and in `Wrapper` what becomes of it."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
-        "scope", "leave_one_out", "reads_committed", "edits", "needs_whole_block", "files",
-        "check", "check_model", "max_steps",
+        "scope", "leave_one_out", "needs", "gives", "files", "check", "check_model", "max_steps",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
@@ -80,7 +76,9 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
 def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     wrapped = wrapper(Unusual())
     assert wrapped.scope == "suffix"
-    assert wrapped.reads_committed
+    assert wrapped.needs >= Unusual().needs
+    assert Fact.LOGITS_OF_COMMITTED in wrapped.needs
+    assert wrapped.gives == Unusual().gives
     assert not wrapped.leave_one_out
     assert wrapped.files == (Path("weights"),)
     assert wrapped.max_steps(3) == 30
@@ -90,13 +88,23 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
         wrapped.check_model(name="mini", fingerprint="12ab")
 
 
+@pytest.mark.parametrize("base", [JointThreshold(), Wino()], ids=repr)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_base_that_edits_is_refused(wrapper: Any) -> None:
-    with pytest.raises(ValueError, match=f"{wrapper.__name__} must wrap a sampler that never edit"):
-        wrapper(JointThreshold())
+def test_a_base_that_changes_what_it_committed_is_refused(wrapper: Any, base: Sampler) -> None:
+    said = rf"^{wrapper.__name__} needs a sampler that never changes .*, got {type(base).__name__}"
+    with pytest.raises(ValueError, match=said):
+        wrapper(base)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_base_that_re_masks_is_refused(wrapper: Any) -> None:
-    with pytest.raises(ValueError, match=f"{wrapper.__name__} must wrap a sampler that never re-m"):
-        wrapper(Unusual(remasks=True))
+def test_a_wrapper_with_a_state_needs_whole_blocks_unless_it_says_otherwise() -> None:
+    @dataclass(frozen=True)
+    class Forgetful(Wrapper[Any]):
+        def init(self, view: View) -> Any:
+            return self.base.init(view)
+
+        def step(self, view: View, state: Any) -> tuple[Decision, Any]:
+            return self.base.step(view, state)
+
+    assert Fact.WHOLE_BLOCKS in Forgetful().needs
+    assert Fact.WHOLE_BLOCKS not in CreditDecoding().needs
+    assert Fact.WHOLE_BLOCKS in CreditDecoding(FixedSchedule()).needs

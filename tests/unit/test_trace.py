@@ -7,11 +7,20 @@ from toys import HashModel
 
 from dllm_decode import Gain, Gains, Revision, StepEvent, Trace, decode
 from samplers import Decision, FixedSchedule, Sampler, State, View
+from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
 class SecondThoughts(Sampler):
     """Commits everything, takes back position 1 of the block, and commits it again."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
 
     def max_steps(self, num_masks: int) -> int:
         return num_masks + 2
@@ -33,7 +42,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
     trace, seen = Trace(), []
 
     def keep(event: StepEvent) -> None:
-        seen.append(event.after.region.clone())
+        seen.append(event.after.answers())
 
     out = decode(
         HashModel(), [[1, 2], [3]], SecondThoughts(), gen_length=4, block_length=4,

@@ -13,7 +13,6 @@ from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadMo
 
 from dllm_decode import (
     ARVerify,
-    Canvas,
     CausalTarget,
     Draft,
     Drafting,
@@ -23,8 +22,7 @@ from dllm_decode import (
     decode,
     measure_column_cost,
 )
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.drafting.base import Beginning
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import position_keys, row_keys
 from samplers.logits.statistics import draw
@@ -60,11 +58,18 @@ class Adversary(Drafting):
 
     kind: Kind
     answers: tuple[tuple[int, ...], ...]
+    seed: int
     size: int = 9
 
-    def draft(self, session: Session, canvas: Canvas, logits: Tensor, lengths: Tensor) -> Draft:
-        rows = zip(canvas.rows.tolist(), first_masks(canvas).tolist(), strict=True)
-        trees = [self.tree(row, self.answers[row][first:]) for row, first in rows]
+    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+        # The noise key of a row tells which prompt it answers.
+        keys = row_keys(self.seed, torch.arange(len(self.answers))).tolist()
+        first = beginning.first - beginning.canvas.prompt_lengths
+        rows = [
+            (keys.index(key), done)
+            for key, done in zip(beginning.keys.tolist(), first.tolist(), strict=True)
+        ]
+        trees = [self.tree(row, self.answers[row][done:]) for row, done in rows]
         counts = torch.tensor([len(tree) for tree in trees])
         # What fills up shorter trees is arbitrary: here, copies of a sibling.
         filled = [tree + [(0, -1)] * (self.size - len(tree)) for tree in trees]
@@ -107,7 +112,7 @@ def check_law(num_prompts: int, seeds: range) -> int:
         for temperature in (0.0, 0.7):
             answers = alone(target, prompts, 10, temperature, seed)
             known = tuple(map(tuple, answers))
-            ways: list[Drafting] = [Adversary(kind, known) for kind in KINDS]
+            ways: list[Drafting] = [Adversary(kind, known, seed) for kind in KINDS]
             proxy = NGram(24).fit(answers)
             ways += [Tree(7), Tree(16, proxy=proxy, proxy_weight=1.0, num_forwards=2)]
             for drafting in ways:
@@ -139,8 +144,8 @@ def test_two_thousand_decodes_with_trees_are_the_targets() -> None:
 def test_a_draft_that_repeats_a_sibling_is_refused() -> None:
     @dataclass(frozen=True)
     class Twins(Drafting):
-        def draft(self, session: Session, canvas: Canvas, logits: Tensor, lengths: Tensor) -> Draft:
-            tokens = torch.tensor([[5, 6, 5]]).expand(len(canvas), -1)
+        def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+            tokens = torch.tensor([[5, 6, 5]]).expand(len(lengths), -1)
             return Draft(tokens, lengths.clamp(min=3), parents=torch.tensor([[-1, 0, -1]]))
 
     with pytest.raises(RuntimeError, match="differ from its siblings, got 1 that do not"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from spied import FAMILIES, Spied, tiny
-from torch import Tensor
+from views import raised, statistics
 
 from dllm_decode import (
     CachePolicy,
@@ -18,7 +18,7 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.observers import StepEvent
+from dllm_decode.core.observers import StepEvent
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
@@ -27,6 +27,7 @@ from samplers import (
     Sampler,
     View,
 )
+from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.statistics import highest_one
 from samplers.logits.summary import Summary
@@ -52,24 +53,6 @@ def views(temperature: float = 0.0) -> tuple[View, View]:
     )
     asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
     return dense, replace(dense, computed=Summary(asked, ASKED), reads_committed=False)
-
-
-def raised(view: View) -> View:
-    tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
-    values = torch.zeros(tokens.shape)
-    values[..., 0] = 0.7 * view.masked
-    return view.with_logit_bias(tokens, values)
-
-
-def statistics(view: View) -> dict[str, Tensor]:
-    names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
-    found = {name: getattr(view, name) for name in names}
-    found["uniform"] = view.uniform()
-    found["probability"] = view.probability(torch.full_like(view.tokens, 4))
-    found["second"] = view.top_k(3).logits[..., 1]
-    found["third token"] = view.top_k(3).tokens[..., 2]
-    found["logit"] = view.logits[..., 5]
-    return found
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -113,7 +96,8 @@ def test_rows_and_columns_of_some_columns_are_those_of_all() -> None:
     masked = MASKED.gather(1, columns)
     ours, theirs = (view.top_k(2, columns).logits for view in (sparse, dense))
     torch.testing.assert_close(ours[masked], theirs[masked])
-    ours, theirs = (replace(v, block=slice(1, 4)).within("block").margin for v in (sparse, dense))
+    block = {"block_start": 1, "block_length": 3}
+    ours, theirs = (replace(v, **block).within("block").margin for v in (sparse, dense))
     torch.testing.assert_close(ours[MASKED[:, 1:4]], theirs[MASKED[:, 1:4]])
 
 
@@ -122,8 +106,8 @@ class Curious(FixedSchedule):
     """Wants to know what the model says at committed positions."""
 
     @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,7 +117,8 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
     model, masks = Spied(tiny(family)), []
 
     def note(event: StepEvent) -> None:
-        masks.append(int(event.before.masked[:, : event.block.end].sum(-1).max()))
+        own = zip(event.before.masked, event.rows, strict=True)
+        masks.append(max(int(masked[: row.open.stop].sum()) for masked, row in own))
 
     def widths(sampler: FixedSchedule) -> list[int]:
         model.calls.clear()
@@ -147,7 +132,7 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
     found = widths(FixedSchedule(16))
     assert found == [8 * -(-count // 8) for count in masks]
     assert set(found) == {8, 16}
-    if cache.recomputes_committed:
+    if Fact.LOGITS_OF_COMMITTED in cache.gives:
         assert set(widths(Curious(16))) == {16}
 
 
@@ -222,11 +207,8 @@ def test_a_view_says_how_much_is_left() -> None:
         tiny("sdar"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
         stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
     )  # fmt: skip
-    views = [view for view in seen[-40:] if view.lead is not None and view.lead.any()]
+    views = [view for view in seen[-40:] if (view.positions < 0).any()]
     assert views
-    columns = torch.arange(views[0].tokens.shape[1])
-    lead = views[0].lead
-    assert lead is not None
-    own = (columns >= lead[:, None]) & (columns < lead[:, None] + 12)
+    assert views[0].positions[:, 0].tolist() == [-3, -2]
+    own = torch.arange(8) >= torch.tensor([[3], [2]])
     assert torch.equal(views[0].in_answer, own)
-    assert not own.all()

@@ -185,18 +185,18 @@ def look(prompts: list[list[int]], templates: list[list[int]] = []) -> tuple[Vie
 
 def test_the_copy_stands_at_the_same_positions_and_hides_only_the_token_it_verifies() -> None:
     _, inputs = look([[5, 6, 7], [8]])
-    prompt, length, width = 3, 11, 4
+    length, width = 11, 4
     assert inputs.tokens.shape == (2, length + width)
     assert (inputs.tokens[:, length:] == 23).all()
-    block = slice(prompt, prompt + width)
-    assert torch.equal(inputs.positions[:, length:], inputs.positions[:, block])
+    assert inputs.positions[:, length:].tolist() == [[3, 4, 5, 6], [1, 2, 3, 4]]
     assert inputs.attend is not None
     assert not inputs.attend[:, :length, length:].any(), "the canvas sees the copy"
     assert inputs.attend[:, length:, length:].all()
     hidden = ~inputs.attend[:, length:, :length]
-    for row, pads in enumerate([0, 2]):
+    for row, prompt in enumerate([3, 1]):
         for copy in range(width):
-            unseen = [*range(pads), prompt + copy]
+            # The columns after the row's end are nobody's.
+            unseen = [prompt + copy, *range(prompt + 8, length)]
             assert hidden[row, copy].nonzero().squeeze(-1).tolist() == unseen
 
 
@@ -271,8 +271,8 @@ def test_given_tokens_survive_a_decode() -> None:
 @pytest.mark.parametrize(
     ("model", "cache", "message"),
     [
-        (HashModel(logit_shift=1, name="shifted"), None, "got shifted, whose logits predict the"),
-        (HashModel(causal_block_length=4, name="by block"), None, "got by block, which attends in"),
+        (HashModel(logit_shift=1, name="shifted"), None, "got shifted. Use a model such as LLaDA"),
+        (HashModel(causal_block_length=4, name="by block"), None, "got by block. Use"),
         (HashModel(), PrefixCache(), r"got PrefixCache\(.*Use NoCache"),
     ],
 )

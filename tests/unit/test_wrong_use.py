@@ -13,6 +13,7 @@ from dllm_decode import (
     CachePolicy,
     DecodeOutput,
     DelayedCache,
+    DualCache,
     NoCache,
     NoVerifier,
     SettledCache,
@@ -24,6 +25,7 @@ from dllm_decode.caches import CacheQuery
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.models.loading.load import find_model
 from samplers import ConfidenceThreshold, Decision, Sampler, View
+from samplers.facts import Fact
 
 
 def decision(**fields: Any) -> Decision:
@@ -39,6 +41,14 @@ class Returning(Sampler[None]):
     """Returns what it is told to make of the view."""
 
     kind: str
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset() if self.kind == "remask" else super().gives
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
     def step(self, view: View, state: None) -> Any:
         commit, tokens = view.eligible, view.tokens
@@ -91,14 +101,16 @@ class Listing(CachePolicy):
 @pytest.mark.parametrize(
     ("columns", "got"),
     [
-        ([1, 2], r"\[1, 2\]"),
-        (torch.tensor([1, 2]), r"torch.int64 \(2,\)"),
-        (torch.ones(3, 4).long(), r"torch.int64 \(3, 4\)"),
-        (torch.ones(2, 10).bool(), r"torch.bool \(2, 10\)"),
+        ([1, 2], r"\[1, 2\] \(list\)"),
+        (slice(1, 2), r"slice\(1, 2, None\) \(slice\)"),
+        (torch.tensor([1, 2]), r"tensor\(\[1, 2\]\) \(Tensor\)"),
+        ((), r"\(\) \(tuple\)"),
+        ((range(4, 6), range(1, 3)), r"\(range\(4, 6\), range\(1, 3\)\) \(tuple\)"),
     ],
 )
 def test_a_policy_that_returns_no_columns_is_named(columns: Any, got: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"(?s)^recompute of Listing.* slice .*, got {got}\.$"):
+    sentence = rf"(?s)^recompute of Listing.* ranges of columns .*, got {got}\.$"
+    with pytest.raises(RuntimeError, match=sentence):
         run(ConfidenceThreshold(0.9), cache=Listing(columns))
 
 
@@ -107,14 +119,16 @@ class BlockAlone(CachePolicy):
     """Never computes the prompt."""
 
     def recompute(self, query: CacheQuery) -> Any:
-        return query.needed
+        return (range(query.needed, query.stop),)
 
 
-def test_a_policy_that_never_computes_the_prompt_is_named() -> None:
+def test_columns_that_were_never_computed_are_added() -> None:
     """Once the answer was decoded from slots that hold nothing."""
-    sentence = r"^recompute of BlockAlone\(\) must return every column at .*: 10, got 8\. "
-    with pytest.raises(RuntimeError, match=sentence):
-        run(ConfidenceThreshold(0.9), cache=BlockAlone())
+    sampler = ConfidenceThreshold(0.9)
+    alone, dual = run(sampler, cache=BlockAlone()), run(sampler, cache=DualCache())
+    # One block, so that both compute everything once.
+    assert torch.equal(alone.tokens, dual.tokens)
+    assert torch.equal(alone.query_positions, dual.query_positions)
 
 
 @dataclass(frozen=True)
@@ -122,8 +136,8 @@ class Reading(Sampler[None]):
     """Reads committed positions."""
 
     @property
-    def reads_committed(self) -> bool:
-        return True
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         return ConfidenceThreshold(0.9).step(view, state)
@@ -132,7 +146,7 @@ class Reading(Sampler[None]):
 @pytest.mark.parametrize("cache", [DelayedCache(), SettledCache()], ids=repr)
 def test_who_reads_committed_positions_is_refused_where_they_are_frozen(cache: Any) -> None:
     """Once it read certainty there, though it had asked for what the model says."""
-    with pytest.raises(ValueError, match=r"^Reading\(\) reads the model's logits at committed .*"):
+    with pytest.raises(ValueError, match=r"^Reading\(\) needs a cache policy that computes"):
         run(Reading(), cache=cache)
 
 

@@ -7,13 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Canvas
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
-from samplers.logits.statistics import draw, gather, leading, log_probability, most_likely
+from samplers.logits.statistics import draw, gather, leading, log_probability
 
 # Tell these draws from each other and from those of drafts.
 _VERDICTS, _REPLACEMENTS = 2, 3
@@ -34,52 +31,35 @@ class Verdict(NamedTuple):
     places: Int[Tensor, "B D"] | None = None
 
 
-def accept(
-    session: Session, canvas: Canvas, draft: Draft, logits: Float[Tensor, "B K1 V"]
-) -> Verdict:
+def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) -> Verdict:
     """Decides on drafts such that every token written follows the target's law.
 
     Args:
-        session: Has the temperature and the noise.
-        canvas: The rows.
+        beginning: Where the drafts begin.
         draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
-        logits: The target's, behind the committed text, then behind each token of the longest
-            draft.
+        logits: The target's, after the committed text, then after each token of the longest draft.
     """
-    first = first_masks(canvas)
     draft = draft.first(logits.shape[1] - 1)
     if draft.parents is not None:
-        rows = torch.arange(len(first), device=first.device)
+        rows = torch.arange(len(beginning.first), device=logits.device)
 
         def choose(places: Int[Tensor, " B"], depth: int) -> Int[Tensor, " B"]:
             here = logits[rows, places + 1][:, None]
-            return _chosen(session, canvas, first + depth, here).squeeze(1)
+            return beginning.written(here, depth).squeeze(1)
 
         return accept_tree(draft, choose)
     if draft.logs is not None:
-        keys = session.position_keys(canvas, first, logits.shape[1])
-        return accept_by_ratio(draft, logits, keys, temperature=session.temperature)
+        keys = beginning.position_keys(logits.shape[1])
+        assert isinstance(beginning.temperature, float)
+        return accept_by_ratio(draft, logits, keys, temperature=beginning.temperature)
     written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
     verdict = accept_matching(draft, written)
     for span in _spans(logits.shape[1]):
-        written[:, span] = _chosen(session, canvas, first + span.start, logits[:, span])
+        written[:, span] = beginning.written(logits[:, span], span.start)
         verdict = accept_matching(draft, written)
         if (verdict.accepted < span.stop).all():
             break
     return verdict
-
-
-def _chosen(
-    session: Session, canvas: Canvas, first: Int[Tensor, " B"], logits: Float[Tensor, "B N V"]
-) -> Int[Tensor, "B N"]:
-    """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
-
-    The noise of a position depends on the seed, the row and the position alone.
-    """
-    if session.temperature == 0.0:
-        return most_likely(logits)
-    keys = session.position_keys(canvas, first, logits.shape[1])
-    return draw(logits, session.temperature, keys)
 
 
 def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:

@@ -1,6 +1,5 @@
 """Verification by an autoregressive model (DiffuSpec): it writes, the mask predictor drafts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,29 +8,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.core.requests import Request
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Drafts, Look, Verifier
+from dllm_decode.look import view_of
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past
-from dllm_decode.session import Session
+from dllm_decode.settle import settled
 from dllm_decode.sizes import round_up
 from dllm_decode.verify.ar_verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
-from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.target_round import (
     ask_drafter,
     ask_target,
+    check_request,
     check_target,
-    first_masks,
     require_target,
-    whole_answer,
-    write,
+    written,
 )
-from dllm_decode.verify.base import Verifier, settle
 from samplers.base import Sampler, first_state, next_step
 from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
-from samplers.state import take_state
+from samplers.logits.summary import Summary
+from samplers.state import merge_state
 
 _STRIDE = 16
 
@@ -49,7 +50,7 @@ class TargetState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ARVerify(Verifier[TargetState]):
+class ARVerify(Verifier):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
     One round has three parts. The mask predictor looks at the canvas. `drafting` makes a draft of
@@ -107,11 +108,16 @@ class ARVerify(Verifier[TargetState]):
     def check(self, model: MaskPredictor) -> None:
         check_target(self.target, model, verifier="ARVerify")
 
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        check_request(self.target, decoder.model, request, verifier="ARVerify")
+        if self.drafting.is_drawn and request.temperature != decoder.config.temperature:
+            raise ValueError(
+                f"All requests must have the decode's temperature with {self.drafting!r}, "
+                f"{decoder.config.temperature}, got {request.temperature}."
+            )
+
     def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
         return self.target.eos_ids
-
-    def blocks(self, canvas: Canvas, block_length: int) -> Iterator[Block]:
-        return whole_answer(canvas, self.target, verifier="ARVerify")
 
     @property
     def asks_sampler(self) -> bool:
@@ -120,109 +126,73 @@ class ARVerify(Verifier[TargetState]):
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
         return num_masks
 
-    def advance(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        carry: TargetState | None,
-    ) -> tuple[Canvas, TargetState]:
-        if carry is None:
-            past, lengths = self.target.start(len(canvas)), self.draft_length.first(canvas.rows)
-        else:
-            past, lengths = carry
-        first = first_masks(canvas)
-        left = canvas.masked.sum(-1)
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        past, lengths = self._held(state)
+        beginning, left = Beginning.of(decoder, state), state.here.unsettled.sum(-1)
         wanted = torch.minimum(lengths.length, left)
-        logits = self._look(session, sampler, canvas, wanted)
-        draft = self.drafting.draft(session, canvas, logits, wanted)
-        judged = ask_target(session, self.target, canvas, draft, past)
-        tokens, accepted, places = accept(session, canvas, draft, judged.logits)
+        state, shown, logits = self._logits(decoder, state, wanted)
+        draft = self.drafting.draft(beginning, logits, wanted)
+        state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
+        tokens, accepted, places = accept(beginning, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
-        num = torch.minimum(num, leading(~canvas.is_eos(tokens)) + 1)
-        session.count_drafts(canvas, drafted=draft.counts, accepted=accepted)
-        drafted = _num_drafted(canvas, logits, wanted)
-        after = self.draft_length.after(lengths, drafted, accepted)
-        canvas = write(canvas, first, Draft(tokens, num))
-        return canvas, TargetState(judged.past(num, places), after)
+        num = torch.minimum(num, leading(~state.here.is_eos(tokens)) + 1)
+        state = state.with_drafts(drafted=draft.counts, accepted=accepted)
+        likeliest = leading(~state.here.is_eos(most_likely(logits)))
+        after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
+        state = state._replace(verifier=TargetState(judged.past(num, places), after))
+        return state, shown._replace(decision=written(shown.window, Draft(tokens, num)))
 
-    def _look(
-        self, session: Session, sampler: Sampler, canvas: Canvas, wanted: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B K V"]:
-        """Returns what the mask predictor says of each row's next positions."""
-        first = first_masks(canvas)
-        bounds = torch.stack([first.min(), first.max(), (first + wanted).max(), wanted.max()])
-        start, last, end, longest = bounds.tolist()
+    def _held(self, state: State) -> TargetState:
+        """Returns what the target has read, and the lengths of the next drafts."""
+        first = self.draft_length.first(state.keys)
+        if state.verifier is None:
+            return TargetState(self.target.start(len(state.rows)), first)
+        held: TargetState = state.verifier
+        is_new = torch.tensor([row.target_nfe == 0 for row in state.rows], device=state.keys.device)
+        return held._replace(lengths=merge_state(held.lengths, first, is_new))
+
+    def _logits(
+        self, decoder: Decoder, state: State, wanted: Int[Tensor, " B"]
+    ) -> tuple[State, Look, Float[Tensor, "B K V"]]:
+        """Returns the first look, and logits of as many positions as the longest draft has."""
+        longest = int(wanted.max())
         # One position more than drafted: the target's own token goes there, and observers see it.
         # Few widths, since libraries keep scratch memory for each.
-        width = round_up(end + 1 - start, _STRIDE)
-        window = Block(start, min(start + width, canvas.region_length))
-        session.open()
-        logits = (
-            ask_drafter(session, self.target, canvas, window, sampler)
-            .within("block")
-            .computed.logits
-        )
+        width = round_up(longest + 1, _STRIDE)
+        state, window, logits = ask_drafter(decoder, state, self.target, width)
+        shown = Look(view_of(decoder, state, state.here, window, Summary(logits)), window)
         if self.drafting.num_forwards > 1:
-            logits = self._look_again(session, sampler, canvas, window, wanted)
-        logits = logits[..., : self.target.num_shared_ids]
-        if start == last:
-            return logits[:, :longest]
-        places = (first - start)[:, None] + torch.arange(longest, device=first.device)
-        rows = torch.arange(len(canvas), device=first.device)[:, None]
-        return logits[rows, places.clamp(max=logits.shape[1] - 1)]
+            state, logits = self._look_again(decoder, state, shown, wanted)
+        return state, shown, logits[:, :longest, : self.target.num_shared_ids]
 
     def _look_again(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        window: Block,
-        wanted: Int[Tensor, " B"],
-    ) -> Float[Tensor, "B W V"]:
+        self, decoder: Decoder, state: State, shown: Look, wanted: Int[Tensor, " B"]
+    ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
-        shown = session.view
-        assert shown is not None
-        view, rows = shown, torch.arange(len(canvas), device=wanted.device)
-        logits = view.within("block").computed.logits.clone()
-        # The sampler may commit and take back drafted positions only.
-        ends, fixed = first_masks(canvas) + wanted, ~canvas.masked
-        part = drafts = replace(canvas, ends=ends, fixed=fixed)
-        state: Any = None
+        window, logits = shown.window, shown.view.computed.logits.clone()
+        # The sampler may commit drafted positions only.
+        offsets = torch.arange(window.width, device=wanted.device)
+        inside = window.put(torch.zeros_like(state.here.unsettled), offsets < wanted[:, None], True)
+        canvas = replace(state.here, unsettled=state.here.unsettled & inside)
+        held: Any = None
         for step in range(1, self.drafting.num_forwards):
-            view = session.view_of(
-                part, window, sampler, logits=view.computed.logits, leave_one_out=view.leave_one_out
-            )
+            view = view_of(decoder, state, canvas, window, Summary(logits))
             view = replace(view, temperature=0.0)
-            state = first_state(sampler, view) if step == 1 else state
-            decision, state = next_step(sampler, view, state)
-            part = settle(part, view, decision, sampler)
-            drafts = drafts.put(part)
-            unfinished = part.num_open(window).nonzero().squeeze(-1)
-            if not len(unfinished):
+            held = first_state(decoder.rule, view) if step == 1 else held
+            decision, held = next_step(decoder.rule, view, held)
+            canvas = settled(decoder, canvas, window, view, decision)
+            numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
+            if not numbers:
                 break
-            rows, part = rows[unfinished], part.take(unfinished)
-            state = take_state(state, unfinished)
-            # The mask predictor sees all masks that are left, also behind the draft.
-            everything = replace(part, ends=canvas.ends[rows])
-            view = ask_drafter(session, self.target, everything, window, sampler)
-            seen = view.within("block").computed.logits
+            drafts = Drafts(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
+            state, _, seen = ask_drafter(decoder, state, self.target, window.width, drafts)
             if self.drafting.keeps_alternatives:
                 # A position that is decided by now keeps the logits that decided it.
-                is_open = part.masked[:, window.start : window.end, None]
-                seen = torch.where(is_open, seen, logits[rows])
-            logits[rows] = seen
-        session.view = shown
+                is_open = window.part(canvas.unsettled)[numbers, :, None]
+                seen = torch.where(is_open, seen, logits[numbers])
+            logits[numbers] = seen
         if self.drafting.keeps_alternatives:
-            return logits
-        tokens = drafts.tokens[:, canvas.columns(window)]
-        return certain_where(logits, tokens != canvas.mask_id, tokens)
-
-
-def _num_drafted(
-    canvas: Canvas, logits: Float[Tensor, "B K V"], wanted: Int[Tensor, " B"]
-) -> Int[Tensor, " B"]:
-    """Counts the likeliest tokens before the first EOS among them."""
-    return torch.minimum(leading(~canvas.is_eos(most_likely(logits))), wanted)
+            return state, logits
+        tokens = window.part(canvas.tokens)
+        return state, certain_where(logits, tokens != canvas.mask_id, tokens)

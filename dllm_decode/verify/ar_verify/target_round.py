@@ -1,19 +1,22 @@
 """One round of a causal target: it reads a draft behind what it has read before, and predicts."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.core.canvas import Window
+from dllm_decode.core.requests import Request
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Drafts, Pass
+from dllm_decode.forward import banned_ids, forward, on_device, require_finite
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft
-from samplers.base import Sampler
-from samplers.view import View
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
+from samplers.base import Decision
+from samplers.facts import Fact
 
 
 class TargetRound(NamedTuple):
@@ -73,73 +76,70 @@ def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -
         )
 
 
-def whole_answer(canvas: Canvas, target: CausalTarget, *, verifier: str) -> Iterator[Block]:
-    """Returns the answer as one block.
-
-    Raises:
-        ValueError: If a token is given behind an open position, or one that the target does not
-            know.
-    """
-    masked = canvas.masked
-    behind = masked.cumsum(-1) > 0
-    inside = torch.arange(canvas.region_length, device=masked.device) < canvas.ends[:, None]
-    if (behind & ~masked & inside).any():
+def check_request(
+    target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
+) -> None:
+    """Raises ValueError if a request cannot be answered from left to right, or not be read."""
+    if request.top_p < 1.0 or request.top_k:
+        raise ValueError(
+            f"top_p and top_k of a request must be left out with {verifier}, since the target "
+            f"writes the answer, got top_p={request.top_p} and top_k={request.top_k}. Use "
+            f"{Fact.SAMPLER_DECIDES.remedy}."
+        )
+    open_at = [n for n, token in enumerate(request.template) if token == model.mask_id]
+    if open_at and any(token != model.mask_id for token in request.template[open_at[0] :]):
         raise ValueError(
             f"A template must give the beginning of an answer, since {verifier} writes from left "
             "to right, got one with given tokens behind open positions. Use another verifier."
         )
-    columns = torch.arange(canvas.length, device=masked.device)
-    is_read = (canvas.tokens != canvas.mask_id) & (columns >= canvas.pads[:, None])
-    highest = int(canvas.tokens.masked_fill(~is_read, 0).max())
-    if highest >= target.num_shared_ids:
+    read = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
+    if max(read) >= target.num_shared_ids:
         raise ValueError(
             f"Prompts of {verifier} must consist of ids that {target.name} can read, below "
-            f"{target.num_shared_ids}, got {highest} in a prompt or template. "
+            f"{target.num_shared_ids}, got {max(read)} in a prompt or template. "
             "Leave out tokens that only the mask predictor knows."
         )
-    return canvas.blocks(canvas.region_length)
-
-
-def first_masks(canvas: Canvas) -> Int[Tensor, " B"]:
-    """Returns each row's first masked answer position; there is one in every row."""
-    return canvas.masked.long().argmax(-1)
-
-
-def context_of(canvas: Canvas, num_tokens: int) -> Int[Tensor, "B C"]:
-    """Returns the last tokens before each row's first mask."""
-    back = torch.arange(num_tokens, 0, -1, device=canvas.tokens.device)
-    columns = canvas.start + first_masks(canvas)[:, None] - back
-    return canvas.tokens.gather(1, columns.clamp(min=0))
-
-
-def write(canvas: Canvas, first: Int[Tensor, " B"], draft: Draft) -> Canvas:
-    """Returns the canvas with each row's draft written from its first mask on.
-
-    What lies behind a committed EOS is filled if the canvas truncates.
-    """
-    positions = torch.arange(canvas.region_length, device=first.device)
-    offsets = positions - first[:, None]
-    where = (offsets >= 0) & (offsets < draft.counts[:, None])
-    index = offsets.clamp(0, draft.tokens.shape[1] - 1)
-    return canvas.write(0, where, draft.tokens.gather(1, index)).truncate_at_eos()
 
 
 def ask_drafter(
-    session: Session, target: CausalTarget, canvas: Canvas, window: Block, sampler: Sampler
-) -> View:
-    """Runs one forward of the mask predictor; what the target cannot say is impossible."""
-    view = session.forward(canvas, window, sampler)
-    view.computed.logits[..., target.num_shared_ids :] = -torch.inf
-    return view
+    decoder: Decoder, state: State, target: CausalTarget, width: int, drafts: Drafts | None = None
+) -> tuple[State, Window, Float[Tensor, "N W V"]]:
+    """Runs one forward of the mask predictor from each row's first unsettled position on.
+
+    Args:
+        decoder: Has the mask predictor.
+        state: The rows.
+        target: What it cannot say is impossible.
+        width: Columns to predict, W.
+        drafts: States of some rows to look at; `None`: the canvas.
+    """
+    firsts = [row.unsettled for row in state.rows]
+    window = Window.of(firsts, width, state.here)
+    ends = [min(row.unsettled + width, row.end) for row in state.rows]
+    blocks = list(zip(firsts, ends, strict=True))
+    # Caches begin anew in each round, since the target may have written anything.
+    wanted = Pass(window, blocks=blocks, is_first=True, drafts=drafts)
+    state, logits = forward(decoder, state, wanted)
+    logits[..., target.num_shared_ids :] = -torch.inf
+    return state, window, logits
+
+
+def written(window: Window, draft: Draft) -> Decision:
+    """Returns the decision to write each row's draft from the window's first column on."""
+    tokens = draft.tokens[:, : window.width]
+    tokens = pad(tokens, (0, window.width - tokens.shape[1]))
+    offsets = torch.arange(window.width, device=tokens.device)
+    return Decision(commit=offsets < draft.counts[:, None], tokens=tokens)
 
 
 def ask_target(
-    session: Session,
+    decoder: Decoder,
+    state: State,
     target: CausalTarget,
-    canvas: Canvas,
+    beginning: Beginning,
     draft: Draft,
     past: Past,
-) -> TargetRound:
+) -> tuple[State, TargetRound]:
     """Lets the target read the drafts; one forward.
 
     Only what it has not read yet is fed: the whole prompt in the first round, then the token that
@@ -148,7 +148,8 @@ def ask_target(
     Raises:
         RuntimeError: If a draft is no tree.
     """
-    unread = canvas.start + first_masks(canvas) - canvas.pads - past.lengths
+    canvas = beginning.canvas
+    unread = beginning.first - past.lengths
     counts = unread + draft.counts
     sizes = torch.stack([counts.max(), draft.counts.max(), draft.num_broken()])
     width, longest, num_broken = sizes.tolist()
@@ -158,16 +159,18 @@ def ask_target(
             f"{num_broken} that do not. Mend `draft` of the verifier's drafting."
         )
     places = torch.arange(width, device=unread.device)
-    columns = (canvas.pads + past.lengths)[:, None] + places
-    committed = canvas.tokens.gather(1, columns.clamp(max=canvas.length - 1))
+    columns = past.lengths[:, None] + places
+    committed = canvas.tokens.gather(1, columns.clamp(max=canvas.width - 1))
     drafted = (places - unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
     drafted = draft.tokens.gather(1, drafted)
     tokens = torch.where(places < unread[:, None], committed, drafted)
-    # The target may not know [MASK].
-    tokens = tokens.masked_fill(tokens == canvas.mask_id, target.eos_ids[0])
-    reading = session.read_target(
+    # The target may know neither [MASK] nor what fills up a row.
+    unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
+    tokens = tokens.masked_fill(unknown, target.eos_ids[0])
+    state, reading = read_target(
+        decoder,
+        state,
         target,
-        canvas,
         past,
         tokens,
         counts,
@@ -175,4 +178,34 @@ def ask_target(
         first_logits=unread - 1,
         parents=draft.first(longest).parents,
     )
-    return TargetRound(reading.logits, reading, unread)
+    return state, TargetRound(reading.logits, reading, unread)
+
+
+def read_target(
+    decoder: Decoder,
+    state: State,
+    target: CausalTarget,
+    past: Past,
+    tokens: Int[Tensor, "B Q"],
+    counts: Int[Tensor, " B"],
+    *,
+    num_logits: int,
+    first_logits: Int[Tensor, " B"],
+    parents: Int[Tensor, "B N"] | None,
+) -> tuple[State, Reading]:
+    """Lets a target read on, see `CausalTarget.read`, and counts the forward.
+
+    Returns:
+        The state, and the reading with the logits of ids that both models know, banned ones at
+        -inf.
+    """
+    reading = target.read(
+        past, tokens, counts, num_logits=num_logits, first_logits=first_logits, parents=parents
+    )
+    logits = reading.logits[..., : target.num_shared_ids]
+    state = require_finite(state, logits, target.name)
+    known = tuple(token for token in banned_ids(decoder) if token < logits.shape[-1])
+    logits = logits.index_fill_(-1, on_device(known, logits.device), -torch.inf)
+    cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
+    rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
+    return state._replace(cost=cost, rows=rows), reading._replace(logits=logits)

@@ -1,53 +1,59 @@
 """Self-verification (FreeDave): the model checks drafts that its own logits made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from dllm_decode.canvas import Block, Canvas
-from dllm_decode.packing import Arrangement, Branches
-from dllm_decode.session import Session
-from dllm_decode.verify.base import Verifier, check_decision, settle
+from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Drafts, Look, Pass, Verifier
+from dllm_decode.forward import forward
+from dllm_decode.look import leave_one_out_of, look, view_of, window_of, with_window
+from dllm_decode.settle import settled, truncated
 from dllm_decode.verify.self_verify.evaluated_states import (
-    DraftLevel,
     EvaluatedStates,
-    Standing,
-    arrange,
-    everything,
+    Level,
     imagined,
-    joined,
-    keep_lookahead,
-    look_ahead,
+    num_unsettled,
     placed,
-    recalled,
-    shown,
-    taken,
-    view_of,
 )
-from samplers.base import Sampler, first_state, next_step
+from samplers.base import next_step
 from samplers.checks import require_choice, require_count
-from samplers.state import put_state, take_state
-from samplers.view import View
+from samplers.facts import Fact
+from samplers.logits.summary import Summary
+from samplers.state import take_state
 
 Evaluate = Literal["batch", "tree", "sequential"]
 Reach = Literal["block", "next"]
 
 
-class Verified(NamedTuple):
-    """The sampler's state, and what the last forward found out.
+class Standing(NamedTuple):
+    """What the host knows of a row, as `EvaluatedStates` describes it on the device.
 
     Attributes:
-        state: The state of the sampler.
-        known: The states of the canvas that the forward looked at.
+        place: Which of the evaluated states the row is in; -1: none.
+        start: Column at which the logits begin.
+        masks: Unsettled positions of the open block.
+        committed: Positions that the last step settled; 0 if the row took none.
     """
 
-    state: Any
-    known: EvaluatedStates
+    place: int = -1
+    start: int = 0
+    masks: int = 0
+    committed: int = 0
+
+    @property
+    def expected_steps(self) -> int:
+        """Steps until the block is finished, if all settle as many positions as the last one."""
+        return -(-self.masks // max(1, self.committed))
 
 
 @dataclass(frozen=True)
-class SelfVerify(Verifier[Verified]):
+class SelfVerify(Verifier):
     """Takes several of the sampler's steps on one forward, the very steps it would take without.
 
     The logits at hand do not only decide the next state of the canvas: asked again and again, each
@@ -104,218 +110,200 @@ class SelfVerify(Verifier[Verified]):
         require_choice("reach", self.reach, get_args(Reach))
 
     @property
-    def looks_ahead(self) -> bool:
-        return self.draft_steps > 1
+    def needs(self) -> frozenset[Fact]:
+        if self.draft_steps == 1:
+            return frozenset()
+        return frozenset({Fact.EXACT_REPLAY})
 
     @property
-    def commits_proposals(self) -> bool:
-        return True
+    def gives(self) -> frozenset[Fact]:
+        given = {Fact.SAMPLER_DECIDES}
+        return frozenset(given if self.draft_steps > 1 else given | {Fact.ONE_STEP_A_FORWARD})
 
     @property
     def num_branches(self) -> int:
         return self.draft_steps if self.evaluate == "batch" else 1
 
-    def advance(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        carry: Verified | None,
-    ) -> tuple[Canvas, Verified]:
-        ahead = self._ahead(session, sampler, canvas, block)
-        keep_lookahead(session)
-        ready = list(range(len(canvas)))
-        if carry is None:
-            known = self._enter(session, sampler, canvas, block, ahead)
-            state = first_state(sampler, view_of(session, sampler, canvas, block, known))
-        else:
-            state, known = carry
-            standings = [Standing(*row) for row in session.answers(session.row_ids(canvas))]
-            found_again = [index for index in ready if standings[index].place >= 0]
-            if found_again:
-                ready = found_again
-            else:
-                num_steps = max(row.expected_steps for row in standings)
-                drafts = self._draft(
-                    session, sampler, canvas, block, known, state, num_steps, ahead
-                )
-                known = self._look(session, sampler, ahead, drafts)
-                session.count_drafts(canvas, drafted=known.num_drafted())
-        reached = known.current()
-        session.count_drafts(canvas, accepted=known.num_accepted(reached))
-        known = known._replace(latest=reached)
-        after, state = self._step(session, sampler, canvas, block, known, state, ready)
-        known = known.moved(after)
-        masks = after.num_open(block)
-        session.ask(after, known.reached, masks, canvas.num_open(block) - masks)
-        if ahead != block:
-            look_ahead(session, after, block, known)
-        return after, Verified(state, known)
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        if self.draft_steps == 1:
+            return look(decoder, state)
+        state = with_window(decoder, state)
+        standings = [Standing(*(row.told.verifier or ())) for row in state.rows]
+        ready = self._ready(decoder, state, standings)
+        if not ready:
+            levels = self._draft(decoder, state, standings)
+            state = self._evaluate(decoder, state, levels)
+            standings = [Standing(0, start) for start in _starts(state)]
+            ready = list(range(len(standings)))
+        known: EvaluatedStates = state.verifier
+        state = state.with_drafts(accepted=known.num_accepted())
+        masks = num_unsettled(state.here, _open(state))
+        state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
+        return state, _shown(decoder, state, ready, standings)
 
-    def _step(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        known: EvaluatedStates,
-        state: Any,
-        ready: list[int],
-    ) -> tuple[Canvas, Any]:
-        """Lets the sampler take a step in the rows whose present state is known."""
-        if len(ready) == len(canvas):
-            view = view_of(session, sampler, canvas, block, known)
-            decision, state = next_step(sampler, view, state)
-            session.view = view
-            check_decision(session, canvas, view, decision, sampler)
-            settled = settle(canvas, view, decision, sampler)
-            if decision.goes_on is not None:
-                settled = replace(canvas, tokens=settled.tokens)
-            return settled, state
-        rows = torch.tensor(ready, device=canvas.rows.device)
-        here = canvas.take(rows)
-        view = view_of(session, sampler, here, block, known, rows)
-        decision, after = next_step(sampler, view, take_state(state, rows))
-        session.view = view
-        check_decision(session, here, view, decision, sampler)
-        written = settle(here, view, decision, sampler).tokens
-        tokens = canvas.tokens.index_copy(0, rows, written)
-        return replace(canvas, tokens=tokens), put_state(state, rows, after)
+    def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
+        if self.draft_steps == 1:
+            return state, None
+        known: EvaluatedStates = state.verifier.moved(state.here)
+        masks = num_unsettled(state.here, _open(state))
+        numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
+        return state._replace(verifier=known), numbers
 
-    def _ahead(self, session: Session, sampler: Sampler, canvas: Canvas, block: Block) -> Block:
-        """Returns the block, or, if drafts reach as far, both the block and the next."""
-        if (
-            self.reach == "block"
-            or self.draft_steps == 1
-            or self.evaluate == "sequential"
-            or sampler.scope != "block"
-            or sampler.leave_one_out
-            or not session.forgets_blocks
-        ):
-            return block
-        return Block(block.start, min(2 * block.end - block.start, canvas.region_length))
+    def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
+        """Returns the rows whose present state was looked at, with all columns of the window."""
+        most = self._width(decoder) - decoder.window_length
+        return [
+            number
+            for number, (own, start) in enumerate(zip(standings, _starts(state), strict=True))
+            if own.place >= 0 and 0 <= start - own.start <= most
+        ]
 
-    def _enter(
-        self, session: Session, sampler: Sampler, canvas: Canvas, block: Block, ahead: Block
-    ) -> EvaluatedStates:
-        """Returns what is known of the first states of a block; runs a forward for the others."""
-        lookahead = recalled(session, canvas, block)
-        if not lookahead:
-            return self._look(session, sampler, ahead, [everything(canvas)])
-        there = list(lookahead)
-        missing = [index for index in range(len(canvas)) if index not in lookahead]
-        logits = [part[None] for part in lookahead.values()]
-        if missing:
-            part = taken(canvas, missing)
-            looked = self._look(session, sampler, block, [everything(part)])
-            # The other rows' first forward, which may have to refresh what they cache, is to come.
-            session.open()
-            logits += looked.logits[:, 0].split(1)
-        known = torch.cat(logits)[:, None]
-        if missing:
-            known = known[torch.tensor([*there, *missing], device=canvas.rows.device).argsort()]
-        return EvaluatedStates.of(
-            tokens=canvas.tokens[:, None],
-            logits=known,
-            leave_one_out=known[..., :0, 0],
+    def _width(self, decoder: Decoder) -> int:
+        """Returns how many columns are looked at: a block, or the next one too."""
+        is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
+        sees_next = (
+            self.reach == "next"
+            and self.draft_steps > 1
+            and self.evaluate != "sequential"
+            and decoder.sampler.scope == "block"
+            and not decoder.sampler.leave_one_out
+            and is_exact
         )
+        return decoder.window_length * (2 if sees_next else 1)
 
-    def _draft(
-        self,
-        session: Session,
-        sampler: Sampler,
-        canvas: Canvas,
-        block: Block,
-        known: EvaluatedStates,
-        state: Any,
-        num_steps: int,
-        ahead: Block,
-    ) -> list[DraftLevel]:
-        """Lets the sampler go on from the present state on the logits of its last step.
+    def _draft(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[Level]:
+        """Lets the sampler go on from the present states on the logits of their last step.
 
-        Args:
-            session: Makes the views.
-            sampler: Drafts.
-            canvas: The present states.
-            block: The open block.
-            known: What the last forward looked at.
-            state: Of the sampler.
-            num_steps: Steps that the block is expected to take. So many are made before the host
-                waits to learn which rows have finished; a draft behind that is made for nothing.
-            ahead: The block, or with it the next, if the finished block is a draft too.
+        Returns:
+            The present states of all rows, then drafts of ever fewer rows. A row in its first
+            forward of a block has no logits to draft with.
         """
-        levels = [everything(canvas)]
-        alive = levels[0].rows
-        seen = view_of(session, sampler, canvas, block, known)
+        levels = [Level(list(range(len(state.rows))), state.here.tokens)]
+        rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
+        if not rows:
+            return levels
+        index = torch.tensor(rows, device=state.keys.device)
+        seen = _shown(decoder, state, rows, standings)
+        canvas, held, alive = state.here.take(index), take_state(state.sampler, index), rows
+        bounds = [(state.rows[row].open.start, state.rows[row].open.stop) for row in rows]
+        finishing = self._finishing(decoder, state)
+        num_steps = max(standings[row].expected_steps for row in rows)
         while alive and len(levels) < self.draft_steps:
             drafts = []
             for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
-                view = imagined(shown(session, sampler, canvas, block, seen))
-                decision, state = next_step(sampler, view, state)
-                canvas = settle(canvas, view, decision, sampler)
+                canvas, held = _stepped(decoder, state, rows, canvas, seen, held)
                 drafts.append(canvas)
+            # The host waits to learn which rows have finished; a later draft of them is dropped.
             num_steps = 1
-            masks = torch.stack([draft.num_open(block) for draft in drafts]).tolist()
-            for draft, left in zip(drafts, masks, strict=True):
-                before, alive = alive, [row for row in alive if left[row]]
-                rows = alive if ahead == block else before
-                if rows:
-                    levels.append(DraftLevel(rows, draft))
+            left = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
+            for draft, masks in zip(drafts, left, strict=True):
+                before, open_rows = alive, [row for row, n in zip(rows, masks, strict=True) if n]
+                alive = [row for row in before if row in open_rows]
+                drafted = [row for row in before if row in alive or row in finishing]
+                if drafted:
+                    places = [rows.index(row) for row in drafted]
+                    levels.append(Level(drafted, draft.tokens[places]))
         return levels
 
-    def _look(
-        self, session: Session, sampler: Sampler, block: Block, levels: list[DraftLevel]
-    ) -> EvaluatedStates:
-        """Runs the forwards; `levels[0]` holds the present states."""
-        canvas, num_levels = levels[0].canvas, len(levels)
-        if num_levels == 1:
-            return _looked(session.forward(canvas, block, sampler), canvas)
-        arrangement = arrange(session, levels)
-        rows, places = arrangement.index
-        if self.evaluate != "sequential":
-            branches = self._branches(session, canvas, arrangement)
-            tokens = torch.stack([level.canvas.tokens for level in levels])[places, rows]
-            states = replace(canvas.take(rows), tokens=tokens, layout=arrangement.layout)
-            views = [session.forward(states, block, sampler, branches=branches)]
+    def _finishing(self, decoder: Decoder, state: State) -> set[int]:
+        """Returns the rows of which the finished block is a draft: there is a next block to see."""
+        if self._width(decoder) == decoder.window_length:
+            return set()
+        return {n for n, row in enumerate(state.rows) if row.open.stop < row.end}
+
+    def _evaluate(self, decoder: Decoder, state: State, levels: Sequence[Level]) -> State:
+        """Runs the forwards, and notes their logits of each state."""
+        starts, width = _starts(state), self._width(decoder)
+        rows = tuple(row for level in levels for row in level.rows)
+        places = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
+        tokens = torch.cat([level.tokens for level in levels])
+        wanted = Pass(
+            Window.of(starts, width, state.here),
+            blocks=None if width == decoder.window_length else _blocks(state, starts, width),
+            leave_one_out=decoder.sampler.leave_one_out,
+        )
+        if len(levels) == 1:
+            state, logits = forward(decoder, state, wanted)
+        elif self.evaluate == "sequential":
+            state, logits = _in_turn(decoder, state, wanted, levels)
         else:
-            # The present state last: then the KV cache is what plain decoding would leave.
-            parts = [level.taken() for level in levels]
-            tokens = torch.cat([part.tokens for part in parts])
-            views = [session.forward(part, block, sampler) for part in reversed(parts)]
-            views.reverse()
-        logits = [view.computed.logits for view in views]
-        leave_one_out = [
-            view.computed.logits[:, :0, 0] if view.leave_one_out is None else view.leave_one_out
-            for view in views
-        ]
-        size = (len(canvas), num_levels)
-        return EvaluatedStates.of(
+            drafts = Drafts(tokens, rows, places, in_columns=self.evaluate == "tree")
+            state, logits = forward(decoder, state, wanted._replace(drafts=drafts))
+        left = logits[:, :0, 0]
+        if wanted.leave_one_out:
+            canvas = state.here.take(torch.tensor(rows, device=tokens.device))
+            own = Window.of([starts[row] for row in rows], width, canvas)
+            left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
+            logits = logits[:, :width]
+        size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.keys)
+        known = EvaluatedStates(
             tokens=placed(tokens, rows, places, size, fill=-1),
-            logits=placed(joined(logits), rows, places, size),
-            leave_one_out=placed(joined(leave_one_out), rows, places, size),
+            logits=placed(logits, rows, places, size),
+            leave_one_out=placed(left, rows, places, size),
+            starts=torch.tensor(starts, device=tokens.device),
+            latest=zeros,
+            reached=zeros,
+            masks=zeros,
         )
-
-    def _branches(self, session: Session, canvas: Canvas, arrangement: Arrangement) -> Branches:
-        """Says which states are whose, as the host knows it."""
-        ids = session.row_ids(canvas)
-        return Branches(
-            arrangement.index[1],
-            "rows" if self.evaluate == "batch" else "columns",
-            ids=[ids[row] for row in arrangement.rows],
-            num_rows=len(canvas),
-            depth=arrangement.places[-1] + 1,
-        )
+        return state._replace(verifier=known).with_drafts(drafted=known.num_drafted())
 
 
-def _looked(view: View, canvas: Canvas) -> EvaluatedStates:
-    """Returns what a forward said about the present states alone."""
-    logits = view.computed.logits[:, None]
-    leave_one_out = (
-        logits[..., :0, 0] if view.leave_one_out is None else view.leave_one_out[:, None]
-    )
-    return EvaluatedStates.of(
-        tokens=canvas.tokens[:, None],
-        logits=logits,
-        leave_one_out=leave_one_out,
-    )
+def _in_turn(
+    decoder: Decoder, state: State, wanted: Pass, levels: Sequence[Level]
+) -> tuple[State, Float[Tensor, "N _ V"]]:
+    """Runs one forward for each draft of all rows."""
+    found = []
+    # The present states last, because the cache must then be as in plain decoding.
+    for level in reversed(levels):
+        drafts = Drafts(level.tokens, tuple(level.rows), (0,) * len(level.rows))
+        state, logits = forward(decoder, state, wanted._replace(drafts=drafts))
+        found.append(logits)
+    return state, torch.cat(found[::-1])
+
+
+def _starts(state: State) -> tuple[int, ...]:
+    """Returns the first column of each row's window."""
+    assert state.window is not None
+    return state.window.starts
+
+
+def _blocks(state: State, starts: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Returns the columns of two blocks, which cache policies then take for the open one."""
+    return [
+        (row.open.block[0], max(row.open.block[1], min(start + width, row.end)))
+        for row, start in zip(state.rows, starts, strict=True)
+    ]
+
+
+def _open(state: State) -> list[tuple[int, int]]:
+    return [(row.open.start, row.open.stop) for row in state.rows]
+
+
+def _shown(
+    decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
+) -> Look:
+    """Returns what the sampler is shown of some rows, with the logits of their latest states."""
+    known: EvaluatedStates = state.verifier
+    index = torch.tensor(rows, device=state.keys.device)
+    starts = [_starts(state)[row] for row in rows]
+    firsts = [standings[row].start for row in rows]
+    logits, alone = known.shown(index, starts, firsts, decoder.window_length)
+    canvas = state.here if len(rows) == len(state.rows) else state.here.take(index)
+    window = window_of(decoder, [state.rows[row] for row in rows], canvas)
+    left = alone if decoder.sampler.leave_one_out else None
+    view = view_of(decoder, state, canvas, window, Summary(logits), rows=rows, leave_one_out=left)
+    return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
+
+
+def _stepped(
+    decoder: Decoder, state: State, rows: Sequence[int], canvas: Canvas, seen: Look, held: Any
+) -> tuple[Canvas, Any]:
+    """Returns drafts after one more step of the sampler, on logits of an earlier state."""
+    view = view_of(
+        decoder, state, canvas, seen.window, seen.view.computed, rows=rows,
+        leave_one_out=seen.view.leave_one_out,
+    )  # fmt: skip
+    view = imagined(view)
+    decision, held = next_step(decoder.rule, view, held)
+    after = settled(decoder, canvas, seen.window, view, decision)
+    return truncated(decoder, [state.rows[row] for row in rows], after), held

@@ -7,8 +7,71 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Canvas
-from dllm_decode.session import Session
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder
+from dllm_decode.tempering import temperature_of
+from samplers.logits import noise
+from samplers.logits.statistics import draw, most_likely
+
+
+class Beginning(NamedTuple):
+    """Where each row's draft begins, and how its tokens are drawn.
+
+    Attributes:
+        canvas: The rows.
+        first: Column of the first unsettled position.
+        keys: Noise keys of the rows.
+        temperature: One for all rows, or one of each; 0 is greedy.
+    """
+
+    canvas: Canvas
+    first: Int[Tensor, " B"]
+    keys: Int[Tensor, " B"]
+    temperature: Float[Tensor, " B"] | float
+
+    @staticmethod
+    def of(decoder: Decoder, state: State) -> "Beginning":
+        """Returns where the drafts of all rows begin."""
+        canvas = state.here
+        first = canvas.unsettled.long().argmax(-1)
+        temperature = temperature_of(decoder, state.rows, first.device)
+        return Beginning(canvas, first, state.keys, temperature)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no row draws its tokens."""
+        return isinstance(self.temperature, float) and self.temperature == 0.0
+
+    def position_keys(self, num_positions: int, depth: int = 0) -> Int[Tensor, "B N"]:
+        """Returns noise keys of consecutive positions: of seed, request and position alone.
+
+        Args:
+            num_positions: How many.
+            depth: Positions after the first unsettled one.
+        """
+        places = torch.arange(depth, depth + num_positions, device=self.first.device)
+        positions = (self.first - self.canvas.prompt_lengths)[:, None] + places
+        return noise.position_keys(self.keys, torch.zeros_like(self.first), positions)
+
+    def written(self, logits: Float[Tensor, "B N V"], depth: int = 0) -> Int[Tensor, "B N"]:
+        """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
+
+        Args:
+            logits: Of the positions.
+            depth: Positions after the first unsettled one.
+        """
+        if self.is_greedy:
+            return most_likely(logits)
+        drawn = draw(logits, self.temperature, self.position_keys(logits.shape[1], depth))
+        if isinstance(self.temperature, float):
+            return drawn
+        return torch.where(self.temperature[:, None] > 0.0, drawn, most_likely(logits))
+
+    def context(self, num_tokens: int) -> Int[Tensor, "B C"]:
+        """Returns the last tokens before each row's first unsettled position."""
+        back = torch.arange(num_tokens, 0, -1, device=self.first.device)
+        return self.canvas.tokens.gather(1, (self.first[:, None] - back).clamp(min=0))
 
 
 class Draft(NamedTuple):
@@ -60,6 +123,11 @@ class Drafting(ABC):
         return 1
 
     @property
+    def is_drawn(self) -> bool:
+        """Whether drafts are drawn, so that all rows must have one temperature."""
+        return False
+
+    @property
     def keeps_alternatives(self) -> bool:
         """Whether a token that the sampler committed between two forwards may still be another.
 
@@ -70,16 +138,14 @@ class Drafting(ABC):
     @abstractmethod
     def draft(
         self,
-        session: Session,
-        canvas: Canvas,
+        beginning: Beginning,
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
         """Returns a draft of each row.
 
         Args:
-            session: Has the temperature and the noise.
-            canvas: The rows.
+            beginning: Where the drafts begin.
             logits: Of the positions from each row's first mask on.
             lengths: Positions that a draft may reach, unless it ends with an EOS before; at least
                 1, at most K.

@@ -7,11 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Canvas
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.ar_verify.target_round import context_of
 from samplers.checks import (
     require_choice,
     require_count,
@@ -103,13 +100,12 @@ class PathSearch(Drafting):
 
     def draft(
         self,
-        session: Session,
-        canvas: Canvas,
+        beginning: Beginning,
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        context = context_of(canvas, self.proxy.order - 1)
-        return self.search(logits, lengths, context, canvas.eos_ids)
+        context = beginning.context(self.proxy.order - 1)
+        return self.search(logits, lengths, context, beginning.canvas.eos_ids)
 
     def search(
         self,

@@ -6,10 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Canvas
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
-from dllm_decode.verify.ar_verify.target_round import first_masks
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, leading, most_likely
 
@@ -35,21 +32,24 @@ class Sampled(Drafting):
     Differs: q_i knows what is committed, and none of the tokens drafted before it.
     """
 
+    @property
+    def is_drawn(self) -> bool:
+        return True
+
     def draft(
         self,
-        session: Session,
-        canvas: Canvas,
+        beginning: Beginning,
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        temperature = session.temperature
-        if temperature == 0.0:
+        if beginning.is_greedy:
             tokens = most_likely(logits)
         else:
-            keys = session.position_keys(canvas, first_masks(canvas), logits.shape[1])
-            tokens = draw(logits, temperature, mix(keys ^ _DRAFTS))
-        ends = canvas.is_eos(tokens)
+            keys = beginning.position_keys(logits.shape[1])
+            tokens = draw(logits, beginning.temperature, mix(keys ^ _DRAFTS))
+        ends = beginning.canvas.is_eos(tokens)
         draft = Draft(tokens, torch.minimum(leading(~ends) + 1, lengths))
-        if temperature == 0.0:
+        if beginning.is_greedy:
             return draft
-        return draft._replace(logs=logits, temperature=temperature)
+        assert isinstance(beginning.temperature, float)
+        return draft._replace(logs=logits, temperature=beginning.temperature)

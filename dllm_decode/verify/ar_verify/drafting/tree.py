@@ -8,11 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Canvas
-from dllm_decode.session import Session
-from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
-from dllm_decode.verify.ar_verify.target_round import context_of
 from samplers.checks import require_count, require_non_negative, require_plugin
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import leading, log_normaliser, top_k
@@ -105,13 +102,12 @@ class Tree(Drafting):
 
     def draft(
         self,
-        session: Session,
-        canvas: Canvas,
+        beginning: Beginning,
         logits: Float[Tensor, "B K V"],
         lengths: Int[Tensor, " B"],
     ) -> Draft:
-        context = context_of(canvas, self.proxy.order - 1)
-        return self.grow(logits, lengths, context, canvas.eos_ids)
+        context = beginning.context(self.proxy.order - 1)
+        return self.grow(logits, lengths, context, beginning.canvas.eos_ids)
 
     def grow(
         self,

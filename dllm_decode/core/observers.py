@@ -1,6 +1,6 @@
 """Observers: what happened at which step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.canvas import Block, Canvas
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.rows import Row
 from samplers.view import View
 
 
@@ -16,18 +17,19 @@ from samplers.view import View
 class StepEvent:
     """One step of some rows, as observers see it.
 
-    Positions are those of the canvases: in `decode_many` of a region that begins where rows last
-    joined. `lead` says where a row's own answer begins there; `answers()` gives all of it.
+    Columns and positions are those of each row, see `Canvas`: `before` and `after` are indexed by
+    column, `view.positions` says which position of the answer each column of the view is.
 
     Attributes:
         before: The rows that took the step.
-        after: The same rows after it.
-        block: The open block.
+        after: The same rows after it; where an answer has ended, the rest holds EOS.
         view: What the rows were shown. A verifier that looks ahead takes several steps on one
             forward, each with a view of its own.
+        rows: What the host knows of them after the step.
+        ended: Rows whose answer has ended in this step.
+        is_final: Whether a settled token never changes.
         decode: A number that all steps of one call of `decode` or `decode_many` have.
-        requests: The index of each row's prompt, by which it is known as long as it is decoded; in
-            `decode` the same as `before.rows`.
+        requests: The index of each row's prompt.
         forwards: Forwards so far in this decode, this step's included.
         query_positions: Columns computed so far for each of these rows.
         drafted: Tokens that a verifier had drafted for them so far.
@@ -36,14 +38,22 @@ class StepEvent:
 
     before: Canvas
     after: Canvas
-    block: Block
     view: View
+    rows: tuple[Row, ...]
+    ended: Bool[Tensor, " B"]
+    is_final: bool
     decode: int
     requests: Int[Tensor, " B"]
     forwards: int
     query_positions: Int[Tensor, " B"]
     drafted: Int[Tensor, " B"]
     accepted: Int[Tensor, " B"]
+
+    @property
+    def columns(self) -> Int[Tensor, "B W"]:
+        """Columns of the view in `before` and `after`; those after the last one are that one."""
+        columns = self.view.positions + self.before.prompt_lengths[:, None]
+        return columns.clamp(max=self.before.width - 1)
 
 
 Observer: TypeAlias = Callable[[StepEvent], None]
@@ -106,34 +116,33 @@ class Trace:
 
     def __call__(self, event: StepEvent) -> None:
         self._one_decode.check("A Trace", event)
-        start, width = event.view.start, event.view.tokens.shape[1]
-        window = slice(start, start + width)
-        before, after = event.before.region[:, window], event.after.region[:, window]
-        masked, masks_left = event.before.masked[:, window], event.after.masked[:, window]
-        committed = ~masks_left & (before != after) & ~_filled(event)[:, window]
-        removed = ~masked & (before != after)
-        probability = event.view.probability(after.clamp(max=event.view.vocab_size - 1))
+        view, columns = event.view, event.columns
+        before, after = (part.tokens.gather(1, columns) for part in (event.before, event.after))
+        masked, masks_left = (
+            part.masked.gather(1, columns) for part in (event.before, event.after)
+        )
+        # A block-causal model also fills what its last block has beyond the answer.
+        changed = (before != after) & view.in_answer
+        committed = ~masks_left & changed & ~_filled(event).gather(1, columns)
+        removed = ~masked & changed
+        probability = view.probability(after.clamp(max=view.vocab_size - 1))
         # Once for all rows: the host waits for each of these.
         committed, removed, before = committed.cpu(), removed.cpu(), before.cpu()
-        probability = probability.float().cpu()
-        length = event.after.gen_length
-        leads = torch.stack([event.requests, event.before.lead]).T.tolist()
-        for index, (request, lead) in enumerate(leads):
+        probability, positions = probability.float().cpu(), view.positions.cpu()
+        for index, row in enumerate(event.rows):
+            request, length = row.request.index, row.request.gen_length
             steps = self.steps.setdefault(request, torch.full((length,), -1))
             confidences = self.confidences.setdefault(request, torch.full((length,), torch.nan))
             past = self.revisions.setdefault(request, [])
             now = self.rounds.get(request, 0)
-            # A block-causal model also fills what its last block has beyond the answer.
-            inside = slice(max(0, length + lead - start))
-            for at in removed[index, inside].nonzero().flatten().tolist():
-                position, token = start + at - lead, int(before[index, at])
+            for at in removed[index].nonzero().flatten().tolist():
+                position, token = int(positions[index, at]), int(before[index, at])
                 confidence = float(confidences[position])
                 past.append(Revision(position, token, int(steps[position]), confidence, now))
                 steps[position], confidences[position] = -1, torch.nan
-            where = committed[index, inside].nonzero().flatten()
-            positions = where + start - lead
-            steps[positions] = now
-            confidences[positions] = probability[index, where]
+            where = committed[index].nonzero().flatten()
+            steps[positions[index, where]] = now
+            confidences[positions[index, where]] = probability[index, where]
             self.rounds[request] = now + 1
 
 
@@ -185,12 +194,32 @@ class Gains:
         }
 
 
-def _filled(event: StepEvent) -> Bool[Tensor, "B R"]:
-    """Marks the EOS that stopping a row wrote behind its end, and what cannot be told from it."""
-    stopped = event.before.running & ~event.after.running
-    region = event.after.region
-    eos = event.after.is_eos(region)
-    positions = torch.arange(region.shape[1], device=region.device)
-    ends = eos & (positions >= event.after.lead[:, None])
-    behind = ends.cumsum(-1) - ends.long() > 0
-    return stopped[:, None] & behind & (region == event.after.eos_ids[0])
+def _filled(event: StepEvent) -> Bool[Tensor, "B L"]:
+    """Marks the EOS that ending a row wrote after its end, and what cannot be told from it."""
+    after = event.after
+    eos = after.eos
+    follows = eos.cumsum(-1) - eos.long() > 0
+    # A row that goes on after an EOS until it is full is not filled by its end.
+    is_cut = [row.request.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
+    ends = event.ended & torch.tensor(is_cut, device=eos.device)
+    return ends[:, None] & follows & (after.tokens == after.eos_ids[0])
+
+
+def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list[list[int]]:
+    """Returns for each row the beginning of its answer that never changes, before its first EOS.
+
+    Args:
+        rows: What the host knows of the rows.
+        canvas: Their tokens.
+        is_final: Whether a settled token never changes; otherwise the open block is left out until
+            it is finished.
+    """
+    ends = set(canvas.eos_ids)
+    found = []
+    for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
+        is_open = row.unsettled < row.open.stop
+        stop = row.unsettled if is_final or not is_open else row.open.start
+        answer = tokens[row.prompt_length : min(stop, row.answer_end)]
+        first = next((at for at, token in enumerate(answer) if token in ends), len(answer))
+        found.append(answer[:first])
+    return found

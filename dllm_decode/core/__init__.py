@@ -1,0 +1,1 @@
+"""What every other package may use: canvas, rows, columns, options of a request, results."""

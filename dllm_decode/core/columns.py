@@ -1,0 +1,59 @@
+"""Sets of columns of one row, as ascending ranges that the host can compute with."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Columns: TypeAlias = tuple[range, ...]
+"""Columns of one row: ranges in ascending order that do not overlap, each with at least one column.
+
+A column is a place of the row, counted from its own first token. It is at the same time the rotary
+position of the token and its slot in the key-value cache, and never changes while the row lives.
+"""
+
+
+def columns(*bounds: tuple[int, int]) -> Columns:
+    """Returns the columns between some bounds, which must ascend; empty ranges are left out."""
+    return tuple(range(start, stop) for start, stop in bounds if start < stop)
+
+
+def union(one: Columns, other: Columns) -> Columns:
+    """Returns the columns that are in either set; neighbouring ranges become one."""
+    merged: list[range] = []
+    for part in sorted((*one, *other), key=lambda part: part.start):
+        if merged and part.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, part.stop))
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
+def without(one: Columns, other: Columns) -> Columns:
+    """Returns the columns of the first set that are not in the second."""
+    left = one
+    for taken in other:
+        bounds = [
+            bound
+            for part in left
+            for bound in (
+                (part.start, min(part.stop, taken.start)),
+                (max(part.start, taken.stop), part.stop),
+            )
+        ]
+        left = columns(*bounds)
+    return left
+
+
+def count(parts: Iterable[range]) -> int:
+    """Returns the number of columns."""
+    return sum(len(part) for part in parts)
+
+
+def ranges_of(ascending: Iterable[int]) -> Columns:
+    """Returns single columns, which must ascend, as ranges."""
+    found: list[range] = []
+    for column in ascending:
+        if found and found[-1].stop == column:
+            found[-1] = range(found[-1].start, column + 1)
+        else:
+            found.append(range(column, column + 1))
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""Requests: what a row answers, with options of its own, and the queue they wait in."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from dllm_decode.core.stopping import NeverStop, StopRule
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and the options that may differ from row to row.
+
+    Make requests with `Decoder.request`, which checks them.
+
+    Attributes:
+        index: Number of the prompt. Observers and outputs name the request by it, and the noise of
+            the row depends on it, on the seed and on the row's own tokens alone.
+        prompt: Token ids.
+        template: First tokens of the answer, [MASK] where they are open; the rest is open.
+        gen_length: Tokens of the answer.
+        seed: Seed of the noise.
+        temperature: As in `DecodeConfig`; so are the next two.
+        top_p: Share of the probability that proposals are drawn from.
+        top_k: Number of tokens that proposals are drawn from; 0: all.
+        stop_at_eos: Whether the answer ends with its first EOS.
+        truncate_at_eos: Whether a committed EOS ends the answer before the masks to its left are
+            decoded.
+        stop: Ends the answer early, besides an EOS.
+    """
+
+    index: int
+    prompt: Sequence[int]
+    gen_length: int
+    template: Sequence[int] = ()
+    seed: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_at_eos: bool = True
+    truncate_at_eos: bool = False
+    stop: StopRule = field(default_factory=NeverStop)
+
+
+class RequestQueue:
+    """Requests in the order in which they are answered; `run` takes them as rows become free.
+
+    `put` and `cancel` may be called between two rounds, also while `run` is being iterated.
+    """
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        """Starts with requests that are produced when their turn comes."""
+        self._later = iter(requests)
+        self._waiting: deque[Request] = deque()
+        self._cancelled: set[int] = set()
+
+    def put(self, request: Request) -> None:
+        """Adds a request: after those added before, ahead of those still to be produced."""
+        self._waiting.append(request)
+
+    def cancel(self, index: int) -> None:
+        """Ends the request of this index: its row is free in the next round, without an output."""
+        self._cancelled.add(index)
+
+    def take(self, most: int) -> list[Request]:
+        """Returns the next requests, at most so many; an empty list if none is left or wanted."""
+        taken: list[Request] = []
+        while len(taken) < most:
+            request = self._next()
+            if request is None:
+                break
+            if request.index not in self.take_cancelled([request.index]):
+                taken.append(request)
+        return taken
+
+    def take_cancelled(self, indices: Sequence[int]) -> list[int]:
+        """Returns those of some requests that were cancelled, and forgets that they were."""
+        found = [index for index in indices if index in self._cancelled]
+        self._cancelled.difference_update(found)
+        return found
+
+    def _next(self) -> Request | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        return next(islice(self._later, 1), None)

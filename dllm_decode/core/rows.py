@@ -1,0 +1,105 @@
+"""Rows: what the host knows of each request that is being decoded."""
+
+from typing import Any, NamedTuple
+
+from dllm_decode.core.columns import Columns
+from dllm_decode.core.requests import Request
+
+
+class Opening(NamedTuple):
+    """What a block schedule has opened in one row. All numbers are columns of the row.
+
+    Attributes:
+        start: First column that may be settled now, if it is unsettled.
+        stop: First column after those.
+        block: The columns that cache policies take for the open block: first, and first after it.
+        phase: The columns that the sampler's state lasts for: first, and first after it. The
+            sampler's window begins with them; the state begins anew when they change.
+        turn: The cache policy counts the row's forwards from 0 when this changes.
+        note: For the schedule's own `chosen` and `completed`; the engine does not read it.
+    """
+
+    start: int
+    stop: int
+    block: tuple[int, int]
+    phase: tuple[int, int]
+    turn: tuple[int, ...]
+    note: Any = None
+
+    @staticmethod
+    def of_block(start: int, stop: int) -> "Opening":
+        """Returns the opening of one whole block."""
+        return Opening(start, stop, (start, stop), (start, stop), (start, stop))
+
+
+class Told(NamedTuple):
+    """Numbers of one row that the host read after the last round, for each plug-in that asked.
+
+    `None` before the row's first round.
+
+    Attributes:
+        schedule: As `BlockSchedule.numbers` returned them.
+        cache: As `CachePolicy.numbers` returned them.
+        verifier: As `Verifier.after` returned them.
+    """
+
+    schedule: tuple[int, ...] | None = None
+    cache: tuple[int, ...] | None = None
+    verifier: tuple[int, ...] | None = None
+
+
+class Row(NamedTuple):
+    """One request that is being decoded, in whole numbers: enough to lay out its next forward.
+
+    Attributes:
+        request: The prompt and its options.
+        first: Column at which the row's first block begins: that of the answer, or, on a
+            block-causal model, the beginning of the model's block in which the answer begins.
+        end: First column that is not the row's.
+        unsettled: First unsettled column.
+        started_s: When the row joined, by `time.perf_counter`.
+        opening: What is open; `None` before the first round.
+        is_fresh: Whether the sampler's state has to begin anew.
+        step: Forwards since the cache policy began to count.
+        previous: First column that the last forward needed; `None` before the first one.
+        computed: Columns whose cache slots hold something.
+        steps: Steps of the sampler since its state began.
+        limit: Steps within which the sampler promised to finish.
+        nfe: Forwards of the row.
+        query_positions: Columns computed for it, over all forwards.
+        target_nfe: Forwards of a verifier's target.
+        told: Numbers read after the last round.
+    """
+
+    request: Request
+    first: int
+    end: int
+    unsettled: int
+    started_s: float = 0.0
+    opening: Opening | None = None
+    is_fresh: bool = True
+    step: int = 0
+    previous: int | None = None
+    computed: Columns = ()
+    steps: int = 0
+    limit: int = 0
+    nfe: int = 0
+    query_positions: int = 0
+    target_nfe: int = 0
+    told: Told = Told()
+
+    @property
+    def prompt_length(self) -> int:
+        """Column of answer position 0."""
+        return len(self.request.prompt)
+
+    @property
+    def answer_end(self) -> int:
+        """First column after the answer's own tokens."""
+        return self.prompt_length + self.request.gen_length
+
+    @property
+    def open(self) -> Opening:
+        """What is open, after the row's first round has begun."""
+        assert self.opening is not None
+        return self.opening

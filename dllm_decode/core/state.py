@@ -1,0 +1,145 @@
+"""Everything that changes during a decode, as one value."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.history import History
+from dllm_decode.core.rows import Row
+from dllm_decode.models.base import KVCache
+
+
+class CacheState(NamedTuple):
+    """Keys and values, and what they were computed from.
+
+    Attributes:
+        capacity: Rows of the state, at most.
+        kv_cache: Row n of the state has row n of the cache, and copies of it at further multiples
+            of `capacity`; `None` without a cache.
+        num_slots: Slots of a row itself; the cache may have more, for states of rows.
+        history: What was computed when; `None` unless the policy reads it.
+    """
+
+    capacity: int = 0
+    kv_cache: KVCache | None = None
+    num_slots: int = 0
+    history: History | None = None
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys and values of all layers; axis 1 is the row. None without a cache."""
+        return () if self.kv_cache is None else self.kv_cache.buffers
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the cache."""
+        return 0 if self.kv_cache is None else self.kv_cache.keys.shape[1]
+
+
+class Cost(NamedTuple):
+    """Counts of all rows together, and those of rows that only the device knows.
+
+    Attributes:
+        forwards: Calls of the mask predictor.
+        target_forwards: Calls of a verifier's target.
+        drafted: Tokens that a verifier drafted for each row.
+        accepted: Those of them that were verified and kept.
+    """
+
+    forwards: int
+    target_forwards: int
+    drafted: Int[Tensor, " B"]
+    accepted: Int[Tensor, " B"]
+
+
+class Breach(NamedTuple):
+    """A rule of a plug-in's contract, and where it was broken.
+
+    Attributes:
+        found: True where it was.
+        culprit: The plug-in, or the model's name.
+        duty: What the culprit must do.
+    """
+
+    found: Bool[Tensor, "*shape"]
+    culprit: object
+    duty: str
+
+
+class Layout(NamedTuple):
+    """How the last forward was laid out, which holds as long as `key` stays the same.
+
+    Attributes:
+        key: Columns, windows and states of the forward.
+        frames: What follows from them; see `forward`.
+    """
+
+    key: Any
+    frames: Any
+
+
+class State(NamedTuple):
+    """Everything that changes during a decode. Row n of every part is row n of all others.
+
+    Attributes:
+        rows: What the host knows of each row.
+        canvas: Tokens, and what is settled; `None` before the first row has joined.
+        keys: Noise key of each row.
+        cost: What was computed.
+        cache: Keys and values.
+        sampler: The sampler's state.
+        schedule: The block schedule's state.
+        verifier: The verifier's state.
+        breaches: Rules that were broken in this round, if any was; read once a round.
+        window: The sampler's window; `None`: to be made anew.
+        layout: Of the last forward; `None`: none.
+        num_rounds: Rounds so far.
+        number: Tells the decodes of a process apart, for observers.
+    """
+
+    rows: tuple[Row, ...]
+    canvas: Canvas | None
+    keys: Int[Tensor, " B"]
+    cost: Cost
+    cache: CacheState
+    sampler: Any = None
+    schedule: Any = None
+    verifier: Any = None
+    breaches: tuple[Breach, ...] = ()
+    window: Window | None = None
+    layout: Layout | None = None
+    num_rounds: int = 0
+    number: int = 0
+
+    @staticmethod
+    def empty(capacity: int, device: torch.device, number: int = 0) -> "State":
+        """Returns the state without rows, for so many of them at most."""
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        cache = CacheState(capacity)
+        return State(
+            rows=(), canvas=None, keys=none, cost=Cost(0, 0, none, none), cache=cache, number=number
+        )
+
+    @property
+    def here(self) -> Canvas:
+        """The canvas of a state that has rows."""
+        assert self.canvas is not None
+        return self.canvas
+
+    def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> "State":
+        """Notes where a plug-in broke its contract; the round's one host read raises for it."""
+        return self._replace(breaches=(*self.breaches, Breach(found, culprit, duty)))
+
+    def with_drafts(
+        self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
+    ) -> "State":
+        """Counts tokens that were drafted, and those that were kept; `None`: none were."""
+        cost = self.cost
+        if drafted is not None:
+            cost = cost._replace(drafted=cost.drafted + drafted)
+        if accepted is not None:
+            cost = cost._replace(accepted=cost.accepted + accepted)
+        return self._replace(cost=cost)

@@ -1,0 +1,253 @@
+"""What a decode consists of, and the contract of a verifier."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.caches.base import CachePolicy
+from dllm_decode.caches.entry import EntryToken
+from dllm_decode.core.canvas import Window
+from dllm_decode.core.columns import Columns
+from dllm_decode.core.requests import Request
+from dllm_decode.core.state import State
+from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.options import DecodeConfig, RequestOptions
+from dllm_decode.prompts import Prompt, check_template, read_prompt
+from dllm_decode.sizes import round_up
+from samplers.base import Decision, Sampler
+from samplers.facts import Fact, PlugIn
+from samplers.view import View
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model, the plug-ins and the options of one decode. `loop.new_decoder` checks them.
+
+    Attributes:
+        model: The mask predictor.
+        sampler: Which positions to commit, and with which token.
+        cache: Which columns a forward computes.
+        verifier: How many steps one look at the model is good for, or whose tokens are kept.
+        schedule: Which unsettled positions are open.
+        config: The options; requests may have some of their own.
+    """
+
+    model: MaskPredictor
+    sampler: Sampler
+    cache: CachePolicy
+    verifier: "Verifier"
+    schedule: BlockSchedule
+    config: DecodeConfig
+
+    @property
+    def rule(self) -> Sampler:
+        """The sampler, after what the cache policy commits by itself."""
+        commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
+        return EntryToken(self.sampler) if commits_entry else self.sampler
+
+    @property
+    def block_length(self) -> int:
+        """Tokens per block.
+
+        Raises:
+            ValueError: If it is given twice, or fits neither the answer nor the model.
+        """
+        model, own, asked = self.model, self.schedule.block_length, self.config.block_length
+        if own is not None and asked not in (None, own):
+            raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
+        config = self.config if own is None else replace(self.config, block_length=own)
+        return config.resolved_block_length(model.causal_block_length, model=model.name)
+
+    @property
+    def align(self) -> int:
+        """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
+        return self.model.causal_block_length or 1
+
+    @property
+    def answer_length(self) -> int:
+        """Columns from a row's first block to the end of its answer, at most."""
+        return round_up(self.config.gen_length + self.align - 1, self.align)
+
+    @property
+    def window_length(self) -> int:
+        """Columns of the sampler's window, W: one number for a whole decode."""
+        if self.sampler.scope != "block":
+            return self.answer_length
+        return self.schedule.window_length(self.block_length, self.answer_length)
+
+    @property
+    def opens_whole_blocks(self) -> bool:
+        """Whether every unsettled position of a block is open."""
+        return Fact.WHOLE_BLOCKS in self.schedule.gives
+
+    @property
+    def edits(self) -> bool:
+        """Whether the sampler keeps positions open after they hold a token."""
+        sampler = self.sampler
+        return Fact.FINAL_TOKENS not in sampler.gives and not sampler.leave_one_out
+
+    def request(
+        self,
+        prompt: Prompt,
+        index: int,
+        *,
+        template: Sequence[int] = (),
+        stop: StopRule = NeverStop(),
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """Returns a request with the options of this decode, or some of its own.
+
+        Args:
+            prompt: Token ids.
+            index: Number of the request; its noise depends on it.
+            template: First tokens of the answer, the model's `mask_id` where they are open.
+            stop: Ends the answer early.
+            options: Options that may differ from row to row.
+
+        Raises:
+            ValueError: If prompt, template or options cannot be decoded.
+        """
+        config = self.config.updated(**options)
+        if config.gen_length > self.config.gen_length:
+            raise ValueError(
+                f"gen_length of a request must be at most that of the decode, "
+                f"{self.config.gen_length}, got {config.gen_length}."
+            )
+        check_template(template, config.gen_length, row=index)
+        request = Request(
+            index=index,
+            prompt=read_prompt(prompt, self.model, config.gen_length, row=index),
+            gen_length=config.gen_length,
+            template=[int(token) for token in template],
+            seed=config.seed,
+            temperature=float(config.temperature),
+            top_p=config.top_p,
+            top_k=config.top_k,
+            stop_at_eos=config.stop_at_eos,
+            truncate_at_eos=config.truncate_at_eos,
+            stop=stop,
+        )
+        self.verifier.check_request(self, request)
+        return request
+
+
+class Drafts(NamedTuple):
+    """Several states of some rows that one forward looks at.
+
+    Attributes:
+        tokens: The states: whole canvases, as wide as that of the state.
+        rows: The row that each is a state of, in ascending order of `places`.
+        places: Number of the state in its row, from 0 to `Verifier.num_branches` - 1. State 0 reads
+            and writes the row's own cache slots, so that an uncommitted draft there lasts until its
+            columns are computed again; the others leave no trace. A row may have any of them.
+        in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: it
+            is further columns of its row, which share the row's cache.
+    """
+
+    tokens: Int[Tensor, "N L"]
+    rows: tuple[int, ...]
+    places: tuple[int, ...]
+    in_columns: bool = False
+
+
+class Look(NamedTuple):
+    """What a verifier has found for this round.
+
+    Attributes:
+        view: What the rows that take a step are shown.
+        window: The columns of the view, of the same rows.
+        rows: The rows that take a step; `None`: all.
+        decision: What is written, within the view's window; `None`: the sampler decides.
+    """
+
+    view: View
+    window: Window
+    rows: tuple[int, ...] | None = None
+    decision: Decision | None = None
+
+
+class Verifier(PlugIn, ABC):
+    """Looks at the model once a round, and says which rows may take a step, or what they write.
+
+    `state.verifier` is its own, a NamedTuple of tensors, nested as needed, batch axis first: rows
+    that join get zeros, rows that leave take their part along. The loop opens blocks before the
+    look, and asks the sampler after it.
+    """
+
+    @property
+    def num_branches(self) -> int:
+        """States of one row that are rows of one forward, at most."""
+        return 1
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that it was read from, such as a target's weights; see `Sampler.files`."""
+        return ()
+
+    def check(self, model: MaskPredictor) -> None:
+        """Raises ValueError if it cannot verify for this model; nothing unless overridden."""
+
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        """Raises ValueError if it cannot serve a request; nothing unless overridden."""
+
+    @property
+    def asks_sampler(self) -> bool:
+        """Whether the sampler is asked at all; if not, records of a run do not name it."""
+        return True
+
+    def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
+        """Returns the tokens that end an answer; the first one fills what follows the end."""
+        return model.eos_ids
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        """Returns the number of steps within which so many masks are settled."""
+        return sampler.max_steps(num_masks)
+
+    @abstractmethod
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        """Runs forwards as needed and returns what the rows that take a step are shown.
+
+        At least one row takes a step. `dllm_decode.forward` has what is needed: `look` for the
+        sampler's own view, `forward` for logits of any window, columns and states.
+        """
+
+    def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
+        """Takes note of the tokens that the round has written; nothing unless overridden.
+
+        Returns:
+            The state, and numbers of each row that the host reads, as `Told.verifier`.
+        """
+        return state, None
+
+
+class Pass(NamedTuple):
+    """What one forward computes.
+
+    Attributes:
+        window: The columns whose logits are wanted.
+        asked: Which columns of the window, the same number in each row; `None`: all.
+        drafts: States of the rows to look at; `None`: the canvas.
+        blocks: For each row the columns that the cache policy takes for the open block: first, and
+            first after it; `None`: those of `Row.opening`.
+        is_first: Whether the policy takes the forward for the first one of that block.
+        columns: For each row the columns to compute; `None`: the policy is asked.
+        attend: Which keys each of these columns sees, the same number of columns in every row;
+            `None`: as the model attends.
+        leave_one_out: Whether logits that predict each column without seeing it are added.
+    """
+
+    window: Window
+    asked: Int[Tensor, "B N"] | None = None
+    drafts: Drafts | None = None
+    blocks: Sequence[tuple[int, int]] | None = None
+    is_first: bool = False
+    columns: Sequence[Columns] | None = None
+    attend: Bool[Tensor, "B Q K"] | None = None
+    leave_one_out: bool = False

@@ -1,0 +1,144 @@
+"""What a forward gives to the model: tokens, rows of the cache, and drafts as rows or columns."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Drafts, Pass
+from dllm_decode.geometry import Frame
+from dllm_decode.models.base import ForwardInputs
+from dllm_decode.packing import pack
+
+
+def inputs_of(
+    state: State, wanted: Pass, frame: Frame, tokens: Int[Tensor, "N L"]
+) -> ForwardInputs:
+    """Returns what one group gives to the model."""
+    asked, columns, drafts = wanted.asked, frame.columns, wanted.drafts
+    if frame.places is not None:
+        tokens = tokens[frame.places]
+        asked = None if asked is None else asked[frame.places]
+    tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
+    inputs = ForwardInputs(
+        tokens=tokens,
+        positions=frame.positions,
+        wanted=part_of(frame.wanted, asked),
+        attend=frame.attend if wanted.attend is None else wanted.attend,
+    )
+    cache = state.cache.kv_cache
+    if cache is None:
+        return inputs
+    rows: Sequence[int] = frame.entries
+    places: Sequence[int] = [0] * len(rows)
+    if drafts is not None:
+        rows = [drafts.rows[entry] for entry in frame.entries]
+        places = [drafts.places[entry] for entry in frame.entries]
+    return replace(
+        inputs,
+        kv_cache=cache.first(frame.num_keys),
+        slots=columns,
+        rows=None if drafts is not None and drafts.in_columns else _cache_rows(state, rows, places),
+    )
+
+
+def _cache_rows(
+    state: State, rows: Sequence[int], places: Sequence[int]
+) -> slice | Int[Tensor, " N"] | None:
+    """Returns rows of the key-value cache: place n of a row has the n-th copy of its slots.
+
+    A slice spares a copy of what is read; `None` is all of the cache.
+    """
+    cache = state.cache
+    found = [row + place * cache.capacity for row, place in zip(rows, places, strict=True)]
+    if found == list(range(cache.num_rows)):
+        return None
+    if found == list(range(found[0], found[0] + len(found))):
+        return slice(found[0], found[0] + len(found))
+    return torch.tensor(found, device=state.here.tokens.device)
+
+
+def with_room(state: State, drafts: Drafts | None, frames: Sequence[Frame]) -> State:
+    """Returns the state whose cache has room for drafts, and an up-to-date copy for each."""
+    cache = state.cache.kv_cache
+    if drafts is None:
+        return state
+    _require_drafts(state, drafts)
+    if cache is None:
+        return state
+    if drafts.in_columns:
+        more = max(drafts.places) * max(frame.num_columns for frame in frames)
+        if cache.num_slots < state.cache.num_slots + more:
+            cache = cache.widened(state.cache.num_slots + more)
+        return state._replace(cache=state.cache._replace(kv_cache=cache))
+    pairs = [
+        (row, row + place * state.cache.capacity)
+        for row, place in zip(drafts.rows, drafts.places, strict=True)
+        if place
+    ]
+    if pairs:
+        rows, copies = torch.tensor(pairs, device=state.here.tokens.device).unbind(-1)
+        for buffer in cache.buffers:
+            buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
+    return state
+
+
+def _require_drafts(state: State, drafts: Drafts) -> None:
+    """Raises RuntimeError unless drafts are whole canvases, in places that the cache has."""
+    size = (len(drafts.rows), state.here.width)
+    if tuple(drafts.tokens.shape) != size:
+        raise RuntimeError(
+            f"tokens of Drafts must be whole canvases, {size[0]} of {size[1]} columns, got the "
+            f"shape {tuple(drafts.tokens.shape)}."
+        )
+    most = max(1, state.cache.num_rows // max(1, state.cache.capacity))
+    if state.cache.kv_cache is not None and not drafts.in_columns and max(drafts.places) >= most:
+        raise RuntimeError(
+            f"places of Drafts must be below num_branches of the verifier, {most}, got "
+            f"{max(drafts.places)}. Override num_branches, or use in_columns=True."
+        )
+
+
+class Packed(NamedTuple):
+    """Where each state of a group is in the forward: its row, its number there, and how many."""
+
+    rows: Int[Tensor, " N"]
+    places: Int[Tensor, " N"]
+    depth: int
+
+
+def packed_of(
+    state: State, drafts: Drafts, frame: Frame, inputs: ForwardInputs
+) -> tuple[ForwardInputs, Packed]:
+    """Makes all states of a row one row of the forward."""
+    device = inputs.tokens.device
+    owners = list(dict.fromkeys(drafts.rows[entry] for entry in frame.entries))
+    numbers = [owners.index(drafts.rows[entry]) for entry in frame.entries]
+    places = [drafts.places[entry] for entry in frame.entries]
+    rows, depth = torch.tensor(numbers, device=device), max(places) + 1
+    where = Packed(rows, torch.tensor(places, device=device), depth)
+    cache, width = state.cache, inputs.tokens.shape[1]
+    packed = pack(
+        inputs if cache.kv_cache is None else replace(inputs, slots=inputs.positions),
+        rows,
+        where.places,
+        size=(len(owners), depth),
+        num_keys=width if cache.kv_cache is None else frame.num_keys,
+        first_free=width if cache.kv_cache is None else cache.num_slots,
+    )
+    if cache.kv_cache is None:
+        return packed, where
+    slots = cache.kv_cache.first(cache.num_slots + (depth - 1) * width)
+    rows_of = _cache_rows(state, owners, [0] * len(owners))
+    return replace(packed, kv_cache=slots, rows=rows_of), where
+
+
+def part_of(
+    values: Shaped[Tensor, "N W"], asked: Int[Tensor, "N n"] | None
+) -> Shaped[Tensor, "N _"]:
+    """Returns the asked columns of each row; all if none are named."""
+    return values if asked is None else values.gather(1, asked)

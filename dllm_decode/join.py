@@ -1,0 +1,177 @@
+"""Rows that join and leave a running decode, at any round."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dllm_decode.blocks.base import require_numbers
+from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.history import History
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Row, Told
+from dllm_decode.core.state import CacheState, State
+from dllm_decode.decoder import Decoder
+from dllm_decode.sizes import round_up
+from samplers.logits.noise import row_keys
+from samplers.state import pad_state, take_state
+
+
+def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
+    """Returns the state with further rows, in their first block. The others are not touched."""
+    if not requests:
+        return state
+    new = [_row(decoder, request) for request in requests]
+    canvas = Canvas.blank(
+        [
+            BlankRow(r.request.prompt, r.request.template, r.request.gen_length, r.first, r.end)
+            for r in new
+        ],
+        # So that a window fits that begins with the last block.
+        width=max(row.end for row in new) + decoder.window_length,
+        mask_id=decoder.model.mask_id,
+        eos_ids=decoder.verifier.eos_ids(decoder.model),
+        device=decoder.model.device,
+    )
+    numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
+    require_numbers(numbers, len(canvas), owner=decoder.schedule)
+    if numbers is not None:
+        told = [Told(schedule=tuple(own)) for own in numbers.tolist()]
+        new = [row._replace(told=own) for row, own in zip(new, told, strict=True)]
+    device, more = state.keys.device, len(new)
+    noise = [(request.seed, request.index) for request in requests]
+    seeds, indices = torch.tensor(noise, device=device).unbind(-1)
+    cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
+    return state._replace(
+        rows=(*state.rows, *new),
+        canvas=canvas if state.canvas is None else state.canvas.joined(canvas),
+        keys=torch.cat([state.keys, row_keys(seeds, indices)]),
+        cost=cost._replace(
+            drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
+        ),
+        sampler=pad_state(state.sampler, more),
+        schedule=pad_state(state.schedule, more),
+        verifier=pad_state(state.verifier, more),
+        cache=_with_slots(decoder, state, new, canvas),
+        window=None,
+        layout=None,
+    )
+
+
+def _row(decoder: Decoder, request: Request) -> Row:
+    length, align = len(request.prompt), decoder.align
+    first = length - length % align
+    end = first + round_up(length - first + request.gen_length, align)
+    mask_id = decoder.model.mask_id
+    open_at = [n for n, token in enumerate(request.template) if token == mask_id]
+    unsettled = length + (open_at[0] if open_at else len(request.template))
+    return Row(request, first, end, unsettled, started_s=time.perf_counter())
+
+
+def _with_slots(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
+    """Returns the cache with slots for new rows."""
+    cache = state.cache
+    num_slots = max([cache.num_slots, *(row.end for row in new)])
+    if decoder.cache.needs_kv_cache:
+        kv_cache = cache.kv_cache
+        if kv_cache is None:
+            num_rows = cache.capacity * decoder.verifier.num_branches
+            kv_cache = decoder.model.new_kv_cache(num_rows, num_slots)
+        elif kv_cache.num_slots < num_slots:
+            kv_cache = kv_cache.widened(num_slots)
+        cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
+    if not decoder.cache.reads_history:
+        return cache
+    blank = History.blank(canvas)
+    history = blank if cache.history is None else cache.history.joined(blank)
+    return cache._replace(history=history)
+
+
+def leave(state: State, rows: Sequence[int]) -> State:
+    """Returns the state without some rows. The last rows take their places."""
+    if not rows:
+        return state
+    order = list(range(len(state.rows)))
+    for row in sorted(rows, reverse=True):
+        order[row] = order[-1]
+        order.pop()
+    if not order:
+        blank = State.empty(state.cache.capacity, state.keys.device, state.number)
+        cost = state.cost._replace(drafted=blank.keys, accepted=blank.keys)
+        cache = state.cache._replace(history=None)
+        return blank._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
+    index = torch.tensor(order, device=state.keys.device)
+    for place, row in enumerate(order):
+        for buffer in state.cache.buffers if place != row else ():
+            buffer[:, place] = buffer[:, row]
+    cost = state.cost
+    return state._replace(
+        rows=tuple(state.rows[row] for row in order),
+        canvas=state.here.take(index),
+        keys=state.keys[index],
+        cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
+        sampler=take_state(state.sampler, index),
+        schedule=take_state(state.schedule, index),
+        verifier=take_state(state.verifier, index),
+        cache=state.cache._replace(history=take_state(state.cache.history, index)),
+        window=None,
+        layout=None,
+    )
+
+
+class Answered(NamedTuple):
+    """A request whose answer has ended.
+
+    Attributes:
+        number: Index of the request.
+        output: One row.
+        forwards: Calls of the mask predictor up to now, of the whole decode.
+        target_forwards: The same of a verifier's target.
+    """
+
+    number: int
+    output: DecodeOutput
+    forwards: int
+    target_forwards: int
+
+
+def ended_at_once(decoder: Decoder, state: State) -> list[int]:
+    """Returns the rows whose template leaves nothing to decode."""
+    ends = decoder.verifier.eos_ids(decoder.model)
+    found = []
+    for number, row in enumerate(state.rows):
+        request = row.request
+        given = request.template[: row.unsettled - row.prompt_length]
+        has_ended = request.stop_at_eos and any(token in ends for token in given)
+        if row.opening is None and (has_ended or row.unsettled >= row.answer_end):
+            found.append(number)
+    return found
+
+
+def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
+    """Returns the answers of rows that have ended."""
+    if not rows:
+        return []
+    index = torch.tensor(rows, device=state.keys.device)
+    canvas = state.here.take(index)
+    tokens = canvas.filled(canvas.unsettled).answers().cpu()
+    drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
+    answers = []
+    for number, row in enumerate(state.rows[row] for row in rows):
+        output = DecodeOutput(
+            tokens=tokens[number : number + 1, : row.request.gen_length],
+            nfe=torch.tensor([row.nfe]),
+            query_positions=torch.tensor([row.query_positions]),
+            forwards=row.nfe,
+            target_nfe=torch.tensor([row.target_nfe]),
+            target_forwards=row.target_nfe,
+            drafted=drafted[number : number + 1],
+            accepted=accepted[number : number + 1],
+            wall_s=time.perf_counter() - row.started_s,
+            eos_ids=canvas.eos_ids,
+        )
+        cost = state.cost
+        answers.append(Answered(row.request.index, output, cost.forwards, cost.target_forwards))
+    return answers

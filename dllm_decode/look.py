@@ -1,0 +1,168 @@
+"""A look at the model: one forward, and the view that a sampler gets of what it said."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.rows import Row
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look, Pass
+from dllm_decode.forward import forward
+from dllm_decode.sizes import round_up
+from dllm_decode.tempering import temperature_of
+from samplers.facts import Fact
+from samplers.logits.statistics import probability
+from samplers.logits.summary import Summary
+from samplers.view import View
+
+# Numbers of logit columns are rounded up to a multiple of this, so that few shapes occur.
+_STRIDE = 8
+
+
+def look(decoder: Decoder, state: State) -> tuple[State, Look]:
+    """Runs one forward and returns the sampler's view of every row."""
+    state = with_window(decoder, state)
+    sampler, window = decoder.rule, state.window
+    assert window is not None
+    asked = _asked(decoder, state, window)
+    state, logits = forward(
+        decoder, state, Pass(window, asked, leave_one_out=sampler.leave_one_out)
+    )
+    leave_one_out = None
+    if sampler.leave_one_out:
+        leave_one_out = leave_one_out_of(logits[:, window.width :], state.here, window)
+        logits = logits[:, : window.width]
+    summary = Summary(logits, asked)
+    view = view_of(decoder, state, state.here, window, summary, leave_one_out=leave_one_out)
+    return state, Look(view, window)
+
+
+def with_window(decoder: Decoder, state: State) -> State:
+    """Returns the state with the window that the sampler sees of each row."""
+    if state.window is not None:
+        return state
+    return state._replace(window=window_of(decoder, state.rows, state.here))
+
+
+def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
+    """Returns the window that the sampler sees of some rows, and what is open in it."""
+    scope = decoder.sampler.scope
+    starts = [row.first if scope == "answer" else row.open.phase[0] for row in rows]
+    window = Window.of(starts, decoder.window_length, canvas)
+    if scope == "block" and decoder.opens_whole_blocks:
+        return window
+    bounds = [(row.open.start, row.open.stop) for row in rows]
+    return window.opened(bounds, canvas.tokens.device)
+
+
+def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns the window's columns whose logits are read, the unsettled ones first; `None`: all."""
+    sampler = decoder.rule
+    reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
+    if reads_all or sampler.scope != "block":
+        return None
+    unsettled = window.part(state.here.unsettled)
+    if unsettled.device.type != "cpu":
+        # Which are unsettled is not read, because the host would wait for it.
+        return None if window.open is None else _between(state, window)
+    unsettled = unsettled if window.open is None else unsettled & window.open
+    most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
+    if most >= window.width:
+        return None
+    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns the columns that are open, a few more in some rows; `None`: all of the window."""
+    bounds = [(row.open.start, row.open.stop) for row in state.rows]
+    width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
+    if width >= window.width:
+        return None
+    firsts = [
+        min(start - at, window.width - width)
+        for (start, _), at in zip(bounds, window.starts, strict=True)
+    ]
+    device = state.keys.device
+    return torch.tensor(firsts, device=device)[:, None] + torch.arange(width, device=device)
+
+
+def view_of(
+    decoder: Decoder,
+    state: State,
+    canvas: Canvas,
+    window: Window,
+    computed: Summary,
+    *,
+    rows: Sequence[int] | None = None,
+    leave_one_out: Float[Tensor, "B W"] | None = None,
+) -> View:
+    """Returns what the sampler sees of a canvas, given logits of its window.
+
+    Args:
+        decoder: Says how much the sampler sees.
+        state: Says what is open.
+        canvas: The tokens: of the state, or a draft of them.
+        window: The sampler's window of the same rows.
+        computed: Logits of the window.
+        rows: Which rows of the state the canvas has; `None`: all.
+        leave_one_out: As `View.leave_one_out`.
+    """
+    sampler = decoder.rule
+    own = state.rows if rows is None else [state.rows[row] for row in rows]
+    every = canvas.masked if decoder.edits else canvas.unsettled
+    masked, eligible = window.part(every), window.part(canvas.unsettled)
+    if window.open is not None:
+        eligible = eligible & window.open
+        masked = masked & eligible if sampler.scope == "block" else masked
+    prompts = canvas.prompt_lengths
+    starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
+    sizes = [row.end - row.prompt_length for row in own]
+    offsets = [row.open.start - at for row, at in zip(own, window.starts, strict=True)]
+    sees_more = sampler.scope != "block"
+    return View(
+        tokens=window.part(canvas.tokens),
+        computed=computed,
+        masked=masked,
+        eligible=eligible,
+        start=_shared(starts, lambda: window.firsts - prompts),
+        gen_length=_shared([row.request.gen_length for row in own], lambda: canvas.gen_lengths),
+        committed=(_shared(sizes, lambda: canvas.ends - prompts) - every.sum(-1)).minimum(
+            canvas.gen_lengths
+        ),
+        temperature=temperature_of(decoder, own, masked.device),
+        keys=state.keys if rows is None else state.keys[list(rows)],
+        # A tensor even where all rows agree: then the part that is a suffix keeps its width.
+        block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
+        block_length=decoder.block_length if sees_more else None,
+        reads_committed=Fact.LOGITS_OF_COMMITTED in sampler.needs,
+        leave_one_out=leave_one_out,
+        deferred_ids=decoder.config.deferred_ids,
+    )
+
+
+def leave_one_out_of(
+    logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window
+) -> Float[Tensor, "B W"]:
+    """Returns the probability of each token in place, 0 where there is none."""
+    tokens, masked = window.part(canvas.tokens), window.part(canvas.masked)
+    return probability(logits, tokens.masked_fill(masked, 0)).masked_fill(masked, 0.0)
+
+
+def _shared(
+    values: Sequence[int], each: Callable[[], Int[Tensor, " B"]]
+) -> int | Int[Tensor, " B"]:
+    """Returns one number that all rows share, or each row's as the device computes it.
+
+    To send the numbers at every step would wait for the device.
+    """
+    return values[0] if len(set(values)) == 1 else each()
+
+
+def _each(values: Sequence[int], like: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Returns numbers of rows as a tensor; sends nothing to the device if all are equal."""
+    if len(set(values)) == 1:
+        return torch.full_like(like, values[0])
+    return torch.tensor(values, device=like.device)

@@ -1,0 +1,276 @@
+"""One round of all rows.
+
+state --> open_blocks --> look -------> decide --------> settle -----> read --------> state
+what is open:   forwards      which columns,   the canvas    the one time
+the schedule    and a view:   which tokens:    with new      that the host
+the verifier  the sampler      tokens        waits
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.blocks.base import Progress, require_numbers, require_opening
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.observers import Observer, StepEvent, final_tokens
+from dllm_decode.core.rows import Row, Told
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.settle import settle
+from samplers.base import Decision, Sampler, first_state, next_step
+from samplers.facts import Fact
+from samplers.state import merge_state, pad_state, put_state, take_state
+from samplers.view import View
+
+
+def step(
+    decoder: Decoder, state: State, observers: Sequence[Observer] = ()
+) -> tuple[State, list[int]]:
+    """Runs one round of all rows.
+
+    Args:
+        decoder: The model and the plug-ins.
+        state: The rows, of which there is at least one.
+        observers: Called with what the round did.
+
+    Returns:
+        The state afterwards, and the rows whose answer has ended.
+    """
+    state = open_blocks(decoder, state)
+    state, seen = _looked(decoder, state)
+    state, seen, decision = decide(decoder, state, seen)
+    before = state.here
+    state = settle(decoder, state, seen, decision)
+    state, done = read(decoder, state, seen)
+    if observers:
+        event = _event(decoder, before, state, seen, done)
+        for observer in observers:
+            observer(event)
+    return state, done
+
+
+def _looked(decoder: Decoder, state: State) -> tuple[State, Look]:
+    """Returns what the verifier's look returned; RuntimeError if that is of another kind."""
+    found: object = decoder.verifier.look(decoder, state)
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
+        return found
+    raise RuntimeError(
+        f"look of {decoder.verifier!r} must return the pair (state, Look(view, window)), got a "
+        f"{type(found).__name__}."
+    )
+
+
+def open_blocks(decoder: Decoder, state: State) -> State:
+    """Lets the schedule say what is open in each row, before the look.
+
+    Raises:
+        RuntimeError: If the schedule opens nothing, or the sampler takes more steps than promised.
+    """
+    rows = tuple(_opened(decoder, row) for row in state.rows)
+    if all(new is old for new, old in zip(rows, state.rows, strict=True)):
+        return state
+    return state._replace(rows=rows, window=None)
+
+
+def _opened(decoder: Decoder, row: Row) -> Row:
+    """Returns a row with what is open in it now; the same row if that has not changed."""
+    progress = Progress(
+        first=row.first,
+        end=row.end,
+        unsettled=row.unsettled,
+        block_length=decoder.block_length,
+        shift=decoder.model.logit_shift,
+        stops_at_eos=row.request.stop_at_eos,
+        numbers=row.told.schedule or (),
+    )
+    opening, last = decoder.schedule.opening(progress, row.opening), row.opening
+    require_opening(opening, progress, owner=decoder.schedule)
+    if last is not None and opening.phase == last.phase and row.steps >= row.limit:
+        raise RuntimeError(
+            f"{decoder.rule!r} promises to finish a block within {row.limit} steps, but masks are "
+            f"left after {row.steps}; its `max_steps` or its rule is wrong."
+        )
+    if opening == last:
+        return row
+    row = row._replace(opening=opening)
+    if last is None or opening.phase != last.phase:
+        masks = _num_masks(row, decoder.model.mask_id)
+        limit = decoder.verifier.max_steps(decoder.rule, masks)
+        row = row._replace(is_fresh=True, steps=0, limit=limit)
+    return row._replace(step=0) if last is None or opening.turn != last.turn else row
+
+
+def _num_masks(row: Row, mask_id: int) -> int:
+    """Counts the positions that the sampler's state lasts for and that are not given."""
+    start, stop = (max(0, column - row.prompt_length) for column in row.open.phase)
+    given = row.request.template[start:stop]
+    return stop - start - sum(token != mask_id for token in given)
+
+
+def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Decision]:
+    """Asks the sampler for its decision, between the schedule's two hooks.
+
+    Returns:
+        The state with what sampler and schedule remember, the look with the view that the sampler
+        was shown, and the decision.
+    """
+    if seen.decision is not None:
+        return state, seen, seen.decision
+    stepping = range(len(state.rows)) if seen.rows is None else seen.rows
+    openings = [state.rows[row].open for row in stepping]
+    view, own = decoder.schedule.chosen(seen.view, openings, state.schedule)
+    decision, after = next_step(decoder.rule, view, _begun(decoder.rule, state, view, seen.rows))
+    if seen.rows is not None:
+        index = torch.tensor(seen.rows, device=state.keys.device)
+        held = state.sampler
+        held = pad_state(take_state(after, index[:0]), len(state.rows)) if held is None else held
+        after = put_state(held, index, after)
+    decision = decoder.schedule.completed(view, decision, openings)
+    rows = list(state.rows)
+    for number in stepping:
+        rows[number] = rows[number]._replace(is_fresh=False)
+    state = state._replace(sampler=after, schedule=own, rows=tuple(rows))
+    return state, seen._replace(view=view), decision
+
+
+def _begun(sampler: Sampler, state: State, view: View, rows: Sequence[int] | None) -> Any:
+    """Returns the sampler's state of the rows of a view, begun anew where a row is fresh."""
+    stepping = range(len(state.rows)) if rows is None else rows
+    is_fresh = [state.rows[row].is_fresh for row in stepping]
+    held, device = state.sampler, state.keys.device
+    if rows is not None and held is not None:
+        held = take_state(held, torch.tensor(rows, device=device))
+    if not any(is_fresh):
+        return held
+    begun = first_state(sampler, view)
+    if all(is_fresh) or held is None:
+        return begun
+    return merge_state(held, begun, torch.tensor(is_fresh, device=device))
+
+
+class _Read(NamedTuple):
+    """What the host has read of a round, one entry a row.
+
+    Attributes:
+        unsettled: First unsettled column; the canvas' width if there is none.
+        has_ended: Whether an EOS is settled before that column.
+        schedule: Numbers of the block schedule.
+        cache: Numbers of the cache policy.
+        verifier: Numbers of the verifier.
+    """
+
+    unsettled: list[int]
+    has_ended: list[bool]
+    schedule: list[tuple[int, ...] | None]
+    cache: list[tuple[int, ...] | None]
+    verifier: list[tuple[int, ...] | None]
+
+
+def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
+    """Lets the host learn how far the rows have come, and which have ended.
+
+    Raises:
+        RuntimeError: If a plug-in broke its contract in this round.
+    """
+    state, numbers = decoder.verifier.after(decoder, state)
+    found = _read(decoder, state, seen, numbers)
+    stepping = range(len(state.rows)) if seen.rows is None else seen.rows
+    rows, done = list(state.rows), []
+    for number, row in enumerate(rows):
+        rows[number] = row._replace(
+            unsettled=found.unsettled[number],
+            steps=row.steps + (number in stepping),
+            told=Told(found.schedule[number], found.cache[number], found.verifier[number]),
+        )
+        # What fills up the last block of a block-causal model is decoded with the block.
+        is_full = found.unsettled[number] >= max(row.answer_end, row.open.phase[1])
+        if is_full or (row.request.stop_at_eos and found.has_ended[number]):
+            done.append(number)
+    state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
+    return state, sorted({*done, *_stopped(decoder, state)})
+
+
+def _read(decoder: Decoder, state: State, seen: Look, own: Int[Tensor, "B N"] | None) -> _Read:
+    """Reads everything at once: the one time in a round that the host waits for the device."""
+    canvas, history = state.here, state.cache.history
+    columns = torch.arange(canvas.width, device=canvas.tokens.device)
+    first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
+    has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
+    schedule, cache, verifier = decoder.schedule, decoder.cache, decoder.verifier
+    numbers = [
+        schedule.numbers(canvas, decoder.block_length, state.schedule),
+        None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
+        own,
+    ]
+    for found, owner in zip(numbers, (schedule, cache, verifier), strict=True):
+        require_numbers(found, len(canvas), owner=owner)
+    broken = [breach.found.any()[None] for breach in state.breaches]
+    asked = [found.flatten() for found in numbers if found is not None]
+    told = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
+    for breach in state.breaches:
+        if next(told):
+            culprit, duty = breach.culprit, breach.duty
+            # Only now may the host ask: no sampler can commit where nothing is eligible.
+            if not seen.view.eligible.any(-1).all():
+                culprit = verifier if decoder.opens_whole_blocks else schedule
+                duty = "leave at least one unsettled position of every row eligible"
+            raise RuntimeError(
+                f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."
+            )
+    B = len(canvas)
+    return _Read(
+        list(islice(told, B)),
+        list(islice(told, B)),
+        *([None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)]
+          for n in numbers),
+    )  # fmt: skip
+
+
+def _stopped(decoder: Decoder, state: State) -> list[int]:
+    """Returns the rows that their own stop rule ends; the host reads the tokens for them alone."""
+    asking = [n for n, row in enumerate(state.rows) if row.request.stop.reads_tokens]
+    if not asking:
+        return []
+    is_final = Fact.FINAL_TOKENS in decoder.sampler.gives
+    texts = final_tokens(state.rows, state.here, is_final=is_final)
+    return [n for n in asking if state.rows[n].request.stop.stops(texts[n])]
+
+
+def _event(
+    decoder: Decoder, before: Canvas, state: State, seen: Look, done: Sequence[int]
+) -> StepEvent:
+    """Returns what observers see of a round: the rows that took a step."""
+    stepping = list(range(len(state.rows)) if seen.rows is None else seen.rows)
+    device = state.keys.device
+    rows = tuple(state.rows[row] for row in stepping)
+    told = [
+        (row.request.index, row.query_positions, number in done)
+        for number, row in zip(stepping, rows, strict=True)
+    ]
+    # Sent to the device at once, without waiting for it.
+    requests, query_positions, ended = torch.tensor(told, device=device).unbind(-1)
+    after, drafted, accepted = state.here, state.cost.drafted, state.cost.accepted
+    if seen.rows is not None:
+        index = torch.tensor(stepping, device=device)
+        before, after = before.take(index), after.take(index)
+        drafted, accepted = drafted[index], accepted[index]
+    if done:
+        after = after.filled(after.unsettled & ended.bool()[:, None])
+    return StepEvent(
+        before=before,
+        after=after,
+        view=seen.view,
+        rows=rows,
+        ended=ended.bool(),
+        is_final=Fact.FINAL_TOKENS in decoder.sampler.gives,
+        decode=state.number,
+        requests=requests,
+        forwards=state.cost.forwards,
+        query_positions=query_positions,
+        drafted=drafted,
+        accepted=accepted,
+    )

@@ -1,0 +1,99 @@
+"""Applies what was decided to the canvas, within guards that no plug-in can pass."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.rows import Row
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look
+from samplers.base import Decision
+from samplers.view import View
+
+
+def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
+    """Returns the state after a decision; only the rows that take a step change."""
+    canvas, view, window = state.here, seen.view, seen.window
+    rows: Sequence[Row] = state.rows
+    index: Tensor | None = None
+    if seen.rows is not None:
+        index = torch.tensor(seen.rows, device=state.keys.device)
+        canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
+    state = check_decision(decoder, state, view, decision, window.part(canvas.given))
+    canvas = truncated(decoder, rows, settled(decoder, canvas, window, view, decision))
+    if index is not None:
+        whole = state.here
+        tokens = whole.tokens.index_copy(0, index, canvas.tokens)
+        unsettled = whole.unsettled.index_copy(0, index, canvas.unsettled)
+        canvas = replace(whole, tokens=tokens, unsettled=unsettled)
+    return state._replace(canvas=canvas)
+
+
+def check_decision(
+    decoder: Decoder, state: State, view: View, decision: Decision, given: Bool[Tensor, "B W"]
+) -> State:
+    """Notes where a decision breaks the sampler's contract.
+
+    Args:
+        decoder: Names the sampler.
+        state: Collects what was found.
+        view: What the sampler was shown.
+        decision: What it decided.
+        given: Columns of the window whose tokens never change.
+    """
+    sampler, commit = decoder.rule, decision.commit
+    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    moves = commit if decision.settle is None else commit | decision.settle
+    idle = ~(moves & allowed).any(-1)
+    duty = "commit at least one eligible position of every running row"
+    state = state.forbid(idle, sampler, duty)
+    where = "masked" if sampler.scope != "block" else "eligible"
+    state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
+    is_mask = tokens == decoder.model.mask_id
+    state = state.forbid(commit & is_mask, sampler, "commit tokens other than [MASK]")
+    if decision.settle is not None:
+        empty = decision.settle & view.masked & ~commit
+        state = state.forbid(empty, sampler, "settle positions only that hold a token")
+    if decision.remask is not None:
+        open_again = decision.remask & (view.masked | given)
+        duty = "re-mask positions only that a sampler committed"
+        state = state.forbid(open_again, sampler, duty)
+    return state
+
+
+def settled(
+    decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
+) -> Canvas:
+    """Returns the canvas after a decision.
+
+    Only open columns get a token or are settled, columns after the block only by samplers that see
+    them; [MASK] is never written; given tokens are neither changed nor re-masked.
+    """
+    sampler, mask_id = decoder.rule, decoder.model.mask_id
+    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    commit = decision.commit & allowed & (tokens != mask_id)
+    written = window.put(canvas.tokens, commit, tokens)
+    settles = commit
+    if decision.settle is not None:
+        settles = decision.settle & allowed & (commit | ~view.masked)
+    unsettled = window.put(canvas.unsettled, settles, False)
+    if decision.remask is not None:
+        open_again = decision.remask & ~view.masked & ~window.part(canvas.given)
+        written = window.put(written, open_again, torch.full_like(tokens, mask_id))
+        unsettled = window.put(unsettled, open_again, True)
+    return replace(canvas, tokens=written, unsettled=unsettled)
+
+
+def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
+    """Returns the canvas in which a committed EOS ends the answer, in rows that ask for it."""
+    asks = [row.request.truncate_at_eos for row in rows]
+    if not any(asks):
+        return canvas
+    where = None if all(asks) else torch.tensor(asks, device=canvas.tokens.device)
+    return canvas.truncated(where, keeps_tokens=decoder.edits)
