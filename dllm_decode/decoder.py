@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -46,13 +47,13 @@ class Decoder:
     schedule: BlockSchedule
     config: DecodeConfig
 
-    @property
+    @cached_property
     def rule(self) -> Sampler:
         """The sampler, after what the cache policy commits by itself."""
         commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
         return EntryToken(self.sampler) if commits_entry else self.sampler
 
-    @property
+    @cached_property
     def block_length(self) -> int:
         """Tokens per block.
 
@@ -65,29 +66,29 @@ class Decoder:
         config = self.config if own is None else replace(self.config, block_length=own)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
-    @property
+    @cached_property
     def align(self) -> int:
         """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
         return self.model.causal_block_length or 1
 
-    @property
+    @cached_property
     def answer_length(self) -> int:
         """Columns from a row's first block to the end of its answer, at most."""
         return round_up(self.config.gen_length + self.align - 1, self.align)
 
-    @property
+    @cached_property
     def window_length(self) -> int:
         """Columns of the sampler's window, W: one number for a whole decode."""
         if self.sampler.scope != "block":
             return self.answer_length
         return self.schedule.window_length(self.block_length, self.answer_length)
 
-    @property
+    @cached_property
     def opens_whole_blocks(self) -> bool:
         """Whether every unsettled position of a block is open."""
         return Fact.WHOLE_BLOCKS in self.schedule.gives
 
-    @property
+    @cached_property
     def edits(self) -> bool:
         """Whether the sampler keeps positions open after they hold a token."""
         sampler = self.sampler
