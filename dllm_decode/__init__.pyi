@@ -19,12 +19,13 @@ from .caches import (
     SubBlockCache,
     SuffixWindow,
 )
-from .core.canvas import Canvas, Window
+from .core.canvas import Canvas
 from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .core.output import DecodeOutput
 from .core.requests import Request, RequestQueue
 from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
+from .core.window import Window
 from .decoder import Decoder, Look, Pass
 from .generation import GenerateOutput, generate
 from .loop import decode, decode_many, new_decoder, run

@@ -1,4 +1,4 @@
-"""What a decode consists of, and the contract of a verifier."""
+"""The decoder: a model, plug-ins and options; and the contract of a verifier."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,11 +13,12 @@ from torch import Tensor
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
 from dllm_decode.caches.entry import EntryToken
-from dllm_decode.core.canvas import Window
 from dllm_decode.core.columns import Columns
+from dllm_decode.core.layout import Sight
 from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.core.window import Window
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, RequestOptions
 from dllm_decode.prompts import Prompt, check_template, read_prompt
@@ -84,6 +85,25 @@ class Decoder:
         return self.schedule.window_length(self.block_length, self.answer_length)
 
     @cached_property
+    def sight(self) -> Sight:
+        """How the model sees and predicts."""
+        model = self.model
+        return Sight(
+            model.logit_shift, model.causal_block_length, self.cache.needs_kv_cache, model.device
+        )
+
+    @cached_property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that are never proposed, in ascending order."""
+        model = self.model
+        return tuple(sorted({model.mask_id, *model.banned_ids, *self.config.banned_ids}))
+
+    @cached_property
+    def tokens_are_final(self) -> bool:
+        """Whether a token that the sampler has written never changes."""
+        return Fact.FINAL_TOKENS in self.sampler.gives
+
+    @cached_property
     def opens_whole_blocks(self) -> bool:
         """Whether every unsettled position of a block is open."""
         return Fact.WHOLE_BLOCKS in self.schedule.gives
@@ -91,8 +111,7 @@ class Decoder:
     @cached_property
     def edits(self) -> bool:
         """Whether the sampler keeps positions open after they hold a token."""
-        sampler = self.sampler
-        return Fact.FINAL_TOKENS not in sampler.gives and not sampler.leave_one_out
+        return not self.tokens_are_final and not self.sampler.leave_one_out
 
     def request(
         self,
@@ -121,6 +140,9 @@ class Decoder:
                 f"gen_length of a request must be at most that of the decode, "
                 f"{self.config.gen_length}, got {config.gen_length}."
             )
+        self.sampler.check(
+            model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
+        )
         check_template(template, config.gen_length, row=index)
         request = Request(
             index=index,
@@ -144,22 +166,23 @@ class Drafts(NamedTuple):
 
     Attributes:
         tokens: The states: whole canvases, as wide as that of the state.
-        rows: The row that each is a state of, in ascending order of `places`.
-        places: Number of the state in its row, from 0 to `Verifier.num_branches` - 1. State 0 reads
-            and writes the row's own cache slots, so that an uncommitted draft there lasts until its
-            columns are computed again; the others leave no trace. A row may have any of them.
+        rows: The row that each is a state of, in ascending order of `branches`.
+        branches: Branch of its row that each state is, from 0 to `Verifier.num_branches` - 1.
+            Branch 0 reads and writes the row's own cache slots, so that an uncommitted draft there
+            lasts until its columns are computed again; the others leave no trace. A row may have
+            any of them.
         in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: it
             is further columns of its row, which share the row's cache.
     """
 
     tokens: Int[Tensor, "N L"]
     rows: tuple[int, ...]
-    places: tuple[int, ...]
+    branches: tuple[int, ...]
     in_columns: bool = False
 
 
 class Look(NamedTuple):
-    """What a verifier has found for this round.
+    """A verifier's result of one round.
 
     Attributes:
         view: What the rows that take a step are shown.
@@ -172,6 +195,10 @@ class Look(NamedTuple):
     window: Window
     rows: tuple[int, ...] | None = None
     decision: Decision | None = None
+
+    def stepping(self, num_rows: int) -> Sequence[int]:
+        """Returns the rows that take a step, of so many rows."""
+        return range(num_rows) if self.rows is None else self.rows
 
 
 class Verifier(PlugIn, ABC):
@@ -215,8 +242,8 @@ class Verifier(PlugIn, ABC):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         """Runs forwards as needed and returns what the rows that take a step are shown.
 
-        At least one row takes a step. `dllm_decode.forward` has what is needed: `look` for the
-        sampler's own view, `forward` for logits of any window, columns and states.
+        At least one row takes a step. `dllm_decode.look.look` makes the sampler's own view;
+        `dllm_decode.forward.forward` returns logits of any window, columns and drafts.
         """
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
@@ -229,18 +256,19 @@ class Verifier(PlugIn, ABC):
 
 
 class Pass(NamedTuple):
-    """What one forward computes.
+    """Says what one forward computes.
 
     Attributes:
-        window: The columns whose logits are wanted.
+        window: The columns to predict.
         asked: Which columns of the window, the same number in each row; `None`: all.
         drafts: States of the rows to look at; `None`: the canvas.
         blocks: For each row the columns that the cache policy takes for the open block: first, and
             first after it; `None`: those of `Row.opening`.
         is_first: Whether the policy takes the forward for the first one of that block.
-        columns: For each row the columns to compute; `None`: the policy is asked.
-        attend: Which keys each of these columns sees, the same number of columns in every row;
-            `None`: as the model attends.
+        columns: For each row the columns to compute, which needs a key-value cache; columns that
+            were never computed are added. `None`: the policy is asked.
+        attend: Which keys each computed column sees, as `ForwardInputs.attend`; then every row must
+            compute equally many columns. `None`: as the model attends.
         leave_one_out: Whether logits that predict each column without seeing it are added.
     """
 

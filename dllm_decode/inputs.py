@@ -1,68 +1,82 @@
-"""What a forward gives to the model: tokens, rows of the cache, and drafts as rows or columns."""
+"""The inputs of the model: tokens, rows of the cache, and drafts as rows or columns."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from dllm_decode.core.layout import Group, Layout
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Drafts, Pass
-from dllm_decode.geometry import Frame
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.packing import pack
 
 
-def inputs_of(
-    state: State, wanted: Pass, frame: Frame, tokens: Int[Tensor, "N L"]
-) -> ForwardInputs:
-    """Returns what one group gives to the model."""
-    asked, columns, drafts = wanted.asked, frame.columns, wanted.drafts
-    if frame.places is not None:
-        tokens = tokens[frame.places]
-        asked = None if asked is None else asked[frame.places]
+def inputs_of(state: State, spec: Pass, group: Group, tokens: Int[Tensor, "N L"]) -> ForwardInputs:
+    """Returns the inputs of one group."""
+    asked, columns, drafts = spec.asked, group.columns, spec.drafts
+    if spec.attend is not None:
+        _require_attend(spec.attend, group)
+    if group.on_device is not None:
+        tokens = tokens[group.on_device]
+        asked = None if asked is None else asked[group.on_device]
     tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
     inputs = ForwardInputs(
         tokens=tokens,
-        positions=frame.positions,
-        wanted=part_of(frame.wanted, asked),
-        attend=frame.attend if wanted.attend is None else wanted.attend,
+        positions=group.positions,
+        wanted=part_of(group.predictors, asked),
+        attend=group.attend if spec.attend is None else spec.attend,
     )
     cache = state.cache.kv_cache
     if cache is None:
         return inputs
-    rows: Sequence[int] = frame.entries
-    places: Sequence[int] = [0] * len(rows)
+    rows: Sequence[int] = group.entries
+    branches: Sequence[int] = [0] * len(rows)
     if drafts is not None:
-        rows = [drafts.rows[entry] for entry in frame.entries]
-        places = [drafts.places[entry] for entry in frame.entries]
+        rows = [drafts.rows[entry] for entry in group.entries]
+        branches = [drafts.branches[entry] for entry in group.entries]
     return replace(
         inputs,
-        kv_cache=cache.first(frame.num_keys),
+        kv_cache=cache.first(group.num_keys),
         slots=columns,
-        rows=None if drafts is not None and drafts.in_columns else _cache_rows(state, rows, places),
+        rows=None if drafts and drafts.in_columns else _cache_rows(state, rows, branches),
     )
 
 
-def _cache_rows(
-    state: State, rows: Sequence[int], places: Sequence[int]
-) -> slice | Int[Tensor, " N"] | None:
-    """Returns rows of the key-value cache: place n of a row has the n-th copy of its slots.
+def _require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
+    """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
+    if group.on_device is not None:
+        raise RuntimeError(
+            "attend of Pass must be None where rows compute different numbers of columns."
+        )
+    size = (*group.positions.shape, group.num_keys)
+    if tuple(attend.shape) != size:
+        raise RuntimeError(
+            f"attend of Pass must have the shape (rows, columns, keys), {size}, got "
+            f"{tuple(attend.shape)}."
+        )
 
-    A slice spares a copy of what is read; `None` is all of the cache.
+
+def _cache_rows(
+    state: State, rows: Sequence[int], branches: Sequence[int]
+) -> slice | Int[Tensor, " N"] | None:
+    """Returns rows of the key-value cache: branch n of a row has the n-th copy of its slots.
+
+    With a slice nothing is copied when the cache is read. `None` is all of the cache.
     """
     cache = state.cache
-    found = [row + place * cache.capacity for row, place in zip(rows, places, strict=True)]
+    found = [row + branch * cache.capacity for row, branch in zip(rows, branches, strict=True)]
     if found == list(range(cache.num_rows)):
         return None
     if found == list(range(found[0], found[0] + len(found))):
         return slice(found[0], found[0] + len(found))
-    return torch.tensor(found, device=state.here.tokens.device)
+    return torch.tensor(found, device=state.device)
 
 
-def with_room(state: State, drafts: Drafts | None, frames: Sequence[Frame]) -> State:
+def with_room(state: State, drafts: Drafts | None, layout: Layout) -> State:
     """Returns the state whose cache has room for drafts, and an up-to-date copy for each."""
     cache = state.cache.kv_cache
     if drafts is None:
@@ -71,24 +85,24 @@ def with_room(state: State, drafts: Drafts | None, frames: Sequence[Frame]) -> S
     if cache is None:
         return state
     if drafts.in_columns:
-        more = max(drafts.places) * max(frame.num_columns for frame in frames)
+        more = max(drafts.branches) * max(group.positions.shape[1] for group in layout.groups)
         if cache.num_slots < state.cache.num_slots + more:
             cache = cache.widened(state.cache.num_slots + more)
         return state._replace(cache=state.cache._replace(kv_cache=cache))
     pairs = [
-        (row, row + place * state.cache.capacity)
-        for row, place in zip(drafts.rows, drafts.places, strict=True)
-        if place
+        (row, row + branch * state.cache.capacity)
+        for row, branch in zip(drafts.rows, drafts.branches, strict=True)
+        if branch
     ]
     if pairs:
-        rows, copies = torch.tensor(pairs, device=state.here.tokens.device).unbind(-1)
+        rows, copies = torch.tensor(pairs, device=state.device).unbind(-1)
         for buffer in cache.buffers:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
     return state
 
 
 def _require_drafts(state: State, drafts: Drafts) -> None:
-    """Raises RuntimeError unless drafts are whole canvases, in places that the cache has."""
+    """Raises RuntimeError unless drafts are whole canvases, in branches that the cache has."""
     size = (len(drafts.rows), state.here.width)
     if tuple(drafts.tokens.shape) != size:
         raise RuntimeError(
@@ -96,10 +110,10 @@ def _require_drafts(state: State, drafts: Drafts) -> None:
             f"shape {tuple(drafts.tokens.shape)}."
         )
     most = max(1, state.cache.num_rows // max(1, state.cache.capacity))
-    if state.cache.kv_cache is not None and not drafts.in_columns and max(drafts.places) >= most:
+    if state.cache.kv_cache is not None and not drafts.in_columns and max(drafts.branches) >= most:
         raise RuntimeError(
-            f"places of Drafts must be below num_branches of the verifier, {most}, got "
-            f"{max(drafts.places)}. Override num_branches, or use in_columns=True."
+            f"branches of Drafts must be below num_branches of the verifier, {most}, got "
+            f"{max(drafts.branches)}. Override num_branches, or use in_columns=True."
         )
 
 
@@ -107,27 +121,27 @@ class Packed(NamedTuple):
     """Where each state of a group is in the forward: its row, its number there, and how many."""
 
     rows: Int[Tensor, " N"]
-    places: Int[Tensor, " N"]
+    branches: Int[Tensor, " N"]
     depth: int
 
 
 def packed_of(
-    state: State, drafts: Drafts, frame: Frame, inputs: ForwardInputs
+    state: State, drafts: Drafts, group: Group, inputs: ForwardInputs
 ) -> tuple[ForwardInputs, Packed]:
     """Makes all states of a row one row of the forward."""
     device = inputs.tokens.device
-    owners = list(dict.fromkeys(drafts.rows[entry] for entry in frame.entries))
-    numbers = [owners.index(drafts.rows[entry]) for entry in frame.entries]
-    places = [drafts.places[entry] for entry in frame.entries]
-    rows, depth = torch.tensor(numbers, device=device), max(places) + 1
-    where = Packed(rows, torch.tensor(places, device=device), depth)
+    owners = list(dict.fromkeys(drafts.rows[entry] for entry in group.entries))
+    numbers = [owners.index(drafts.rows[entry]) for entry in group.entries]
+    branches = [drafts.branches[entry] for entry in group.entries]
+    rows, depth = torch.tensor(numbers, device=device), max(branches) + 1
+    where = Packed(rows, torch.tensor(branches, device=device), depth)
     cache, width = state.cache, inputs.tokens.shape[1]
     packed = pack(
         inputs if cache.kv_cache is None else replace(inputs, slots=inputs.positions),
         rows,
-        where.places,
+        where.branches,
         size=(len(owners), depth),
-        num_keys=width if cache.kv_cache is None else frame.num_keys,
+        num_keys=width if cache.kv_cache is None else group.num_keys,
         first_free=width if cache.kv_cache is None else cache.num_slots,
     )
     if cache.kv_cache is None:

@@ -40,14 +40,14 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     if numbers is not None:
         told = [Told(schedule=tuple(own)) for own in numbers.tolist()]
         new = [row._replace(told=own) for row, own in zip(new, told, strict=True)]
-    device, more = state.keys.device, len(new)
+    device, more = state.device, len(new)
     noise = [(request.seed, request.index) for request in requests]
     seeds, indices = torch.tensor(noise, device=device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     return state._replace(
         rows=(*state.rows, *new),
         canvas=canvas if state.canvas is None else state.canvas.joined(canvas),
-        keys=torch.cat([state.keys, row_keys(seeds, indices)]),
+        noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
         cost=cost._replace(
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
         ),
@@ -98,11 +98,11 @@ def leave(state: State, rows: Sequence[int]) -> State:
         order[row] = order[-1]
         order.pop()
     if not order:
-        blank = State.empty(state.cache.capacity, state.keys.device, state.number)
-        cost = state.cost._replace(drafted=blank.keys, accepted=blank.keys)
+        blank = State.empty(state.cache.capacity, state.device, state.decode)
+        cost = state.cost._replace(drafted=blank.noise_keys, accepted=blank.noise_keys)
         cache = state.cache._replace(history=None)
         return blank._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
-    index = torch.tensor(order, device=state.keys.device)
+    index = torch.tensor(order, device=state.device)
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
@@ -110,7 +110,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     return state._replace(
         rows=tuple(state.rows[row] for row in order),
         canvas=state.here.take(index),
-        keys=state.keys[index],
+        noise_keys=state.noise_keys[index],
         cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
         sampler=take_state(state.sampler, index),
         schedule=take_state(state.schedule, index),
@@ -125,13 +125,13 @@ class Answered(NamedTuple):
     """A request whose answer has ended.
 
     Attributes:
-        number: Index of the request.
+        request: Index of the request.
         output: One row.
         forwards: Calls of the mask predictor up to now, of the whole decode.
         target_forwards: The same of a verifier's target.
     """
 
-    number: int
+    request: int
     output: DecodeOutput
     forwards: int
     target_forwards: int
@@ -154,7 +154,7 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
     """Returns the answers of rows that have ended."""
     if not rows:
         return []
-    index = torch.tensor(rows, device=state.keys.device)
+    index = torch.tensor(rows, device=state.device)
     canvas = state.here.take(index)
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()

@@ -1,4 +1,4 @@
-"""A look at the model: one forward, and the view that a sampler gets of what it said."""
+"""A look at the model: one forward, and the sampler's view of its logits."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
+from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look, Pass
 from dllm_decode.forward import forward
 from dllm_decode.sizes import round_up
@@ -54,8 +55,7 @@ def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     window = Window.of(starts, decoder.window_length, canvas)
     if scope == "block" and decoder.opens_whole_blocks:
         return window
-    bounds = [(row.open.start, row.open.stop) for row in rows]
-    return window.opened(bounds, canvas.tokens.device)
+    return window.opened([row.open.bounds for row in rows], canvas.tokens.device)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
@@ -77,16 +77,16 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
 def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
     """Returns the columns that are open, a few more in some rows; `None`: all of the window."""
-    bounds = [(row.open.start, row.open.stop) for row in state.rows]
+    bounds = [row.open.bounds for row in state.rows]
     width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
     if width >= window.width:
         return None
-    firsts = [
+    begins = [
         min(start - at, window.width - width)
         for (start, _), at in zip(bounds, window.starts, strict=True)
     ]
-    device = state.keys.device
-    return torch.tensor(firsts, device=device)[:, None] + torch.arange(width, device=device)
+    device = state.device
+    return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
 
 
 def view_of(
@@ -99,7 +99,7 @@ def view_of(
     rows: Sequence[int] | None = None,
     leave_one_out: Float[Tensor, "B W"] | None = None,
 ) -> View:
-    """Returns what the sampler sees of a canvas, given logits of its window.
+    """Returns the sampler's view of a canvas, given logits of its window.
 
     Args:
         decoder: Says how much the sampler sees.
@@ -112,6 +112,7 @@ def view_of(
     """
     sampler = decoder.rule
     own = state.rows if rows is None else [state.rows[row] for row in rows]
+    # Only a sampler that edits keeps tokens unsettled; otherwise one operation is saved.
     every = canvas.masked if decoder.edits else canvas.unsettled
     masked, eligible = window.part(every), window.part(canvas.unsettled)
     if window.open is not None:
@@ -121,22 +122,21 @@ def view_of(
     starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in own]
     offsets = [row.open.start - at for row, at in zip(own, window.starts, strict=True)]
-    sees_more = sampler.scope != "block"
     return View(
         tokens=window.part(canvas.tokens),
         computed=computed,
         masked=masked,
         eligible=eligible,
-        start=_shared(starts, lambda: window.firsts - prompts),
+        start=_shared(starts, lambda: window.starts_on_device - prompts),
         gen_length=_shared([row.request.gen_length for row in own], lambda: canvas.gen_lengths),
         committed=(_shared(sizes, lambda: canvas.ends - prompts) - every.sum(-1)).minimum(
             canvas.gen_lengths
         ),
         temperature=temperature_of(decoder, own, masked.device),
-        keys=state.keys if rows is None else state.keys[list(rows)],
+        noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
         # A tensor even where all rows agree: then the part that is a suffix keeps its width.
         block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
-        block_length=decoder.block_length if sees_more else None,
+        block_length=None if sampler.scope == "block" else decoder.block_length,
         reads_committed=Fact.LOGITS_OF_COMMITTED in sampler.needs,
         leave_one_out=leave_one_out,
         deferred_ids=decoder.config.deferred_ids,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
 from itertools import count, zip_longest
 from typing import Unpack
 
@@ -14,7 +13,7 @@ from dllm_decode import compatibility
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.output import DecodeOutput, joined
+from dllm_decode.core.output import DecodeOutput, together
 from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
@@ -191,7 +190,7 @@ def run(
             state = leave(state, _cancelled(state, queue))
             taken = queue.take(num_rows - len(state.rows))
             state = join(decoder, state, taken)
-            ended = ended_at_once(decoder, state)
+            ended = ended_at_once(decoder, state) if taken else []
             answers = answers_of(state, ended)
             state = leave(state, ended)
         yield from answers
@@ -233,7 +232,7 @@ def _in_order(finished: "Iterator[Answered]") -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:
-        held[answer.number] = answer.output
+        held[answer.request] = answer.output
         while first in held:
             yield held.pop(first)
             first += 1
@@ -242,9 +241,9 @@ def _in_order(finished: "Iterator[Answered]") -> Iterator[DecodeOutput]:
 def gathered(answers: "Iterator[Answered]") -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
-    listed = sorted(answers, key=lambda answer: answer.number)
-    return replace(
-        joined([answer.output for answer in listed]),
+    listed = sorted(answers, key=lambda answer: answer.request)
+    return together(
+        [answer.output for answer in listed],
         forwards=max(answer.forwards for answer in listed),
         target_forwards=max(answer.target_forwards for answer in listed),
         wall_s=time.perf_counter() - started,

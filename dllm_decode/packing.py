@@ -1,4 +1,4 @@
-"""Forwards whose columns are not just those of one canvas a row."""
+"""Forwards with further columns: masked copies of a window, and several states of a row."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:
 def pack(
     inputs: ForwardInputs,
     rows: Int[Tensor, " N"],
-    places: Int[Tensor, " N"],
+    branches: Int[Tensor, " N"],
     *,
     size: tuple[int, int],
     num_keys: int,
@@ -46,17 +46,17 @@ def pack(
 ) -> ForwardInputs:
     """Makes the states of a row, which are rows of `inputs`, columns of one row.
 
-    A state of number 0 sees and overwrites what it does alone. Any other sees its own columns
-    instead of those of the same place in the cache, and the rest of the cache as it is; its keys
-    and values go behind the row's own. No state sees another's columns.
+    Branch 0 reads and writes the slots that it would if it were the only state. Every other branch
+    sees its own columns instead of the row's slots of these columns, and the row's other slots; its
+    keys and values are written after the row's own. No branch sees the columns of another one.
 
     Args:
         inputs: A forward with one state a row; if it has slots, they are per row.
         rows: Which row of the result each state belongs to.
-        places: Its number there.
+        branches: Which branch of that row each state is.
         size: Rows of the result, and states a row at most.
         num_keys: Keys of the forward, K; without a cache its columns.
-        first_free: First slot behind those of the row itself; at least `num_keys`.
+        first_free: First slot after those of the row itself; at least `num_keys`.
     """
     tokens = inputs.tokens
     width, device = tokens.shape[1], tokens.device
@@ -64,49 +64,50 @@ def pack(
     free = first_free + width * torch.arange(-1, size[1] - 1, device=device)
     slots = (free[:, None] + columns).repeat(size[0], 1, 1)
     shared = inputs.slots if isinstance(inputs.slots, Tensor) else columns.expand_as(tokens)
-    own = torch.where(places[:, None] == 0, shared, slots[rows, places])
-    # What rows with few states compute for nothing goes where nothing is read.
-    slots[rows, places] = own
+    own = torch.where(branches[:, None] == 0, shared, slots[rows, branches])
+    # Rows with fewer states than others compute columns that nobody reads.
+    slots[rows, branches] = own
     attend = tokens.new_zeros((*tokens.shape, first_free + (size[1] - 1) * width), dtype=torch.bool)
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
     there = shared[:, None].expand(-1, width, -1)
-    # A row with fewer columns than another repeats some: in the cache that is one slot, here two.
+    # A row with fewer columns than another repeats its last one. Both write one slot of the cache,
+    # but a slot each here.
     repeated = torch.zeros_like(shared, dtype=torch.bool)
     repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
-    is_further = (places > 0)[:, None, None]
+    is_further = (branches > 0)[:, None, None]
     seen = attend.gather(2, there) & ~(repeated[:, None] & is_further)
     attend = attend.scatter(2, there, seen & ~is_further)
     # The states are a tree without depth: each follows what they share, and sees itself alone.
     flat = torch.full((1, size[1]), ROOT, device=device)
-    tree = ancestors(flat)[0, places, 1:]
+    tree = ancestors(flat)[0, branches, 1:]
     attend[..., first_free:] = (tree[:, None, :, None] & seen[:, :, None]).flatten(2)
     return replace(
         inputs,
-        tokens=_laid(tokens, rows, places, size),
-        positions=_laid(inputs.positions, rows, places, size),
-        wanted=_laid(inputs.wanted + width * places[:, None], rows, places, size),
-        attend=_laid(attend, rows, places, size),
+        tokens=_laid(tokens, rows, branches, size),
+        positions=_laid(inputs.positions, rows, branches, size),
+        wanted=_laid(inputs.wanted + width * branches[:, None], rows, branches, size),
+        attend=_laid(attend, rows, branches, size),
         slots=None if inputs.slots is None else slots.flatten(1, 2),
     )
 
 
 def unpack(
-    packed: Float[Tensor, "B X V"], rows: Int[Tensor, " N"], places: Int[Tensor, " N"], depth: int
+    packed: Float[Tensor, "B X V"], rows: Int[Tensor, " N"], branches: Int[Tensor, " N"], depth: int
 ) -> Float[Tensor, "N W V"]:
     """Returns the logits of each state, from those of `pack`."""
     states: Tensor = packed.unflatten(1, (depth, -1))
     if len(states) == 1:
-        # Place by place already, so that nothing has to be copied.
+        # Branch by branch already, so that nothing has to be copied.
         return states[0]
-    return states[rows, places]
+    return states[rows, branches]
 
 
 def _laid(
     parts: Shaped[Tensor, "N X ..."],
     rows: Int[Tensor, " N"],
-    places: Int[Tensor, " N"],
+    branches: Int[Tensor, " N"],
     size: tuple[int, int],
 ) -> Shaped[Tensor, "B Y ..."]:
     laid = parts.new_zeros(*size, *parts.shape[1:])
-    laid[rows, places] = parts
+    laid[rows, branches] = parts
     return laid.flatten(1, 2)

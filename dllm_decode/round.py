@@ -1,9 +1,11 @@
 """One round of all rows.
 
-state --> open_blocks --> look -------> decide --------> settle -----> read --------> state
-what is open:   forwards      which columns,   the canvas    the one time
-the schedule    and a view:   which tokens:    with new      that the host
-the verifier  the sampler      tokens        waits
+    state --> open_blocks --> look ----------> decide --------> settle ----> read --------> state
+              what is open:   forwards and     which columns,   the canvas   the one time
+              the schedule    a view:          which tokens:    with new     that the host
+                              the verifier     the sampler      tokens       waits
+
+Each function takes the state and returns the next one.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,6 @@ from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
 from samplers.base import Decision, Sampler, first_state, next_step
-from samplers.facts import Fact
 from samplers.state import merge_state, pad_state, put_state, take_state
 from samplers.view import View
 
@@ -101,7 +102,7 @@ def _opened(decoder: Decoder, row: Row) -> Row:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.rule, masks)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
-    return row._replace(step=0) if last is None or opening.turn != last.turn else row
+    return row._replace(turn_forwards=0) if last is None or opening.turn != last.turn else row
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
@@ -120,30 +121,30 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     """
     if seen.decision is not None:
         return state, seen, seen.decision
-    stepping = range(len(state.rows)) if seen.rows is None else seen.rows
-    openings = [state.rows[row].open for row in stepping]
+    stepping = seen.stepping(len(state.rows))
+    openings = [state.rows[n].open for n in stepping]
     view, own = decoder.schedule.chosen(seen.view, openings, state.schedule)
-    decision, after = next_step(decoder.rule, view, _begun(decoder.rule, state, view, seen.rows))
+    decision, after = next_step(decoder.rule, view, _begun(decoder.rule, state, seen, view))
     if seen.rows is not None:
-        index = torch.tensor(seen.rows, device=state.keys.device)
+        index = torch.tensor(seen.rows, device=state.device)
         held = state.sampler
         held = pad_state(take_state(after, index[:0]), len(state.rows)) if held is None else held
         after = put_state(held, index, after)
     decision = decoder.schedule.completed(view, decision, openings)
     rows = list(state.rows)
-    for number in stepping:
-        rows[number] = rows[number]._replace(is_fresh=False)
+    for n in stepping:
+        if rows[n].is_fresh:
+            rows[n] = rows[n]._replace(is_fresh=False)
     state = state._replace(sampler=after, schedule=own, rows=tuple(rows))
     return state, seen._replace(view=view), decision
 
 
-def _begun(sampler: Sampler, state: State, view: View, rows: Sequence[int] | None) -> Any:
+def _begun(sampler: Sampler, state: State, seen: Look, view: View) -> Any:
     """Returns the sampler's state of the rows of a view, begun anew where a row is fresh."""
-    stepping = range(len(state.rows)) if rows is None else rows
-    is_fresh = [state.rows[row].is_fresh for row in stepping]
-    held, device = state.sampler, state.keys.device
-    if rows is not None and held is not None:
-        held = take_state(held, torch.tensor(rows, device=device))
+    is_fresh = [state.rows[n].is_fresh for n in seen.stepping(len(state.rows))]
+    held, device = state.sampler, state.device
+    if seen.rows is not None and held is not None:
+        held = take_state(held, torch.tensor(seen.rows, device=device))
     if not any(is_fresh):
         return held
     begun = first_state(sampler, view)
@@ -153,7 +154,7 @@ def _begun(sampler: Sampler, state: State, view: View, rows: Sequence[int] | Non
 
 
 class _Read(NamedTuple):
-    """What the host has read of a round, one entry a row.
+    """The numbers that the host has read after a round, one entry a row.
 
     Attributes:
         unsettled: First unsettled column; the canvas' width if there is none.
@@ -178,18 +179,18 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     """
     state, numbers = decoder.verifier.after(decoder, state)
     found = _read(decoder, state, seen, numbers)
-    stepping = range(len(state.rows)) if seen.rows is None else seen.rows
+    stepping = seen.stepping(len(state.rows))
     rows, done = list(state.rows), []
-    for number, row in enumerate(rows):
-        rows[number] = row._replace(
-            unsettled=found.unsettled[number],
-            steps=row.steps + (number in stepping),
-            told=Told(found.schedule[number], found.cache[number], found.verifier[number]),
+    for n, row in enumerate(rows):
+        rows[n] = row._replace(
+            unsettled=found.unsettled[n],
+            steps=row.steps + (n in stepping),
+            told=Told(found.schedule[n], found.cache[n], found.verifier[n]),
         )
-        # What fills up the last block of a block-causal model is decoded with the block.
-        is_full = found.unsettled[number] >= max(row.answer_end, row.open.phase[1])
-        if is_full or (row.request.stop_at_eos and found.has_ended[number]):
-            done.append(number)
+        # A block-causal model decodes its last block whole, also the columns after the answer.
+        is_full = found.unsettled[n] >= max(row.answer_end, row.open.phase[1])
+        if is_full or (row.request.stop_at_eos and found.has_ended[n]):
+            done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
     return state, sorted({*done, *_stopped(decoder, state)})
 
@@ -235,21 +236,20 @@ def _stopped(decoder: Decoder, state: State) -> list[int]:
     asking = [n for n, row in enumerate(state.rows) if row.request.stop.reads_tokens]
     if not asking:
         return []
-    is_final = Fact.FINAL_TOKENS in decoder.sampler.gives
-    texts = final_tokens(state.rows, state.here, is_final=is_final)
+    texts = final_tokens(state.rows, state.here, is_final=decoder.tokens_are_final)
     return [n for n in asking if state.rows[n].request.stop.stops(texts[n])]
 
 
 def _event(
     decoder: Decoder, before: Canvas, state: State, seen: Look, done: Sequence[int]
 ) -> StepEvent:
-    """Returns what observers see of a round: the rows that took a step."""
-    stepping = list(range(len(state.rows)) if seen.rows is None else seen.rows)
-    device = state.keys.device
-    rows = tuple(state.rows[row] for row in stepping)
+    """Returns the event that observers see: the rows that took a step, before and after it."""
+    stepping = list(seen.stepping(len(state.rows)))
+    device = state.device
+    rows = tuple(state.rows[n] for n in stepping)
     told = [
-        (row.request.index, row.query_positions, number in done)
-        for number, row in zip(stepping, rows, strict=True)
+        (row.request.index, row.query_positions, n in done)
+        for n, row in zip(stepping, rows, strict=True)
     ]
     # Sent to the device at once, without waiting for it.
     requests, query_positions, ended = torch.tensor(told, device=device).unbind(-1)
@@ -266,8 +266,8 @@ def _event(
         view=seen.view,
         rows=rows,
         ended=ended.bool(),
-        is_final=Fact.FINAL_TOKENS in decoder.sampler.gives,
-        decode=state.number,
+        is_final=decoder.tokens_are_final,
+        decode=state.decode,
         requests=requests,
         forwards=state.cost.forwards,
         query_positions=query_positions,

@@ -1,15 +1,16 @@
-"""Applies what was decided to the canvas, within guards that no plug-in can pass."""
+"""Applies a decision to the canvas, within guards that no plug-in can pass."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
+from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look
 from samplers.base import Decision
 from samplers.view import View
@@ -21,7 +22,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     rows: Sequence[Row] = state.rows
     index: Tensor | None = None
     if seen.rows is not None:
-        index = torch.tensor(seen.rows, device=state.keys.device)
+        index = torch.tensor(seen.rows, device=state.device)
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
     state = check_decision(decoder, state, view, decision, window.part(canvas.given))
     canvas = truncated(decoder, rows, settled(decoder, canvas, window, view, decision))
@@ -46,8 +47,7 @@ def check_decision(
         given: Columns of the window whose tokens never change.
     """
     sampler, commit = decoder.rule, decision.commit
-    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
-    tokens = view.proposal if decision.tokens is None else decision.tokens
+    allowed, tokens = _writable(decoder, view, decision)
     moves = commit if decision.settle is None else commit | decision.settle
     idle = ~(moves & allowed).any(-1)
     duty = "commit at least one eligible position of every running row"
@@ -66,6 +66,14 @@ def check_decision(
     return state
 
 
+def _writable(
+    decoder: Decoder, view: View, decision: Decision
+) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"]]:
+    """Returns the columns that a sampler may settle, and the tokens that it would write."""
+    allowed = view.eligible if decoder.rule.scope == "block" else view.eligible | view.masked
+    return allowed, view.proposal if decision.tokens is None else decision.tokens
+
+
 def settled(
     decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Canvas:
@@ -74,9 +82,8 @@ def settled(
     Only open columns get a token or are settled, columns after the block only by samplers that see
     them; [MASK] is never written; given tokens are neither changed nor re-masked.
     """
-    sampler, mask_id = decoder.rule, decoder.model.mask_id
-    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
-    tokens = view.proposal if decision.tokens is None else decision.tokens
+    mask_id = decoder.model.mask_id
+    allowed, tokens = _writable(decoder, view, decision)
     commit = decision.commit & allowed & (tokens != mask_id)
     written = window.put(canvas.tokens, commit, tokens)
     settles = commit

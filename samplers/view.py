@@ -75,8 +75,7 @@ class View:
             window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy. A tensor is in float64 if
             the device has it.
-        keys: One noise key a row, whatever its progress; see `samplers.logits.noise.row_keys`.
-            `None` is key 0.
+        noise_keys: One noise key a row, see `samplers.logits.noise.row_keys`. `None` is key 0.
         block_start: Column of the window at which the open block begins.
         block_length: Columns of the open block; `None`: the whole window. It may reach beyond the
             window, see `within`.
@@ -99,7 +98,7 @@ class View:
     gen_length: Int[Tensor, " B"] | int
     committed: Int[Tensor, " B"] | None = None
     temperature: Float[Tensor, " B"] | float = 0.0
-    keys: Int[Tensor, " B"] | None = None
+    noise_keys: Int[Tensor, " B"] | None = None
     block_start: Int[Tensor, " B"] | int = 0
     block_length: int | None = None
     reads_committed: bool = True
@@ -357,7 +356,7 @@ class View:
             gen_length=_taken(self.gen_length, rows),
             committed=_taken(self.committed, rows),
             temperature=_taken(self.temperature, rows),
-            keys=_taken(self.keys, rows),
+            noise_keys=_taken(self.noise_keys, rows),
             block_start=_taken(self.block_start, rows),
             leave_one_out=_taken(self.leave_one_out, rows),
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
@@ -453,7 +452,7 @@ class View:
 
     @property
     def _position_keys(self) -> Int[Tensor, "B W"]:
-        keys = torch.zeros_like(self.tokens[:, 0]) if self.keys is None else self.keys
+        keys = torch.zeros_like(self.tokens[:, 0]) if self.noise_keys is None else self.noise_keys
         return noise.position_keys(keys, self._num_committed, self.positions)
 
     @property

@@ -157,7 +157,7 @@ def play(
             gen_length=4 + width + 2,
             committed=4 + (~masked).sum(-1),
             temperature=temperature,
-            keys=row_keys(seed, torch.arange(B)),
+            noise_keys=row_keys(seed, torch.arange(B)),
             block_start=before,
             block_length=W,
             leave_one_out=torch.rand(B, width, generator=generator) * ~masked

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
@@ -15,8 +16,7 @@ RECOMPUTED = frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.LOGITS_OF_COMMITTED})
 """Facts of a policy that computes the open block and all that follows it in every forward."""
 
 
-@dataclass(frozen=True)
-class CacheQuery:
+class CacheQuery(NamedTuple):
     """One forward of one row before it is run, as a cache policy sees it: whole numbers alone.
 
     Columns count from the row's own first token.
@@ -157,14 +157,6 @@ class NoCache(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         return columns((0, query.end))
-
-
-def require_count(name: str, value: object, *, least: int, unit: str = "forwards") -> None:
-    """Raises ValueError unless a value is an integer of at least so many units."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer number of {unit}, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least} {unit}, got {value}.")
 
 
 def refreshes(step: int, every: int) -> bool:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
 from dllm_decode.core.history import History
+from samplers.checks import require_count
 from samplers.facts import Fact
 
 
@@ -37,8 +38,8 @@ class DelayedCache(CachePolicy):
     warm_up: int = 2
 
     def __post_init__(self) -> None:
-        require_count("refresh_every", self.refresh_every, least=1)
-        require_count("warm_up", self.warm_up, least=1)
+        require_count("refresh_every", self.refresh_every, 1, unit="forwards")
+        require_count("warm_up", self.warm_up, 1, unit="forwards")
 
     @property
     def gives(self) -> frozenset[Fact]:

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
+from samplers.checks import require_count
 from samplers.facts import Fact
 
 # Later than any forward.
@@ -41,9 +42,9 @@ class PipelineCache(CachePolicy):
     refresh_every: int = 3
 
     def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, least=1, unit="tokens")
-        require_count("delay", self.delay, least=0)
-        require_count("refresh_every", self.refresh_every, least=0)
+        require_count("block_length", self.block_length, 1, unit="tokens")
+        require_count("delay", self.delay, 0, unit="forwards")
+        require_count("refresh_every", self.refresh_every, 0, unit="forwards")
 
     @property
     def gives(self) -> frozenset[Fact]:

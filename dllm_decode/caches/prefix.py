@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery, refreshes, require_count
+from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery, refreshes
 from dllm_decode.caches.entry import Entry, require_entry
 from dllm_decode.core.columns import Columns, columns
+from samplers.checks import require_count
 from samplers.facts import Fact
 
 
@@ -33,7 +34,7 @@ class PrefixCache(CachePolicy):
     entry: Entry = "sampler"
 
     def __post_init__(self) -> None:
-        require_count("refresh_every", self.refresh_every, least=0)
+        require_count("refresh_every", self.refresh_every, 0, unit="forwards")
         require_entry(self.entry)
 
     @property

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
+from samplers.checks import require_count
 from samplers.facts import Fact
 
 
@@ -31,7 +32,7 @@ class SettledCache(CachePolicy):
     delay: int = 2
 
     def __post_init__(self) -> None:
-        require_count("delay", self.delay, least=1)
+        require_count("delay", self.delay, 1, unit="forwards")
 
     @property
     def gives(self) -> frozenset[Fact]:

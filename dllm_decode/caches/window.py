@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery, require_count
+from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, without
 from dllm_decode.core.history import History
+from samplers.checks import require_count
 from samplers.facts import Fact
 
 
@@ -49,8 +50,8 @@ class SuffixWindow(CachePolicy):
             raise ValueError(
                 f"inner must be a cache policy such as PrefixCache(), got {self.inner!r}."
             )
-        require_count("width", self.width, least=0, unit="columns")
-        require_count("tail", self.tail, least=0, unit="columns")
+        require_count("width", self.width, 0, unit="columns")
+        require_count("tail", self.tail, 0, unit="columns")
 
     @property
     def gives(self) -> frozenset[Fact]:

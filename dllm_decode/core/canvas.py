@@ -21,11 +21,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
+
+# The fields of a canvas with one entry a row.
+_TENSORS = (
+    "tokens", "unsettled", "answer", "given", "prompt_lengths", "firsts", "ends", "gen_lengths"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,33 +145,17 @@ class Canvas:
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
         """Returns some rows."""
-        return replace(
-            self,
-            tokens=self.tokens[rows],
-            unsettled=self.unsettled[rows],
-            answer=self.answer[rows],
-            given=self.given[rows],
-            prompt_lengths=self.prompt_lengths[rows],
-            firsts=self.firsts[rows],
-            ends=self.ends[rows],
-            gen_lengths=self.gen_lengths[rows],
-        )
+        parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in _TENSORS}
+        return replace(self, **parts)
 
     def joined(self, others: "Canvas") -> "Canvas":
         """Returns these rows, then others, as wide as the wider of both."""
         width = max(self.width, others.width)
         one, other = self._widened(width), others._widened(width)
-        return replace(
-            one,
-            tokens=torch.cat([one.tokens, other.tokens]),
-            unsettled=torch.cat([one.unsettled, other.unsettled]),
-            answer=torch.cat([one.answer, other.answer]),
-            given=torch.cat([one.given, other.given]),
-            prompt_lengths=torch.cat([one.prompt_lengths, other.prompt_lengths]),
-            firsts=torch.cat([one.firsts, other.firsts]),
-            ends=torch.cat([one.ends, other.ends]),
-            gen_lengths=torch.cat([one.gen_lengths, other.gen_lengths]),
-        )
+        parts: dict[str, Any] = {
+            name: torch.cat([getattr(one, name), getattr(other, name)]) for name in _TENSORS
+        }
+        return replace(self, **parts)
 
     def _widened(self, width: int) -> "Canvas":
         more = (0, width - self.width)
@@ -216,68 +206,3 @@ class BlankRow:
     gen_length: int
     first: int
     end: int
-
-
-@dataclass(frozen=True, eq=False)
-class Window:
-    """Consecutive columns of each row, equally many, from a start of the row's own.
-
-    Attributes:
-        starts: First column of each row.
-        width: Columns of each row, W.
-        index: Columns of the window; `None` if a slice serves, because all rows start at one
-            column.
-        places: For each column of the canvas its place in the window; any place if it has none.
-        inside: Columns of the canvas that have a place in the window.
-        open: Columns of the window that may be settled now, if they are unsettled; `None`: all.
-    """
-
-    starts: tuple[int, ...]
-    width: int
-    index: Int[Tensor, "B W"] | None = None
-    places: Int[Tensor, "B L"] | None = None
-    inside: Bool[Tensor, "B L"] | None = None
-    open: Bool[Tensor, "_ W"] | None = None
-
-    @staticmethod
-    def of(starts: Sequence[int], width: int, canvas: Canvas) -> "Window":
-        """Returns a window; columns after the canvas' last one are read as that one."""
-        device, last = canvas.tokens.device, canvas.width - 1
-        if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
-            return Window(tuple(starts), width)
-        at = torch.tensor(starts, device=device)[:, None]
-        index = (at + torch.arange(width, device=device)).clamp(max=last)
-        places = torch.arange(canvas.width, device=device) - at
-        inside = (places >= 0) & (places < width)
-        return Window(tuple(starts), width, index, places.clamp(0, width - 1), inside)
-
-    @property
-    def firsts(self) -> int | Int[Tensor, " B"]:
-        """First column of each row, or of all rows if a slice serves."""
-        return self.starts[0] if self.index is None else self.index[:, 0]
-
-    def part(self, values: Tensor) -> Tensor:
-        """Returns the window's part of something that is known of every column."""
-        if self.index is None:
-            return values[:, self.starts[0] : self.starts[0] + self.width]
-        return values.gather(1, self.index)
-
-    def put(self, values: Tensor, where: Bool[Tensor, "B W"], new: Tensor | bool) -> Tensor:
-        """Returns values of every column, in which some columns of the window have new ones."""
-        if self.places is None or self.inside is None:
-            written = values.clone()
-            part = written[:, self.starts[0] : self.starts[0] + self.width]
-            part.copy_(torch.where(where, new, part))
-            return written
-        # Pulled, not pushed: a window that reaches beyond the canvas must not overwrite its last
-        # column.
-        is_new = where.gather(1, self.places) & self.inside
-        found = new if isinstance(new, bool) else new.gather(1, self.places)
-        return torch.where(is_new, found, values)
-
-    def opened(self, bounds: Sequence[tuple[int, int]], device: torch.device) -> "Window":
-        """Returns the window in which the columns between bounds of each row are open."""
-        own = [(a - at, b - at) for (a, b), at in zip(bounds, self.starts, strict=True)]
-        own = own[:1] if len(set(own)) == 1 else own
-        offsets, limits = torch.arange(self.width, device=device), torch.tensor(own, device=device)
-        return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))

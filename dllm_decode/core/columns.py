@@ -16,8 +16,29 @@ def columns(*bounds: tuple[int, int]) -> Columns:
     return tuple(range(start, stop) for start, stop in bounds if start < stop)
 
 
+def are_columns(value: object, end: int) -> bool:
+    """Returns whether a value is a set of columns before `end`, at least one."""
+    if not isinstance(value, tuple) or not value:
+        return False
+    previous = 0
+    for part in value:
+        if not isinstance(part, range) or not previous <= part.start < part.stop <= end:
+            return False
+        previous = part.stop
+    return True
+
+
+def contains(one: Columns, other: Columns) -> bool:
+    """Returns whether the first set is one range with every column of the second."""
+    if not other:
+        return True
+    return len(one) == 1 and one[0].start <= other[0].start and other[-1].stop <= one[0].stop
+
+
 def union(one: Columns, other: Columns) -> Columns:
     """Returns the columns that are in either set; neighbouring ranges become one."""
+    if contains(one, other):
+        return one
     merged: list[range] = []
     for part in sorted((*one, *other), key=lambda part: part.start):
         if merged and part.start <= merged[-1].stop:
@@ -29,6 +50,8 @@ def union(one: Columns, other: Columns) -> Columns:
 
 def without(one: Columns, other: Columns) -> Columns:
     """Returns the columns of the first set that are not in the second."""
+    if contains(other, one):
+        return ()
     left = one
     for taken in other:
         bounds = [

@@ -1,4 +1,4 @@
-"""What a decode gives."""
+"""The result of a decode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,17 +58,26 @@ class DecodeOutput:
         return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
 
 
-def joined(outputs: Sequence[DecodeOutput]) -> DecodeOutput:
-    """Returns the outputs of several decodes of the same length as one; times and calls add up."""
+def together(
+    outputs: Sequence[DecodeOutput], *, forwards: int, target_forwards: int, wall_s: float
+) -> DecodeOutput:
+    """Returns the outputs of rows that were decoded together as one.
+
+    Args:
+        outputs: Of one row each, with answers of one length.
+        forwards: Calls of the model for all of them.
+        target_forwards: Calls of a verifier's target for all of them.
+        wall_s: Seconds for all of them.
+    """
     return DecodeOutput(
         tokens=torch.cat([output.tokens for output in outputs]),
         nfe=torch.cat([output.nfe for output in outputs]),
         query_positions=torch.cat([output.query_positions for output in outputs]),
-        forwards=sum(output.forwards for output in outputs),
+        forwards=forwards,
         target_nfe=torch.cat([output.target_nfe for output in outputs]),
-        target_forwards=sum(output.target_forwards for output in outputs),
+        target_forwards=target_forwards,
         drafted=torch.cat([output.drafted for output in outputs]),
         accepted=torch.cat([output.accepted for output in outputs]),
-        wall_s=sum(output.wall_s for output in outputs),
+        wall_s=wall_s,
         eos_ids=outputs[0].eos_ids,
     )

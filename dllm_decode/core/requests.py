@@ -76,6 +76,8 @@ class RequestQueue:
 
     def take_cancelled(self, indices: Sequence[int]) -> list[int]:
         """Returns those of some requests that were cancelled, and forgets that they were."""
+        if not self._cancelled:
+            return []
         found = [index for index in indices if index in self._cancelled]
         self._cancelled.difference_update(found)
         return found

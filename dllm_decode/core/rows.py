@@ -1,4 +1,4 @@
-"""Rows: what the host knows of each request that is being decoded."""
+"""Rows: the requests that are being decoded, in numbers that the host knows."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from dllm_decode.core.requests import Request
 
 
 class Opening(NamedTuple):
-    """What a block schedule has opened in one row. All numbers are columns of the row.
+    """The columns that a block schedule has opened in one row.
 
     Attributes:
         start: First column that may be settled now, if it is unsettled.
@@ -25,6 +25,11 @@ class Opening(NamedTuple):
     phase: tuple[int, int]
     turn: tuple[int, ...]
     note: Any = None
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first column that may be settled now, and the first column after those."""
+        return self.start, self.stop
 
     @staticmethod
     def of_block(start: int, stop: int) -> "Opening":
@@ -60,7 +65,7 @@ class Row(NamedTuple):
         started_s: When the row joined, by `time.perf_counter`.
         opening: What is open; `None` before the first round.
         is_fresh: Whether the sampler's state has to begin anew.
-        step: Forwards since the cache policy began to count.
+        turn_forwards: Forwards since `Opening.turn` changed.
         previous: First column that the last forward needed; `None` before the first one.
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
@@ -78,7 +83,7 @@ class Row(NamedTuple):
     started_s: float = 0.0
     opening: Opening | None = None
     is_fresh: bool = True
-    step: int = 0
+    turn_forwards: int = 0
     previous: int | None = None
     computed: Columns = ()
     steps: int = 0

@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.history import History
+from dllm_decode.core.layout import Layout
 from dllm_decode.core.rows import Row
+from dllm_decode.core.window import Window
 from dllm_decode.models.base import KVCache
 
 
@@ -69,25 +71,13 @@ class Breach(NamedTuple):
     duty: str
 
 
-class Layout(NamedTuple):
-    """How the last forward was laid out, which holds as long as `key` stays the same.
-
-    Attributes:
-        key: Columns, windows and states of the forward.
-        frames: What follows from them; see `forward`.
-    """
-
-    key: Any
-    frames: Any
-
-
 class State(NamedTuple):
     """Everything that changes during a decode. Row n of every part is row n of all others.
 
     Attributes:
         rows: What the host knows of each row.
         canvas: Tokens, and what is settled; `None` before the first row has joined.
-        keys: Noise key of each row.
+        noise_keys: Noise key of each row.
         cost: What was computed.
         cache: Keys and values.
         sampler: The sampler's state.
@@ -95,14 +85,14 @@ class State(NamedTuple):
         verifier: The verifier's state.
         breaches: Rules that were broken in this round, if any was; read once a round.
         window: The sampler's window; `None`: to be made anew.
-        layout: Of the last forward; `None`: none.
+        layout: Of the last forward; `None`: to be made anew.
         num_rounds: Rounds so far.
-        number: Tells the decodes of a process apart, for observers.
+        decode: Tells the decodes of a process apart, for observers.
     """
 
     rows: tuple[Row, ...]
     canvas: Canvas | None
-    keys: Int[Tensor, " B"]
+    noise_keys: Int[Tensor, " B"]
     cost: Cost
     cache: CacheState
     sampler: Any = None
@@ -112,16 +102,26 @@ class State(NamedTuple):
     window: Window | None = None
     layout: Layout | None = None
     num_rounds: int = 0
-    number: int = 0
+    decode: int = 0
 
     @staticmethod
-    def empty(capacity: int, device: torch.device, number: int = 0) -> "State":
+    def empty(capacity: int, device: torch.device, decode: int = 0) -> "State":
         """Returns the state without rows, for so many of them at most."""
         none = torch.zeros(0, dtype=torch.long, device=device)
         cache = CacheState(capacity)
         return State(
-            rows=(), canvas=None, keys=none, cost=Cost(0, 0, none, none), cache=cache, number=number
+            rows=(),
+            canvas=None,
+            noise_keys=none,
+            cost=Cost(0, 0, none, none),
+            cache=cache,
+            decode=decode,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.noise_keys.device
 
     @property
     def here(self) -> Canvas:

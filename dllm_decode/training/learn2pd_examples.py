@@ -179,9 +179,9 @@ class _Reference:
         Columns before the answer have their own. There is no reference for those after the answer,
         which fill up the last block of a block-causal model: the most likely token is taken there.
         """
-        assert view.keys is not None
-        keys = row_keys(0, torch.arange(len(self.answers), device=view.keys.device))
-        rows = (view.keys[:, None] == keys).long().argmax(-1)
+        assert view.noise_keys is not None
+        keys = row_keys(0, torch.arange(len(self.answers), device=view.noise_keys.device))
+        rows = (view.noise_keys[:, None] == keys).long().argmax(-1)
         places = view.positions.clamp(0, self.answers.shape[1] - 1)
         known = torch.where(view.positions < 0, view.tokens, self.answers[rows].gather(1, places))
         return torch.where(view.after_answer, view.most_likely, known)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
-from dllm_decode.geometry import attention_mask
+from dllm_decode.core.layout import attention_mask
 from eval.lm_harness.estimators import Estimate, Estimator, LeftToRight, Pattern
 from eval.runs.records import digest
 from samplers.logits.statistics import gather, log_normaliser, most_likely

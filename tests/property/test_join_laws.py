@@ -182,7 +182,7 @@ def _together(case: Case, events: Counter[str]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     while True:
         for answer in run(case.decoder, queue, case.num_rows, [watch]):
-            found[answer.number] = answer.output.tokens[0].tolist()
+            found[answer.request] = answer.output.tokens[0].tolist()
         if not waiting:
             return found
         queue.put(waiting.pop(0)[1])

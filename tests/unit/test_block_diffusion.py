@@ -4,7 +4,7 @@ import pytest
 import torch
 from families_under_test import load_tiny
 
-from dllm_decode.geometry import attention_mask
+from dllm_decode.core.layout import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
 from dllm_decode.training.block_copies import blocks_of, hidden_of_copies

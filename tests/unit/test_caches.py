@@ -212,14 +212,14 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: PrefixCache(-1), "refresh_every must be at least 0 forwards, got -1"),
-        (lambda: DualCache(-2), "refresh_every must be at least 0 forwards, got -2"),
-        (lambda: DualCache(before=-1), "before must be at least 0 columns, got -1"),
-        (lambda: DelayedCache(0), "refresh_every must be at least 1 forwards, got 0"),
-        (lambda: SettledCache(0), "delay must be at least 1 forwards, got 0"),
-        (lambda: PipelineCache(0), "block_length must be at least 1 tokens, got 0"),
-        (lambda: PipelineCache(delay=-1), "delay must be at least 0 forwards, got -1"),
-        (lambda: DelayedCache(warm_up=0), "warm_up must be at least 1 forwards, got 0"),
+        (lambda: PrefixCache(-1), "refresh_every must be .* of forwards, at least 0, got -1"),
+        (lambda: DualCache(-2), "refresh_every must be .* of forwards, at least 0, got -2"),
+        (lambda: DualCache(before=-1), "before must be .* of columns, at least 0, got -1"),
+        (lambda: DelayedCache(0), "refresh_every must be .* of forwards, at least 1, got 0"),
+        (lambda: SettledCache(0), "delay must be .* of forwards, at least 1, got 0"),
+        (lambda: PipelineCache(0), "block_length must be .* of tokens, at least 1, got 0"),
+        (lambda: PipelineCache(delay=-1), "delay must be .* of forwards, at least 0, got -1"),
+        (lambda: DelayedCache(warm_up=0), "warm_up must be .* of forwards, at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sentence: str) -> None:

@@ -1,6 +1,7 @@
 import torch
 
-from dllm_decode.core.canvas import BlankRow, Canvas, Window
+from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.window import Window
 
 MASK, EOS = 9, 8
 

@@ -1,4 +1,4 @@
-"""What a forward of drafts computes, and what is wrong with drafts."""
+"""Forwards of drafts, of columns and masks of a verifier's own, and wrong ones."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,10 +7,11 @@ import pytest
 import torch
 from spied import tiny
 
-from dllm_decode import DualCache, NoCache, Verifier, decode
-from dllm_decode.core.canvas import Window
+from dllm_decode import CachePolicy, DualCache, NoCache, Verifier, decode
+from dllm_decode.core.columns import Columns
 from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.state import State
+from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Drafts, Look, Pass
 from dllm_decode.forward import forward
 from dllm_decode.join import join
@@ -20,10 +21,12 @@ from dllm_decode.round import open_blocks
 from samplers import ConfidenceThreshold
 from samplers.facts import Fact
 
+NO_CACHE = NoCache()
 
-def begun() -> tuple[Decoder, State]:
+
+def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
     config = DecodeConfig(gen_length=8, block_length=4)
-    decoder = new_decoder(tiny("llada"), ConfidenceThreshold(), config=config)
+    decoder = new_decoder(tiny("llada"), ConfidenceThreshold(), cache=cache, config=config)
     # All rows end at one column, so that only their windows tell them apart.
     prompts = ([3, 4], [5, 6], [7, 8, 9, 10, 11, 12])
     requests = [
@@ -67,17 +70,17 @@ class Wrong(Verifier):
         tokens, rows = state.here.tokens, tuple(range(len(state.rows)))
         if self.kind == "narrow":
             tokens = window.part(tokens)
-        places = (1,) * len(rows) if self.kind == "place" else (0,) * len(rows)
+        branches = (1,) * len(rows) if self.kind == "branch" else (0,) * len(rows)
         if self.kind == "alone":
             return Look
-        return forward(decoder, state, Pass(window, drafts=Drafts(tokens, rows, places)))
+        return forward(decoder, state, Pass(window, drafts=Drafts(tokens, rows, branches)))
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
         ("narrow", "tokens of Drafts must be whole canvases"),
-        ("place", "places of Drafts must be below num_branches of the verifier, 1, got 1"),
+        ("branch", "branches of Drafts must be below num_branches of the verifier, 1, got 1"),
         ("alone", r"look of Wrong\(kind='alone'\) must return the pair"),
     ],
 )
@@ -89,9 +92,69 @@ def test_a_wrong_look_is_named(kind: str, message: str) -> None:
         )  # fmt: skip
 
 
-def test_a_cache_of_no_policy_has_room_for_any_place() -> None:
+def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
     decoder, state = begun()
     assert isinstance(decoder.cache, NoCache)
     window = Window.of([row.open.start for row in state.rows], 4, state.here)
     drafts = Drafts(state.here.tokens[:1], (0,), (3,))
     assert forward(decoder, state, Pass(window, drafts=drafts))[1].shape[:2] == (1, 4)
+
+
+def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
+    starts = [row.open.start for row in state.rows]
+    columns = [(range(start, start + 4 + more * n),) for n, start in enumerate(starts)]
+    return Window.of(starts, 4, state.here), columns
+
+
+def test_columns_that_were_never_computed_are_added_to_those_of_a_verifier() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    plain, expected = forward(decoder, state, Pass(window))
+    after, logits = forward(decoder, begun(DualCache())[1], Pass(window, columns=columns))
+    assert torch.equal(logits, expected)
+    assert [row.computed for row in after.rows] == [(range(10),)] * 3
+    # Now that every slot is written, the named columns alone are computed.
+    again, logits = forward(decoder, after, Pass(window, columns=columns))
+    assert [row.query_positions for row in again.rows] == [10 + 4] * 3
+    torch.testing.assert_close(logits, forward(decoder, plain, Pass(window))[1])
+    # Rows may name different numbers of columns.
+    window, columns = of_the_block(again, more=-1)
+    more = forward(decoder, again, Pass(window, columns=columns))[0]
+    assert [row.query_positions for row in more.rows] == [18, 17, 16]
+
+
+def test_a_mask_of_a_verifier_says_what_each_column_sees() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    state, _ = forward(decoder, state, Pass(window))
+    attend = torch.ones(3, 4, 10, dtype=torch.bool)
+    for row, start in enumerate(window.starts):
+        attend[row, :, start : start + 4] = torch.ones(4, 4).tril()
+    tokens = state.here.tokens.clone()
+    for row, start in enumerate(window.starts):
+        tokens[row, start + 2] = 9
+    drafts = Drafts(tokens, (0, 1, 2), (0, 0, 0))
+    for mask, num_equal in ((attend, 2), (None, 0)):
+        spec = Pass(window, columns=columns, attend=mask)
+        one = forward(decoder, state, spec)[1]
+        other = forward(decoder, state, spec._replace(drafts=drafts))[1]
+        is_equal = torch.isclose(one, other).all(-1)
+        assert is_equal.tolist() == [[n < num_equal for n in range(4)]] * 3
+
+
+def test_columns_and_masks_that_do_not_fit_are_refused() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    state, _ = forward(decoder, state, Pass(window))
+    for wrong in ([(range(3, 20),)] * 3, [()] * 3, [[3, 4]] * 3, [(range(6, 8), range(2, 4))] * 3):
+        with pytest.raises(RuntimeError, match=r"columns of Pass by NoVerifier\(\) must be ranges"):
+            forward(decoder, state, Pass(window, columns=wrong))
+    attend = torch.ones(3, 4, 9, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"keys\), \(3, 4, 10\), got \(3, 4, 9\)"):
+        forward(decoder, state, Pass(window, columns=columns, attend=attend))
+    columns = of_the_block(state, more=-1)[1]
+    with pytest.raises(RuntimeError, match="rows compute different numbers of columns"):
+        forward(decoder, state, Pass(window, columns=columns, attend=attend))
+    decoder, state = begun()
+    with pytest.raises(RuntimeError, match=r"columns of Pass must be None with NoCache\(\)"):
+        forward(decoder, state, Pass(window, columns=columns))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import DecodeOutput, ForwardInputs, StepEvent, decode
+from dllm_decode import DecodeConfig, DecodeOutput, ForwardInputs, StepEvent, decode, new_decoder
 from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
@@ -215,6 +215,14 @@ def test_an_answer_outside_the_generation_is_refused_before_any_forward() -> Non
     sampler = CreditDecoding(Prophet(answer_start=10, answer_length=3))
     with pytest.raises(ValueError, match="within gen_length=12 tokens, got positions 10 to 12"):
         decode(Silent(), [[1]], sampler, gen_length=12, block_length=4)
+
+
+def test_a_request_whose_own_answer_is_too_short_is_refused() -> None:
+    sampler = Prophet(ConfidenceThreshold(), answer_start=4, answer_length=2)
+    decoder = new_decoder(HashModel(), sampler, config=DecodeConfig(gen_length=8, block_length=4))
+    assert decoder.request([1], 0, gen_length=6).gen_length == 6
+    with pytest.raises(ValueError, match="within gen_length=5 tokens, got positions 4 to 5"):
+        decoder.request([1], 0, gen_length=5)
 
 
 @pytest.mark.parametrize(

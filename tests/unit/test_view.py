@@ -49,7 +49,7 @@ def views(temperature: float = 0.0) -> tuple[View, View]:
         start=0,
         gen_length=5,
         temperature=temperature,
-        keys=row_keys(3, torch.arange(3)),
+        noise_keys=row_keys(3, torch.arange(3)),
     )
     asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
     return dense, replace(dense, computed=Summary(asked, ASKED), reads_committed=False)

@@ -59,7 +59,7 @@ def joined(
         gen_length=gen_length,
         committed=torch.tensor([4, 41, 2, 15]),
         temperature=torch.tensor(TEMPERATURES, dtype=torch.float64),
-        keys=row_keys(seed, torch.arange(B)),
+        noise_keys=row_keys(seed, torch.arange(B)),
         block_start=block_start,
         block_length=block_length,
         leave_one_out=torch.rand(B, width, generator=generator).to(dtype) * ~masked,

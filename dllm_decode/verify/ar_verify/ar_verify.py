@@ -145,11 +145,11 @@ class ARVerify(Verifier):
 
     def _held(self, state: State) -> TargetState:
         """Returns what the target has read, and the lengths of the next drafts."""
-        first = self.draft_length.first(state.keys)
+        first = self.draft_length.first(state.noise_keys)
         if state.verifier is None:
             return TargetState(self.target.start(len(state.rows)), first)
         held: TargetState = state.verifier
-        is_new = torch.tensor([row.target_nfe == 0 for row in state.rows], device=state.keys.device)
+        is_new = torch.tensor([row.target_nfe == 0 for row in state.rows], device=state.device)
         return held._replace(lengths=merge_state(held.lengths, first, is_new))
 
     def _logits(

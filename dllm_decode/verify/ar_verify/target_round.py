@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.core.canvas import Window
 from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
+from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Drafts, Pass
-from dllm_decode.forward import banned_ids, forward, on_device, require_finite
+from dllm_decode.forward import forward, on_device, require_finite
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
@@ -113,13 +113,11 @@ def ask_drafter(
         width: Columns to predict, W.
         drafts: States of some rows to look at; `None`: the canvas.
     """
-    firsts = [row.unsettled for row in state.rows]
-    window = Window.of(firsts, width, state.here)
-    ends = [min(row.unsettled + width, row.end) for row in state.rows]
-    blocks = list(zip(firsts, ends, strict=True))
+    window = Window.of([row.unsettled for row in state.rows], width, state.here)
+    blocks = [(row.unsettled, min(row.unsettled + width, row.end)) for row in state.rows]
     # Caches begin anew in each round, since the target may have written anything.
-    wanted = Pass(window, blocks=blocks, is_first=True, drafts=drafts)
-    state, logits = forward(decoder, state, wanted)
+    spec = Pass(window, blocks=blocks, is_first=True, drafts=drafts)
+    state, logits = forward(decoder, state, spec)
     logits[..., target.num_shared_ids :] = -torch.inf
     return state, window, logits
 
@@ -204,7 +202,7 @@ def read_target(
     )
     logits = reading.logits[..., : target.num_shared_ids]
     state = require_finite(state, logits, target.name)
-    known = tuple(token for token in banned_ids(decoder) if token < logits.shape[-1])
+    known = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
     logits = logits.index_fill_(-1, on_device(known, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)

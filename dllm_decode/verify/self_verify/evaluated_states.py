@@ -1,9 +1,9 @@
-"""States of the rows that one forward looked at, and what it said about each.
+"""States of the rows that one forward looked at, with their logits.
 
 Row 0 has two drafts, row 1 one, row 2 (in its first forward of a block) none:
 
-    place      0         1         2           tokens [B, D, L], logits [B, D, W, V];
-    row 0      present   draft 1   draft 2     unused places hold -1
+    branch     0         1         2           tokens [B, D, L], logits [B, D, W, V];
+    row 0      present   draft 1   draft 2     unused branches hold -1
     row 1      present   draft 1   -
     row 2      present   -         -
 """
@@ -33,16 +33,37 @@ class Level(NamedTuple):
     tokens: Int[Tensor, "N L"]
 
 
+class Standing(NamedTuple):
+    """Where a row is among the evaluated states, as the host knows it.
+
+    Attributes:
+        branch: Which of the evaluated states the row is in; -1: none.
+        start: Column at which the logits begin.
+        masks: Unsettled positions of the open block.
+        committed: Positions that the last step settled; 0 if the row took none.
+    """
+
+    branch: int = -1
+    start: int = 0
+    masks: int = 0
+    committed: int = 0
+
+    @property
+    def expected_steps(self) -> int:
+        """Steps until the block is finished, if all settle as many positions as the last one."""
+        return -(-self.masks // max(1, self.committed))
+
+
 class EvaluatedStates(NamedTuple):
     """The states of each row that the last forward looked at, the present one first.
 
     Attributes:
-        tokens: The states; -1 in unused places.
+        tokens: The states; -1 in unused branches.
         logits: For each state the logits of the columns from `starts` on.
         leave_one_out: As `View.leave_one_out`; without columns unless the sampler asks for it.
         starts: Column of each row at which the logits begin.
-        latest: The place from which the row took its last step.
-        reached: The place of the row's present state; -1: none.
+        latest: The branch from which the row took its last step.
+        reached: The branch of the row's present state; -1: none.
         masks: Unsettled positions of the open block before the last step.
     """
 
@@ -55,7 +76,7 @@ class EvaluatedStates(NamedTuple):
     masks: Int[Tensor, " B"]
 
     def moved(self, canvas: Canvas) -> "EvaluatedStates":
-        """Returns the states with the places at which the rows are now."""
+        """Returns the states with the branches at which the rows are now."""
         # A longer row that has joined may have widened the canvas.
         more = (0, canvas.width - self.tokens.shape[2])
         tokens = pad(self.tokens, more, value=canvas.eos_ids[0]) if more[1] else self.tokens
@@ -64,7 +85,7 @@ class EvaluatedStates(NamedTuple):
         return self._replace(tokens=tokens, reached=reached)
 
     def current(self) -> Int[Tensor, " B"]:
-        """Returns the present place, or else the one of the last step."""
+        """Returns the present branch, or else the one of the last step."""
         return torch.where(self.reached < 0, self.latest, self.reached)
 
     def num_drafted(self) -> Int[Tensor, " B"]:
@@ -111,17 +132,17 @@ def imagined(view: View) -> View:
 def placed(
     parts: Shaped[Tensor, "N ..."],
     rows: Sequence[int],
-    places: Sequence[int],
+    branches: Sequence[int],
     size: tuple[int, int],
     *,
     fill: int = 0,
 ) -> Shaped[Tensor, "B D ..."]:
-    """Lays out states, which come in the order of their places, by row and place."""
+    """Lays out states, which come in the order of their branches, by row and branch."""
     if len(parts) == size[0] * size[1]:
         # Nothing is missing, so that a view of the parts serves.
         return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
     laid = parts.new_full((*size, *parts.shape[1:]), fill)
-    index = torch.tensor([rows, places], device=parts.device)
+    index = torch.tensor([rows, branches], device=parts.device)
     laid[index[0], index[1]] = parts
     return laid
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas, Window
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.state import State
+from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Drafts, Look, Pass, Verifier
 from dllm_decode.forward import forward
 from dllm_decode.look import leave_one_out_of, look, view_of, window_of, with_window
@@ -17,6 +18,7 @@ from dllm_decode.settle import settled, truncated
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,
+    Standing,
     imagined,
     num_unsettled,
     placed,
@@ -31,70 +33,46 @@ Evaluate = Literal["batch", "tree", "sequential"]
 Reach = Literal["block", "next"]
 
 
-class Standing(NamedTuple):
-    """What the host knows of a row, as `EvaluatedStates` describes it on the device.
-
-    Attributes:
-        place: Which of the evaluated states the row is in; -1: none.
-        start: Column at which the logits begin.
-        masks: Unsettled positions of the open block.
-        committed: Positions that the last step settled; 0 if the row took none.
-    """
-
-    place: int = -1
-    start: int = 0
-    masks: int = 0
-    committed: int = 0
-
-    @property
-    def expected_steps(self) -> int:
-        """Steps until the block is finished, if all settle as many positions as the last one."""
-        return -(-self.masks // max(1, self.committed))
-
-
 @dataclass(frozen=True)
 class SelfVerify(Verifier):
-    """Takes several of the sampler's steps on one forward, the very steps it would take without.
+    """Takes several of the sampler's steps on one forward, with the tokens of plain decoding.
 
-    The logits at hand do not only decide the next state of the canvas: asked again and again, each
-    time about the masks that are left, the sampler drafts the states after it. One forward looks
-    at the next state and its drafts together. From then on the sampler steps as ever, on the
-    logits of the state that it is really in; as long as that state is among those looked at, no
-    forward is needed. So tokens and their order are those of plain decoding with the same cache,
-    for every sampler, whatever the drafts are worth; rounding aside, since a wider forward may
-    round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so the same
+    The sampler drafts: it takes further steps on the logits of its last step, each time about the
+    masks that are left. One forward then looks at the present state of the canvas and at all drafts
+    of it. From then on the sampler takes its real steps, on the logits of the state in which the
+    row really is. While that state is one of those that were looked at, no forward is needed.
+    Tokens and their order are therefore those of plain decoding with the same cache, for every
+    sampler and however good the drafts are. Only rounding may differ, because a wider forward may
+    round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so that this
     holds at any temperature, seed by seed.
 
-    Never more forwards than plain decoding; a forward computes up to `draft_steps` times as many
-    columns, all of which count as query positions. It pays where a forward's time hardly depends
-    on its columns: on an accelerator, with a cache that leaves few, for few rows.
+    There are never more forwards than in plain decoding, but a forward computes up to `draft_steps`
+    times as many columns, all of which count as query positions. This is worth it where the time of
+    a forward hardly depends on its columns: on a GPU, with a cache that leaves few, for few rows.
 
-    With a cache, each draft needs keys and values of its own. As rows of a batch, drafts have a
-    copy of all that their row has: the KV cache grows to `draft_steps` times that of plain
-    decoding. As branches of a tree they share what is not computed: for each further draft the
-    cache grows by the columns of a forward, a block with `DualCache`. Rows advance by different
-    numbers of steps; those that are ahead wait for the others, so that the next forward is for all.
+    With a cache, drafts need keys and values of their own. As rows of a batch, each draft has a
+    copy of the whole row, so that the KV cache is `draft_steps` times as large. As branches of a
+    tree, drafts share what is not computed: the cache grows by the columns of a forward for each
+    further draft. Rows that are ahead wait for the others, so that the next forward is for all.
 
     Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
     Diffusion Large Language Models", https://arxiv.org/abs/2510.00294.
-    Differs: Any sampler, not only one token a step; batches; rows at their own pace. The
-    authors' first forward of a block looks at one state, as here, and each later one at up to
-    `draft_steps`, of which here the first is the row's present state. A draft is accepted if it is
-    the state that the sampler reaches; the authors' threshold mode accepts subsets of it, which
-    changes the text. Their eager acceptance drafts any number of steps into the blocks that follow,
-    on any model; here ("next") drafts go up to the finished block, so that the next one needs no
-    first forward, and only where that changes nothing.
+    Differs: Any sampler, not only one token a step; batches; rows at their own pace. A draft is
+    accepted if it is the state that the sampler reaches; the authors' threshold mode also accepts
+    subsets of it, which changes the text. Their eager acceptance drafts any number of steps into
+    the following blocks, on any model; here ("next") drafts end with the finished block, so that
+    the next block needs no first forward, and only where that changes no token.
 
     Attributes:
         draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
-        evaluate: Whether these states are rows of one forward ("batch"), further columns of their
-            row in one forward ("tree"), or have one forward each ("sequential"): slower than plain
-            decoding, with exactly its shapes at one prompt; a yardstick for rounding. A tree
-            without a cache attends to all columns of all states and hides most: use "batch" there.
-        reach: Whether drafts end before the block is finished ("block"), or the finished block is a
-            draft too ("next"), looked at together with the block behind it. The latter only without
-            a cache or on a block-causal model, for samplers that see the open block alone, and not
-            under "sequential": elsewhere the logits of a block depend on when it was opened.
+        evaluate: "batch": these states are rows of one forward. "tree": they are further columns of
+            their row in one forward; without a cache "batch" is faster. "sequential": one forward
+            for each, which is slower than plain decoding but has its shapes at one prompt, to tell
+            what rounding does.
+        reach: "block": drafts end before the block is finished. "next": the finished block is a
+            draft too, looked at together with the next block. That is done only without a cache or
+            on a block-causal model, for samplers that see the open block alone, and not with
+            "sequential": elsewhere the logits of a block depend on when it was opened.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -137,7 +115,7 @@ class SelfVerify(Verifier):
             ready = list(range(len(standings)))
         known: EvaluatedStates = state.verifier
         state = state.with_drafts(accepted=known.num_accepted())
-        masks = num_unsettled(state.here, _open(state))
+        masks = num_unsettled(state.here, [row.open.bounds for row in state.rows])
         state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
         return state, _shown(decoder, state, ready, standings)
 
@@ -145,7 +123,7 @@ class SelfVerify(Verifier):
         if self.draft_steps == 1:
             return state, None
         known: EvaluatedStates = state.verifier.moved(state.here)
-        masks = num_unsettled(state.here, _open(state))
+        masks = num_unsettled(state.here, [row.open.bounds for row in state.rows])
         numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
         return state._replace(verifier=known), numbers
 
@@ -155,7 +133,7 @@ class SelfVerify(Verifier):
         return [
             number
             for number, (own, start) in enumerate(zip(standings, _starts(state), strict=True))
-            if own.place >= 0 and 0 <= start - own.start <= most
+            if own.branch >= 0 and 0 <= start - own.start <= most
         ]
 
     def _width(self, decoder: Decoder) -> int:
@@ -182,16 +160,16 @@ class SelfVerify(Verifier):
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
-        index = torch.tensor(rows, device=state.keys.device)
+        index = torch.tensor(rows, device=state.device)
         seen = _shown(decoder, state, rows, standings)
         canvas, held, alive = state.here.take(index), take_state(state.sampler, index), rows
-        bounds = [(state.rows[row].open.start, state.rows[row].open.stop) for row in rows]
+        bounds = [state.rows[row].open.bounds for row in rows]
         finishing = self._finishing(decoder, state)
         num_steps = max(standings[row].expected_steps for row in rows)
         while alive and len(levels) < self.draft_steps:
             drafts = []
             for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
-                canvas, held = _stepped(decoder, state, rows, canvas, seen, held)
+                canvas, held = _stepped(decoder, state, canvas, seen, held)
                 drafts.append(canvas)
             # The host waits to learn which rows have finished; a later draft of them is dropped.
             num_steps = 1
@@ -201,8 +179,8 @@ class SelfVerify(Verifier):
                 alive = [row for row in before if row in open_rows]
                 drafted = [row for row in before if row in alive or row in finishing]
                 if drafted:
-                    places = [rows.index(row) for row in drafted]
-                    levels.append(Level(drafted, draft.tokens[places]))
+                    kept = [rows.index(row) for row in drafted]
+                    levels.append(Level(drafted, draft.tokens[kept]))
         return levels
 
     def _finishing(self, decoder: Decoder, state: State) -> set[int]:
@@ -215,31 +193,31 @@ class SelfVerify(Verifier):
         """Runs the forwards, and notes their logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
-        places = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
+        branches = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
-        wanted = Pass(
+        spec = Pass(
             Window.of(starts, width, state.here),
             blocks=None if width == decoder.window_length else _blocks(state, starts, width),
             leave_one_out=decoder.sampler.leave_one_out,
         )
         if len(levels) == 1:
-            state, logits = forward(decoder, state, wanted)
+            state, logits = forward(decoder, state, spec)
         elif self.evaluate == "sequential":
-            state, logits = _in_turn(decoder, state, wanted, levels)
+            state, logits = _in_turn(decoder, state, spec, levels)
         else:
-            drafts = Drafts(tokens, rows, places, in_columns=self.evaluate == "tree")
-            state, logits = forward(decoder, state, wanted._replace(drafts=drafts))
+            drafts = Drafts(tokens, rows, branches, in_columns=self.evaluate == "tree")
+            state, logits = forward(decoder, state, spec._replace(drafts=drafts))
         left = logits[:, :0, 0]
-        if wanted.leave_one_out:
+        if spec.leave_one_out:
             canvas = state.here.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
             left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
             logits = logits[:, :width]
-        size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.keys)
+        size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         known = EvaluatedStates(
-            tokens=placed(tokens, rows, places, size, fill=-1),
-            logits=placed(logits, rows, places, size),
-            leave_one_out=placed(left, rows, places, size),
+            tokens=placed(tokens, rows, branches, size, fill=-1),
+            logits=placed(logits, rows, branches, size),
+            leave_one_out=placed(left, rows, branches, size),
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
             reached=zeros,
@@ -249,14 +227,14 @@ class SelfVerify(Verifier):
 
 
 def _in_turn(
-    decoder: Decoder, state: State, wanted: Pass, levels: Sequence[Level]
+    decoder: Decoder, state: State, spec: Pass, levels: Sequence[Level]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Runs one forward for each draft of all rows."""
     found = []
     # The present states last, because the cache must then be as in plain decoding.
     for level in reversed(levels):
         drafts = Drafts(level.tokens, tuple(level.rows), (0,) * len(level.rows))
-        state, logits = forward(decoder, state, wanted._replace(drafts=drafts))
+        state, logits = forward(decoder, state, spec._replace(drafts=drafts))
         found.append(logits)
     return state, torch.cat(found[::-1])
 
@@ -275,16 +253,12 @@ def _blocks(state: State, starts: Sequence[int], width: int) -> list[tuple[int, 
     ]
 
 
-def _open(state: State) -> list[tuple[int, int]]:
-    return [(row.open.start, row.open.stop) for row in state.rows]
-
-
 def _shown(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
     """Returns what the sampler is shown of some rows, with the logits of their latest states."""
     known: EvaluatedStates = state.verifier
-    index = torch.tensor(rows, device=state.keys.device)
+    index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]
     firsts = [standings[row].start for row in rows]
     logits, alone = known.shown(index, starts, firsts, decoder.window_length)
@@ -296,9 +270,10 @@ def _shown(
 
 
 def _stepped(
-    decoder: Decoder, state: State, rows: Sequence[int], canvas: Canvas, seen: Look, held: Any
+    decoder: Decoder, state: State, canvas: Canvas, seen: Look, held: Any
 ) -> tuple[Canvas, Any]:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
+    rows = seen.stepping(len(state.rows))
     view = view_of(
         decoder, state, canvas, seen.window, seen.view.computed, rows=rows,
         leave_one_out=seen.view.leave_one_out,

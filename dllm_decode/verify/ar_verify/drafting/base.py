@@ -21,13 +21,13 @@ class Beginning(NamedTuple):
     Attributes:
         canvas: The rows.
         first: Column of the first unsettled position.
-        keys: Noise keys of the rows.
+        noise_keys: Noise keys of the rows.
         temperature: One for all rows, or one of each; 0 is greedy.
     """
 
     canvas: Canvas
     first: Int[Tensor, " B"]
-    keys: Int[Tensor, " B"]
+    noise_keys: Int[Tensor, " B"]
     temperature: Float[Tensor, " B"] | float
 
     @staticmethod
@@ -36,7 +36,7 @@ class Beginning(NamedTuple):
         canvas = state.here
         first = canvas.unsettled.long().argmax(-1)
         temperature = temperature_of(decoder, state.rows, first.device)
-        return Beginning(canvas, first, state.keys, temperature)
+        return Beginning(canvas, first, state.noise_keys, temperature)
 
     @property
     def is_greedy(self) -> bool:
@@ -52,7 +52,7 @@ class Beginning(NamedTuple):
         """
         places = torch.arange(depth, depth + num_positions, device=self.first.device)
         positions = (self.first - self.canvas.prompt_lengths)[:, None] + places
-        return noise.position_keys(self.keys, torch.zeros_like(self.first), positions)
+        return noise.position_keys(self.noise_keys, torch.zeros_like(self.first), positions)
 
     def written(self, logits: Float[Tensor, "B N V"], depth: int = 0) -> Int[Tensor, "B N"]:
         """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.

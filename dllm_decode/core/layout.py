@@ -1,0 +1,289 @@
+"""Lays out the columns of a forward: which are computed, which predict the window, what they see.
+
+A forward in which row 1 opens a block (8 columns) while rows 0 and 2 are inside one (4 columns):
+
+    group 0    rows 0, 2     row 0   [A A A A]              linear layers run over all columns of
+                             row 2   [A A A A]              all groups at once, attention runs
+    group 1    row 1         row 1   [p p s s A A A A]      group by group
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from dllm_decode.core.columns import Columns, count
+from dllm_decode.core.window import Window
+from dllm_decode.sizes import round_up
+
+# Numbers of columns that are not one range are rounded up to a multiple of this, so that few shapes
+# occur: libraries keep scratch memory for each.
+_STRIDE = 16
+
+
+class Plan(NamedTuple):
+    """The columns of one row in a forward.
+
+    Attributes:
+        columns: The columns to compute.
+        end: First column that none of them sees.
+        needed: First column that predicts the open block.
+        hidden: Columns that are neither computed nor seen.
+    """
+
+    columns: Columns
+    end: int
+    needed: int
+    hidden: Columns = ()
+
+    @property
+    def first(self) -> int:
+        """The first column to compute."""
+        return self.columns[0].start
+
+    @property
+    def stop(self) -> int:
+        """The first column after those to compute."""
+        return self.columns[-1].stop
+
+    @property
+    def width(self) -> int:
+        """How many columns the row has in a forward; the last one is repeated to fill them."""
+        number = count(self.columns)
+        return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
+
+
+class Sight(NamedTuple):
+    """How a model sees and predicts.
+
+    Attributes:
+        shift: Columns from a column to the one that its logits predict, 0 or 1.
+        causal_block_length: As `MaskPredictor.causal_block_length`.
+        with_kv_cache: Whether keys come from a cache, or from the computed columns alone.
+        device: Where tensors are expected.
+    """
+
+    shift: int
+    causal_block_length: int
+    with_kv_cache: bool
+    device: torch.device
+
+
+class Group(NamedTuple):
+    """The entries of a forward that compute equally many columns. An entry is a row or a draft.
+
+    Attributes:
+        entries: The entries.
+        on_device: The entries as a tensor; `None`: all of them, in order.
+        columns: The columns to compute; a slice if they are the same for all entries.
+        positions: Rotary positions of these columns.
+        predictors: For each column of the window, which of the computed columns predicts it.
+        known: Where that column is computed; `None`: everywhere.
+        attend: As `ForwardInputs.attend`.
+        num_keys: Keys of the group, K.
+    """
+
+    entries: tuple[int, ...]
+    on_device: Int[Tensor, " N"] | None
+    columns: slice | Int[Tensor, "N Q"]
+    positions: Int[Tensor, "N Q"]
+    predictors: Int[Tensor, "N W"]
+    known: Bool[Tensor, "N W"] | None
+    attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
+    num_keys: int
+
+
+LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns], ...], tuple[int, ...], int]
+"""All that a layout depends on: columns of each entry, and starts and width of the window."""
+
+
+class Layout(NamedTuple):
+    """A forward, laid out. Two forwards with the same key have the same layout.
+
+    Attributes:
+        key: All that the layout depends on.
+        window: The columns to predict, for each entry.
+        groups: The entries by width.
+        order: Puts the results of all groups in the order of the entries; `None`: one group.
+    """
+
+    key: LayoutKey
+    window: Window
+    groups: tuple[Group, ...]
+    order: Int[Tensor, " N"] | None
+
+    @staticmethod
+    def key_of(plans: Sequence[Plan], window: Window) -> LayoutKey:
+        """Returns the key of a forward."""
+        own = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
+        return own, window.starts, window.width
+
+    @staticmethod
+    def of(sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
+        """Lays out a forward.
+
+        Args:
+            sight: How the model sees and predicts.
+            plans: The columns of each entry.
+            window: The columns to predict, for each entry.
+        """
+        every = tuple(range(len(plans)))
+        widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
+        key = Layout.key_of(plans, window)
+        if len(widths) <= 1:
+            return Layout(key, window, (_group(sight, plans, window, every, None),), None)
+        groups, parts = [], []
+        for width in widths:
+            entries = tuple(n for n, plan in enumerate(plans) if plan.width == width)
+            parts.append(torch.tensor(entries, device=sight.device))
+            groups.append(_group(sight, plans, window, entries, parts[-1]))
+        return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
+
+    def merged(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
+        """Returns what was computed of each group, in the order of the entries."""
+        return parts[0] if self.order is None else torch.cat(list(parts))[self.order]
+
+    def known(self) -> Bool[Tensor, "N W"] | None:
+        """Returns where a computed column predicts the window; `None`: everywhere."""
+        if all(group.known is None for group in self.groups):
+            return None
+        return self.merged(
+            [
+                torch.ones_like(group.predictors, dtype=torch.bool)
+                if group.known is None
+                else group.known
+                for group in self.groups
+            ]
+        )
+
+
+def _group(
+    sight: Sight,
+    plans: Sequence[Plan],
+    window: Window,
+    entries: tuple[int, ...],
+    on_device: Int[Tensor, " N"] | None,
+) -> Group:
+    own = [plans[entry] for entry in entries]
+    starts = [window.starts[entry] for entry in entries]
+    columns = _columns(sight, own)
+    num_keys = max(plan.end for plan in own)
+    if isinstance(columns, slice):
+        listed = torch.arange(columns.start, columns.stop, device=sight.device)
+        positions = listed.expand(len(entries), -1)
+    else:
+        positions = columns
+    predictors, known = _predictors(sight, own, starts, window.width, columns)
+    return Group(
+        entries=entries,
+        on_device=on_device,
+        columns=columns,
+        positions=positions,
+        predictors=predictors,
+        known=known,
+        attend=_attend(sight, own, positions, num_keys),
+        num_keys=num_keys,
+    )
+
+
+def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
+    """Returns the columns to compute; a row with fewer than another repeats its last one."""
+    if not sight.with_kv_cache:
+        # All columns. A row that is shorter than another computes further ones, which nobody sees.
+        return slice(0, max(plan.end for plan in plans))
+    first = plans[0].columns
+    if len(first) == 1 and all(plan.columns == first for plan in plans):
+        return slice(first[0].start, first[0].stop)
+    width = max(plan.width for plan in plans)
+    if all(len(plan.columns) == 1 for plan in plans):
+        bounds = torch.tensor([(plan.first, plan.stop - 1) for plan in plans], device=sight.device)
+        listed = bounds[:, :1] + torch.arange(width, device=sight.device)
+        return torch.minimum(listed, bounds[:, 1:])
+    lists = [[column for part in plan.columns for column in part] for plan in plans]
+    lists = [[*found, *[found[-1]] * (width - len(found))] for found in lists]
+    return torch.tensor(lists, device=sight.device)
+
+
+def _predictors(
+    sight: Sight,
+    plans: Sequence[Plan],
+    starts: Sequence[int],
+    width: int,
+    columns: slice | Int[Tensor, "N Q"],
+) -> tuple[Int[Tensor, "N W"], Bool[Tensor, "N W"] | None]:
+    """Returns which computed columns predict the window, and where such a column is computed."""
+    offsets = torch.arange(width, device=sight.device) - sight.shift
+    if len(set(starts)) == 1:
+        wanted = (offsets + starts[0]).repeat(len(plans), 1)
+    else:
+        wanted = torch.tensor(starts, device=sight.device)[:, None] + offsets
+    # No column predicts column 0 of a shifted model; the logits of column 0 take their place.
+    wanted = wanted.clamp(min=0)
+    if isinstance(columns, slice):
+        first, num_columns = columns.start, columns.stop - columns.start
+        found = (wanted - first).clamp(0, num_columns - 1)
+        known = None if _covers(sight, plans, starts, width) else found + first == wanted
+        return found, known
+    found = torch.searchsorted(columns.contiguous(), wanted.contiguous())
+    found = found.clamp(max=columns.shape[1] - 1)
+    is_one_range = all(len(plan.columns) == 1 for plan in plans)
+    if is_one_range and _covers(sight, plans, starts, width):
+        return found, None
+    return found, columns.gather(1, found) == wanted
+
+
+def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: int) -> bool:
+    """Returns whether the computed columns, one range a row, predict the whole windows.
+
+    A window may end after its row; nobody asks for the columns there.
+    """
+    return all(
+        plan.first <= max(0, start - sight.shift)
+        and min(start + width, plan.end) - sight.shift <= plan.stop
+        for plan, start in zip(plans, starts, strict=True)
+    )
+
+
+def _attend(
+    sight: Sight, plans: Sequence[Plan], positions: Int[Tensor, "N Q"], num_keys: int
+) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
+    """Returns the mask of a group; `None`: every column sees every key."""
+    length = sight.causal_block_length
+    ends = [plan.end for plan in plans]
+    first, last = min(plan.first for plan in plans), num_keys - 1
+    seen: Tensor | None = None
+    if length and first // length != last // length:
+        seen = attention_mask(positions, num_keys, length)
+    # The rule of blocks implies the end of a row, unless the end is inside a block.
+    if min(ends) != num_keys and (not length or any(end % length for end in ends)):
+        keys = torch.arange(num_keys, device=sight.device)
+        inside = (keys < torch.tensor(ends, device=sight.device)[:, None])[:, None]
+        seen = inside if seen is None else seen & inside
+    hidden = [_hull(plan.hidden) for plan in plans]
+    if any(start < stop for start, stop in hidden):
+        keys = torch.arange(num_keys, device=sight.device)
+        bounds = torch.tensor(hidden, device=sight.device)
+        shown = ((keys < bounds[:, :1]) | (keys >= bounds[:, 1:]))[:, None]
+        seen = shown if seen is None else seen & shown
+    return seen
+
+
+def _hull(parts: Columns) -> tuple[int, int]:
+    assert len(parts) <= 1, "A policy hides one range at most."
+    return (parts[0].start, parts[0].stop) if parts else (0, 0)
+
+
+def attention_mask(
+    positions: Int[Tensor, "N Q"], num_keys: int, block_length: int
+) -> Bool[Tensor, "N Q K"]:
+    """Returns which keys each column of a block-causal model sees: its own block and those before.
+
+    Args:
+        positions: Columns, counted from the row's first token.
+        num_keys: Keys, from column 0 on.
+        block_length: Tokens per block.
+    """
+    keys = torch.arange(num_keys, device=positions.device) // block_length
+    return keys <= (positions // block_length)[..., None]
