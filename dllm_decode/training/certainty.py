@@ -7,6 +7,7 @@ the cross-entropy, the entropy of those predictions that are right already is lo
 of them pass a decoder's threshold in the same forward.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +79,11 @@ def require_weights(temperature: float, entropy_weight: float) -> None:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     if not entropy_weight >= 0:
         raise ValueError(f"entropy_weight must be at least 0, got {entropy_weight}.")
+    if math.inf in (temperature, entropy_weight):
+        raise ValueError(
+            f"temperature and entropy_weight must be finite, got {temperature} and "
+            f"{entropy_weight}."
+        )
 
 
 @dataclass(frozen=True)

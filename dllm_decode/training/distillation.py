@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dllm_decode.training.examples import Batch
+from dllm_decode.training.finite import require_finite
 from dllm_decode.training.loop import MAX_GRADIENT_NORM, Report, attention_in_training
 from dllm_decode.training.objective import Objective
 from dllm_decode.training.schedule import Budget, LinearDecay
@@ -87,8 +88,9 @@ def distil(
         How far the run has come, with the history of its evaluations.
 
     Raises:
-        ValueError: If there are no demonstrations, or the checkpoint is another model's.
-        RuntimeError: If the loss is not finite.
+        ValueError: If there are no demonstrations, or the checkpoint lacks a part or is that of
+            another model.
+        RuntimeError: If the loss or a weight is not finite.
     """
     if not demonstrations:
         raise ValueError("Answers to learn from must be at least one, got none.")
@@ -101,6 +103,7 @@ def distil(
         run.progress.elapsed_s = time.perf_counter() - begun_s
         reports(run.progress, loss)
         if run.progress.step % settings.evaluate_every == 0:
+            require_finite("The loss", [loss], run.progress.step)
             run.measure(evaluate)
     if not run.is_measured:
         run.measure(evaluate)
@@ -150,7 +153,7 @@ class _Run:
     def is_measured(self) -> bool:
         """True if no step was taken since the last evaluation."""
         history = self.progress.history
-        return bool(history) and history[-1]["step"] == self.progress.step
+        return bool(history) and history[-1].get("step") == self.progress.step
 
     def step(self, spent: float) -> Float[Tensor, ""]:
         """Takes one optimiser step and returns this process' loss."""
@@ -179,6 +182,7 @@ class _Run:
 
     def measure(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
+        require_finite("The weights", self._weights, self.progress.step)
         self._objective.model.eval()
         now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
         self.progress.history.append(
@@ -234,16 +238,11 @@ class _Reports:
         seconds_s = time.perf_counter() - self._last_s
         if seconds_s < 1.0 and self._budget.spent(progress) < 1:
             return
-        found = loss.item()
-        if not torch.isfinite(loss):
-            raise RuntimeError(
-                f"The loss must be finite, got {found} at step {progress.step}; lower the "
-                "learning rate."
-            )
+        require_finite("The loss", [loss], progress.step)
         pace = (progress.samples - self._samples) / max(seconds_s, 1e-9)
         self._last_s, self._samples = time.perf_counter(), progress.samples
         if self._accelerator.is_main_process:
-            self._observe(Report(progress, self._budget.spent(progress), found, pace))
+            self._observe(Report(progress, self._budget.spent(progress), loss.item(), pace))
 
 
 def _agreed(spent: float, accelerator: Accelerator) -> float:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dllm_decode.training.examples import Batch, Kind, Rows, make_batch
+from dllm_decode.training.finite import require_finite
 from dllm_decode.training.objective import Objective
 from dllm_decode.training.schedule import Budget, LinearDecay
 
@@ -91,7 +92,8 @@ def train(
         How far the run has come, with the history of its evaluations.
 
     Raises:
-        RuntimeError: If the loss is not finite.
+        RuntimeError: If the loss or a weight is not finite.
+        ValueError: If the checkpoint lacks a part, or is that of another model.
     """
     run = _Run(objective, optimisers, kinds, rows, settings)
     if resume:
@@ -104,10 +106,10 @@ def train(
         loss = run.step()
         run.progress.elapsed_s = clock.run_s()
         if clock.session_s() - reported_s > 1.0:
-            found_loss = _require_finite(loss, run.progress.step)
+            require_finite("The loss", [loss], run.progress.step)
             pace = (run.progress.samples - reported) / (clock.session_s() - reported_s)
             spent = settings.budget.spent(run.progress)
-            observe(Report(run.progress, spent, found_loss, pace))
+            observe(Report(run.progress, spent, loss.item(), pace))
             reported, reported_s = run.progress.samples, clock.session_s()
         if clock.session_s() - evaluated > settings.evaluate_every_s:
             run.measure(evaluate, clock)
@@ -179,6 +181,7 @@ class _Run:
 
     def measure(self, evaluate: Callable[[], Mapping[str, float]], clock: _Clock) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
+        require_finite("The weights", self._weights, self.progress.step)
         self._objective.model.eval()
         found = evaluate()
         self.progress.elapsed_s = clock.run_s()
@@ -215,12 +218,3 @@ def attention_in_training(device: torch.device) -> AbstractContextManager[None]:
     """
     plain: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return plain if device.type == "cpu" else nullcontext()
-
-
-def _require_finite(loss: Float[Tensor, ""], step: int) -> float:
-    found = loss.item()
-    if not torch.isfinite(loss):
-        raise RuntimeError(
-            f"The loss must be finite, got {found} at step {step}; lower the learning rates."
-        )
-    return found

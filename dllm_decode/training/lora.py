@@ -45,7 +45,7 @@ class LoRA:
     Args:
         model: Gets the additions, in float32 at least.
         family: Of the model: says how its authors name the matrices.
-        rank: At least 1.
+        rank: At least 1, and at most the hidden size of the model.
         alpha: At least 1.
 
     Raises:
@@ -55,8 +55,7 @@ class LoRA:
     def __init__(
         self, model: MaskedTransformer, family: Family, *, rank: int = 128, alpha: int = 128
     ) -> None:
-        if rank < 1 or alpha < 1:
-            raise ValueError(f"rank and alpha must be at least 1, got {rank} and {alpha}.")
+        require_lora(model, rank=rank, alpha=alpha)
         self._transformer = model.transformer
         self._pieces = list(_pieces(model, family))
         self._rank = rank
@@ -107,8 +106,16 @@ class LoRA:
         return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
-def require_peft() -> None:
-    """Raises ValueError if the package peft is not installed."""
+def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
+    """Raises ValueError if `LoRA` would: if a number is out of range, or peft is not installed."""
+    if rank < 1 or alpha < 1:
+        raise ValueError(f"rank and alpha must be at least 1, got {rank} and {alpha}.")
+    most = model.transformer.config.hidden_size
+    if rank > most:
+        raise ValueError(
+            f"rank must be at most {most}, the hidden size of {model.name}, got {rank}: more is no "
+            "low rank. Choose a lower one, or train all weights."
+        )
     try:
         import peft  # noqa: F401
     except ImportError:
@@ -119,7 +126,6 @@ def require_peft() -> None:
 
 
 def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
-    require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(

@@ -1,5 +1,6 @@
 """How long a run lasts, and the learning rate on the way."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -37,14 +38,14 @@ class Minutes(Budget):
     """Wall-clock time, evaluations included.
 
     Attributes:
-        minutes: Over all sessions of the run, above 0.
+        minutes: Over all sessions of the run, above 0 and finite.
     """
 
     minutes: float
 
     def __post_init__(self) -> None:
-        if not self.minutes > 0:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}.")
+        if not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes must be finite and above 0, got {self.minutes}.")
 
     def spent(self, progress: Progress) -> float:
         return progress.elapsed_s / (60 * self.minutes)

@@ -121,6 +121,27 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **toleran
         torch.testing.assert_close(found[name], value, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
+def test_weights_that_are_not_finite_are_neither_judged_nor_kept(tmp_path: Path) -> None:
+    """A rate of 1e300 made the last step's weights infinite; they were judged and written."""
+    model, calls = tiny_model(), []
+
+    def advance(optimiser: Any, *_: object) -> None:
+        optimiser.param_groups[0]["params"][0].data.fill_(torch.inf)
+
+    objective, _ = objective_of(model, reversals(), "dparallel")
+    optimiser = AdamW(model.parameters(), lr=0.01)
+    optimiser.register_step_post_hook(advance)
+    with pytest.raises(RuntimeError, match="The weights must be finite, got inf at step 1"):
+        distil(
+            objective, [optimiser], reversals(),
+            DistilSettings(Samples(4), tmp_path, GEN_LENGTH, num_rows=4, num_forwards=1),
+            accelerator=Accelerator(cpu=True),
+            evaluate=lambda: calls.append(1) or {},
+        )  # fmt: skip
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     model = tiny_model()
     run(model, tmp_path)
@@ -377,5 +398,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     model.transformer.norm.weight.data.fill_(torch.nan)
     with pytest.raises(RuntimeError, match="The loss must be finite, got nan at step"):
         run(model, tmp_path)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="rank and alpha must be at least 1, got 0"):
         LoRA(model, FAMILIES["llada"], rank=0)
+    with pytest.raises(ValueError, match="rank must be at most 32, the hidden size of"):
+        LoRA(model, FAMILIES["llada"], rank=33)

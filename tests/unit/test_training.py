@@ -1,12 +1,19 @@
 """Training: schedules, masks, optimisers, losses, and runs that are interrupted."""
 
 import contextlib
+import json
+import math
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from families_under_test import load_without_tokenizer as load_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dllm_decode import decode
@@ -112,6 +119,8 @@ def test_budgets_are_spent_by_samples_or_by_time() -> None:
     progress = Progress(step=1, samples=50, elapsed_s=30.0)
     assert Samples(200).spent(progress) == 0.25
     assert Minutes(2.0).spent(progress) == 0.25
+    with pytest.raises(ValueError, match="above 0, got inf"):
+        Minutes(math.inf)
     with pytest.raises(ValueError, match="above 0, got 0"):
         Minutes(0.0)
     with pytest.raises(ValueError, match="at least 1, got 0"):
@@ -357,6 +366,113 @@ def test_checkpoints_of_other_sizes_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="Pass the sizes it was made with"):
         load_checkpoint(tmp_path, other, ())
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    for file in checkpoint.glob("*.safetensors"):
+        save_file(change(load_file(file)), file)
+
+
+def without(*parts: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {
+        name: tensor for name, tensor in tensors.items() if not any(part in name for part in parts)
+    }
+
+
+def trained_checkpoint(folder: Path) -> tuple[Path, Any]:
+    """A checkpoint after a step, and what it is loaded into."""
+    model = tiny_model()
+    optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
+    MaskedDiffusion(model, MaskSampler()).loss(
+        batch_of(KIND, 4), torch.Generator().manual_seed(0)
+    ).backward()
+    for optimiser in optimisers:
+        optimiser.step()
+    saved = save_checkpoint(folder, model, optimisers, Progress(1, 4, 2.0, [{"loss": 1.0}]))
+    fresh = tiny_model(seed=1)
+    return saved, (folder, fresh, make_optimisers(fresh, matrix_lr=0.02, other_lr=0.003))
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        (("optimiser.",), "optimiser.0.0.momentum"),
+        (("optimiser.1.0.",), "optimiser.1.0.step"),
+        (("exp_avg_sq",), "exp_avg_sq"),
+        (("norm",), "norm"),
+    ],
+)
+def test_a_checkpoint_that_lacks_a_part_is_refused_by_name(
+    parts: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
+    """Without moments a run went on, ended with other weights, and said nothing."""
+    saved, arguments = trained_checkpoint(tmp_path)
+    found = load_checkpoint(*arguments)
+    assert found == Progress(1, 4, 2.0, [{"loss": 1.0}])
+    rewrite(saved, without(*parts))
+    with pytest.raises(
+        ValueError, match=rf"step-00000001 must hold '.*{named}.*got nothing"
+    ) as told:
+        load_checkpoint(*arguments)
+    assert f"or remove {saved} to begin the training anew" in str(told.value)
+
+
+def test_a_checkpoint_of_other_optimisers_is_refused(tmp_path: Path) -> None:
+    """Moments of one optimiser were given to another, or to none."""
+    _, (folder, model, optimisers) = trained_checkpoint(tmp_path)
+    for others in ((), optimisers[:1], (AdamW(model.parameters()),)):
+        with pytest.raises(ValueError, match=r"optimisers must be those of the .*'Muon of \d+ w"):
+            load_checkpoint(folder, model, others)
+    save_checkpoint(folder, model, (), Progress(step=2))
+    with pytest.raises(ValueError, match=r"of the checkpoint .*, \[\], got \['Muon"):
+        load_checkpoint(folder, model, optimisers)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "must be JSON, got Expecting value"),
+        ("[" * 100_000, "must be JSON, got"),
+        ("null", "must be in format 2, .* got None"),
+        ('{"step": 1, "samples": 4}', "must be in format 2, .* Go on with the version that wrote"),
+        ({"format": 3}, "must be in format 2"),
+        ({"step": "1"}, "must have 'step' as this version writes it, got 1"),
+        ({"step": 5}, "must have 'step' as this version writes it, got 5"),
+        ({"samples": True}, "must have 'samples'"),
+        ({"elapsed_s": math.nan}, "must have 'elapsed_s'"),
+        ({"history": [3]}, "must have 'history'"),
+        ({"history": [{"loss": "low"}]}, "must have 'history'"),
+        ({"tensors": None}, "must have 'tensors'"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_its_file(
+    text: str | dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """It ended in a traceback, or began at step 0 with trained weights."""
+    saved, arguments = trained_checkpoint(tmp_path)
+    file = saved / "progress.json"
+    written = text if isinstance(text, str) else json.dumps(json.loads(file.read_text()) | text)
+    file.write_text(written)
+    with pytest.raises(ValueError, match=rf"step-00000001/progress\.json {sentence}") as told:
+        load_checkpoint(*arguments)
+    assert f"emove {saved} to begin" in str(told.value)
+
+
+def test_a_checkpoint_with_a_torn_or_a_missing_file_is_refused(tmp_path: Path) -> None:
+    saved, arguments = trained_checkpoint(tmp_path)
+    file = saved / "000.safetensors"
+    whole = file.read_bytes()
+    for torn in (whole[: len(whole) // 2], b"", b"\xff" * 99):
+        file.write_bytes(torn)
+        with pytest.raises(ValueError, match=r"000\.safetensors must be a whole safetensors file"):
+            load_checkpoint(*arguments)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"must hold 'model.* got nothing; "):
+        load_checkpoint(*arguments)
+    file.write_bytes(whole)
+    (saved / "progress.json").unlink()
+    with pytest.raises(ValueError, match=r"progress\.json must be JSON, got .*No such file"):
+        load_checkpoint(*arguments)
 
 
 def test_checkpoint_files_stay_small(tmp_path: Path) -> None:
