@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+import torch
 from jaxtyping import Bool
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from samplers.logits.statistics import highest_one
 from samplers.view import View
 
 ASSETS = Path(__file__).parent / "assets"
+MAX_FILTER_BYTES = 2**28
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
@@ -152,20 +154,31 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
     return nn.Sequential(*layers[:-1])
 
 
+def embedded_filters() -> tuple[str, ...]:
+    """Returns the names of the filters that are part of this package."""
+    return tuple(sorted(f.stem.removeprefix("learn2pd-") for f in ASSETS.glob("learn2pd-*")))
+
+
 def filter_file(source: str) -> Path:
     """Returns the file of an embedded filter's name, or of a path.
 
     Raises:
-        FileNotFoundError: If there is neither.
+        FileNotFoundError: If there is neither, or the path is no regular file, such as a device.
+        ValueError: If the file is larger than a filter.
     """
-    embedded = ASSETS / f"learn2pd-{source}.safetensors"
-    path = embedded if embedded.is_file() else Path(source)
+    names = embedded_filters()
+    path = ASSETS / f"learn2pd-{source}.safetensors" if source in names else Path(source)
     if not path.is_file():
-        names = sorted(file.stem.removeprefix("learn2pd-") for file in ASSETS.glob("learn2pd-*"))
         listed = ", ".join(names) or "none is installed"
         raise FileNotFoundError(
             f"filter must be a file or an embedded name ({listed}), got {source!r}. Train one "
             "with dllm-decode train-filter."
+        )
+    size_bytes = path.stat().st_size
+    if size_bytes > MAX_FILTER_BYTES:
+        raise ValueError(
+            f"filter must be a file of at most {MAX_FILTER_BYTES:,} bytes, got {source!r} of "
+            f"{size_bytes:,}. Name a file that dllm-decode train-filter wrote."
         )
     return path
 
@@ -177,7 +190,7 @@ def load_filter(source: str) -> Filter:
         source: An embedded filter's name, or a path.
 
     Raises:
-        FileNotFoundError: If there is neither.
+        FileNotFoundError: If there is neither, or the path is no regular file.
         ValueError: If the file is not a filter.
     """
     path = filter_file(source)
@@ -198,8 +211,10 @@ def _read_filter(path: Path) -> Filter:
         raise ValueError("It has no metadata.")
     block_length = int(settings["block_length"])
     hidden_sizes = tuple(json.loads(settings["hidden_sizes"]))
-    network = new_network(block_length, hidden_sizes, settings["activation"])
-    network.load_state_dict(weights)
+    # Sizes that the file has no weights for are refused before they take memory.
+    with torch.device("meta"):
+        network = new_network(block_length, hidden_sizes, settings["activation"])
+    network.load_state_dict(weights, assign=True)
     return Filter(
         network.double().requires_grad_(False),
         block_length,

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dllm_decode.options import require_integer
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
+from dllm_decode.training.finite import require_finite
 from dllm_decode.training.learn2pd_examples import FilterExamples
 from samplers.learn2pd import new_network
 
@@ -31,9 +34,9 @@ class FilterSettings:
         hidden_sizes: Units of each hidden layer.
         activation: Between layers: relu, tanh or gelu.
         num_steps: Updates, each on all examples, at least 1.
-        learning_rate: Of AdamW, above 0.
+        learning_rate: Of AdamW, above 0 and finite.
         counted: Positions in the loss: all of the block as in the paper, or those still masked.
-        seed: Of the initial weights.
+        seed: Of the initial weights, in signed 64 bits.
     """
 
     hidden_sizes: tuple[int, ...] = (32,)
@@ -46,8 +49,9 @@ class FilterSettings:
     def __post_init__(self) -> None:
         if self.num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
-        if not self.learning_rate > 0.0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}.")
+        if not 0.0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be above 0 and finite, got {self.learning_rate}.")
+        require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ def train_filter(
         report: Called with the step and the validation loss, every hundredth of the run.
 
     Raises:
-        ValueError: If the folder holds the checkpoint of a filter of other sizes.
+        ValueError: If the folder holds a checkpoint that lacks a part, or one of other sizes.
+        RuntimeError: If the loss is not finite.
     """
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
@@ -108,7 +113,9 @@ def train_filter(
         if progress.step % every and progress.step != settings.num_steps:
             continue
         with torch.no_grad():
-            val_loss = _loss(network, val, settings.counted).item()
+            val_losses = _loss(network, val, settings.counted)
+        require_finite("The loss", [val_losses], progress.step)
+        val_loss = val_losses.item()
         if val_loss < min((past["loss"] for past in progress.history), default=float("inf")):
             best.load_state_dict(network.state_dict())
         progress.history.append({"step": float(progress.step), "loss": val_loss})
@@ -153,6 +160,8 @@ def save_filter(
 ) -> None:
     """Writes a filter as safetensors, with what it was trained for, as `Learn2PD` reads it.
 
+    The file appears under its name only when it is complete.
+
     Args:
         network: The filter.
         path: The file to write.
@@ -174,7 +183,9 @@ def save_filter(
         "settings": repr(settings),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights, path, metadata=described)
+    partial = path.with_name(f"{path.name}.partial")
+    save_file(weights, partial, metadata=described)
+    partial.replace(path)
 
 
 def _loss(network: nn.Module, examples: FilterExamples, counted: Counted) -> Tensor:

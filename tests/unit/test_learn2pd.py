@@ -1,5 +1,6 @@
 """Learn2PD: the filter's file, its decisions, how examples are collected and filters trained."""
 
+import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,7 @@ from dllm_decode.training.learn2pd_examples import (
     split,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
-from samplers.learn2pd import load_filter, new_network
+from samplers.learn2pd import MAX_FILTER_BYTES, load_filter, new_network
 from samplers.logits.summary import Summary
 from samplers.view import View
 
@@ -204,6 +205,28 @@ def test_decode_refuses_files_that_are_missing_or_no_filters(tmp_path: Path) -> 
     path.write_bytes(b"\xff" * 7)
     with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
         Learn2PD(str(path)).check(model="hash model", gen_length=12, block_length=6)
+
+
+def test_a_filter_file_is_looked_at_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file, or sizes that the file has no weights for, could fill the memory."""
+    path = tmp_path / "filter.safetensors"
+    settings = {"model": "toy", "activation": "relu", "block_length": "6"}
+    for sizes in ("[1000000000, 1000000000]", "[-1]", "[true, 2]"):
+        save_file({"0.weight": torch.zeros(3)}, path, {**settings, "hidden_sizes": sizes})
+        with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
+            load_filter(str(path))
+    with path.open("r+b") as file:
+        file.truncate(MAX_FILTER_BYTES + 1)
+    monkeypatch.setattr("samplers.learn2pd.safe_open", None)
+    with pytest.raises(ValueError, match=r"must be a file of at most 268,435,456 bytes, got"):
+        load_filter(str(path))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for special in (str(fifo), "/dev/zero", str(tmp_path)):
+        with pytest.raises(FileNotFoundError, match="must be a file or an embedded name"):
+            load_filter(special)
 
 
 def test_a_gate_decodes_like_the_confidence_threshold_it_imitates(tmp_path: Path) -> None:
