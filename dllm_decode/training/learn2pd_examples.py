@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,6 +17,12 @@ from dllm_decode.models.base import MaskPredictor
 from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys
+
+_BLOCKS = ("confidences", "final", "masked")
+_DTYPES = {
+    "confidences": torch.float32, "final": torch.bool, "masked": torch.bool, "prompts": torch.long
+}  # fmt: skip
+_ANEW = "remove the file, and the same command makes it anew."
 
 LEAST_PROMPTS = 10
 """The fewest prompts that `split` takes: a tenth of them must be at least one."""
@@ -139,8 +146,22 @@ def save_examples(examples: FilterExamples, path: Path) -> None:
 
 
 def load_examples(path: Path) -> FilterExamples:
-    """Reads what `save_examples` wrote."""
-    return FilterExamples(**load_file(path))
+    """Reads what `save_examples` wrote.
+
+    Raises:
+        ValueError: If the file is damaged, or holds something else.
+    """
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} must be a whole safetensors file, got {error}; {_ANEW}") from None
+    dtypes = {name: tensor.dtype for name, tensor in found.items()}
+    sizes = {tuple(found[name].shape) for name in _BLOCKS if name in found}
+    lengths = {len(found[name]) for name in _DTYPES if name in found and found[name].ndim}
+    if dtypes != _DTYPES or len(sizes) != 1 or len(lengths) != 1 or found["prompts"].ndim != 1:
+        shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+        raise ValueError(f"{path} must hold examples of a filter, got {shapes}; {_ANEW}")
+    return FilterExamples(**found)
 
 
 def split(examples: FilterExamples, seed: int) -> Splits:

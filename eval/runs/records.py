@@ -9,11 +9,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from filelock import FileLock, Timeout
-
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
 from eval.runs.fields import Fields, require_fields, require_record
+from eval.runs.locks import only_writer
 from eval.runs.options import OPTIONS
 
 Record: TypeAlias = dict[str, Any]
@@ -234,18 +233,12 @@ class Folder:
         Raises:
             ValueError: If another process writes it.
         """
-        lock = FileLock(self.path / f".part-{rank}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(
-                f"A results folder must have one writer, got {self.path} while another process "
-                f"writes part-{rank}.jsonl; wait for it, or choose another folder."
-            ) from None
-        try:
+        refusal = (
+            f"A results folder must have one writer, got {self.path} while another process "
+            f"writes part-{rank}.jsonl; wait for it, or choose another folder."
+        )
+        with only_writer(self.path / f".part-{rank}.lock", refusal):
             yield self.part(rank)
-        finally:
-            lock.release()
 
     def part(self, rank: int) -> Path:
         """Returns the file of a process, a torn last line removed."""

@@ -4,6 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
+def require_matplotlib() -> None:
+    """Raises ValueError if the package matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "The curve of a training needs the package matplotlib; install it with: pip install "
+            '".[eval]" in the clone.'
+        ) from None
+
+
 def draw_curve(
     points: Sequence[Mapping[str, float]], file: Path, *, title: str, num_prompts: int
 ) -> None:

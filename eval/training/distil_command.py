@@ -5,6 +5,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 from torch.optim import AdamW, Optimizer
 
-from dllm_decode import DecodeConfig
+from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.loop import new_decoder
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
@@ -24,11 +25,13 @@ from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.training import Budget, Minutes, Objective, ProgressBar, Samples, make_optimisers
 from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, require_weights
 from dllm_decode.training.distillation import DistilSettings, distil
-from dllm_decode.training.lora import LoRA, require_peft
+from dllm_decode.training.finite import NotFiniteError
+from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from eval.runs.command import DTYPES, code_for
+from eval.runs.fields import NUMBER
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.options import given_of
@@ -38,11 +41,22 @@ from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.arguments import LENGTHS
 from eval.training.bars import bar
-from eval.training.curve import draw_curve
-from eval.training.held_out import Measured, compared, measure, score_of, table_of
+from eval.training.curve import draw_curve, require_matplotlib
+from eval.training.held_out import Measured, compared, measure, read_measured, score_of, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, claim_training, read_json, write_json
+from eval.training.run_folder import (
+    ANEW,
+    claim,
+    claim_training,
+    read_json,
+    require_fields,
+    write_json,
+    writing,
+)
 from samplers import FixedSchedule, Sampler
+
+MOST = 1e9
+"""Learning rates, epochs and minutes are at most this."""
 
 # They change where and how fast a run goes, not what comes out.
 _FREE = ("name", "output", "threads", "device", "code_runner", "allow_code")
@@ -51,6 +65,7 @@ _OF_ANSWERS = (
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
 )  # fmt: skip
+_ANSWER = {"prompt": list[int], "answer": list[int], "ranks": list[int], "score": NUMBER}
 
 
 @dataclass(frozen=True)
@@ -73,27 +88,64 @@ class Student:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lets the model answer, trains it on its answers, and writes and judges what became of it."""
+    """Lets the model answer, trains it on its answers, and writes and judges what became of it.
+
+    Raises:
+        ValueError: If anything is wrong; as far as it can be known, before the first forward.
+    """
     if options.threads:
         torch.set_num_threads(options.threads)
-    sampler = parse_sampler(options.sampler)
+    check(options)
+    sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     place = Place.of_launch()
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts, code=code_for(options, place)
     )
     asked.task.require_scorable()
     asked.selection.require_scores(asked.examples)
-    check(options)
     student = load_student(options, asked, place)
-    cache = parse_cache(options.cache)
-    for rule in (sampler, teacher_of(options, student)):
-        # Refuses what does not fit together.
-        new_decoder(student.model, rule, cache=cache, config=student.config)
+    for rule, questions in ((sampler, judged), (teacher_of(options, student), asked)):
+        decoder = new_decoder(student.model, rule, cache=cache, config=student.config)
+        questions.require_decodable(decoder, student.tokenizer)
+    objective_of(student, (), options)
+    if options.lora_rank:
+        require_lora(student.model, rank=options.lora_rank, alpha=alpha_of(options))
     accelerator = accelerator_of(options, student.model)
+    if accelerator.is_main_process:
+        asked.warn(student.tokenizer)
+    # The first process writes all but the teacher's answers, and waits for the others.
+    alone = writing(Path(options.output)) if accelerator.is_main_process else nullcontext()
+    try:
+        with alone:
+            learn(student, (asked, judged), sampler, cache, accelerator, options=options)
+    except NotFiniteError as error:
+        raise ValueError(str(error)) from None
+    return 0
+
+
+def learn(
+    student: Student,
+    questions: tuple[Questions, Questions],
+    sampler: Sampler,
+    cache: CachePolicy,
+    accelerator: Accelerator,
+    *,
+    options: argparse.Namespace,
+) -> None:
+    """Does what the options say, all of which were checked.
+
+    Args:
+        student: The model.
+        questions: Those that the teacher answers, and those that the result is judged on.
+        sampler: How the latter are decoded.
+        cache: Of every decode.
+        accelerator: Where the run goes.
+        options: Of the command.
+    """
+    asked, judged = questions
     console = Console(quiet=not accelerator.is_main_process)
     folder = Path(options.output)
     if accelerator.is_main_process:
-        asked.warn(student.tokenizer)
         claim(folder, settings_of_answers(options, asked, student))
     accelerator.wait_for_everyone()
     demonstrations = answers_of(student, asked, options, folder, accelerator, console)
@@ -114,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
         return measured
 
     before_file, after_file = folder / "before.json", folder / "after.json"
-    before = Measured.load(before_file) if before_file.exists() else judge(before_file)
+    before = read_measured(before_file, judged) if before_file.exists() else judge(before_file)
     console.print(_said("before", before), highlight=False)
     history = train(
         student, demonstrations, options, folder, accelerator, console,
@@ -122,9 +174,9 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if accelerator.is_main_process:
         points = [{"samples": 0.0} | _point(before), *history]
-        report(student, judged, points, (before, Measured.load(after_file)), options, console)
+        after = read_measured(after_file, judged)
+        report(student, judged, points, (before, after), options, console)
     accelerator.wait_for_everyone()
-    return 0
 
 
 def check(options: argparse.Namespace) -> None:
@@ -137,12 +189,25 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+        if value is not None and value > MOST:
+            raise ValueError(f"--{name.replace('_', '-')} must be at most {MOST:g}, got {value}.")
     require_weights(options.temperature, options.entropy_weight)
     Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
-    if options.lora_rank:
-        require_peft()
+    if options.lora_rank < 0:
+        raise ValueError(f"--lora-rank must be at least 0, got {options.lora_rank}.")
+    if options.lora_alpha and not options.lora_rank:
+        raise ValueError(
+            "--lora-alpha must be left out without --lora-rank: it is the scale of its additions."
+        )
+    require_matplotlib()
+
+
+def alpha_of(options: argparse.Namespace) -> int:
+    """Returns the scale of LoRA's additions: their rank, unless it is given."""
+    alpha: int = options.lora_alpha or options.lora_rank
+    return alpha
 
 
 def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
@@ -248,7 +313,11 @@ def answers_of(
                 write_json(file, {"answers": _scored(student, asked, start, found)})
             advance(1)
     accelerator.wait_for_everyone()
-    records = [one for start in starts for one in read_json(_file_of(folder, start))["answers"]]
+    records = [
+        one
+        for start in starts
+        for one in read_answers(_file_of(folder, start), prompts[start : start + size])
+    ]
     right = sum(one["score"] == 1.0 for one in records)
     console.print(f"the teacher is right on {right} of {len(records)} prompts", highlight=False)
     kept = [
@@ -264,6 +333,24 @@ def answers_of(
     return kept
 
 
+def read_answers(file: Path, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Reads the teacher's answers to a batch of prompts.
+
+    Raises:
+        ValueError: If the file is damaged, or holds answers to other prompts.
+    """
+    found: list[dict[str, Any]] = read_json(file, {"answers": list[Any]}, remedy=ANEW)["answers"]
+    for one in found:
+        require_fields(one, _ANSWER, file)
+    belongs = [one["prompt"] for one in found] == [list(prompt) for prompt in prompts]
+    if not belongs or any(len(one["answer"]) != len(one["ranks"]) for one in found):
+        raise ValueError(
+            f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "
+            f"each token, got others; {ANEW}"
+        )
+    return found
+
+
 def train(
     student: Student,
     demonstrations: Sequence[Demonstration],
@@ -277,8 +364,8 @@ def train(
     """Distils and writes the weights; returns what was measured on the way."""
     lora = None
     if options.lora_rank:
-        alpha = options.lora_alpha or options.lora_rank
-        lora = LoRA(student.model, student.family, rank=options.lora_rank, alpha=alpha)
+        rank, alpha = options.lora_rank, alpha_of(options)
+        lora = LoRA(student.model, student.family, rank=rank, alpha=alpha)
     else:
         student.model.requires_grad_(True)
     objective, advance = objective_of(student, demonstrations, options)

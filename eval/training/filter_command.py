@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode import CachePolicy, DecodeConfig, NoVerifier, compatibility
 from dllm_decode.loop import new_decoder
 from dllm_decode.models.base import fingerprint_of
+from dllm_decode.training.finite import NotFiniteError
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -37,27 +38,62 @@ from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of
 from eval.training.arguments import ENDS, LENGTHS
 from eval.training.bars import bar
-from eval.training.held_out import Measured, compared, measure, table_of
+from eval.training.held_out import Measured, compared, measure, read_measured, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, claim_training, write_json
-from samplers import Learn2PD, Sampler
+from eval.training.run_folder import (
+    ANEW,
+    SETTINGS_FILE,
+    claim,
+    claim_training,
+    write_json,
+    writing,
+)
+from samplers import FixedSchedule, Learn2PD, Sampler
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 """Thresholds of the table of held-out blocks."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Collects examples, trains a filter on them, writes it and judges it."""
-    console = Console()
+    """Collects examples, trains a filter on them, writes it and judges it.
+
+    Raises:
+        ValueError: If anything is wrong; as far as it can be known, before the first forward.
+    """
+    require_output(Path(options.output), work_of(options))
     options.threshold = list(dict.fromkeys(options.threshold))
     for threshold in options.threshold:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
-    against = parse_sampler(options.against)
+    against, cache = parse_sampler(options.against), parse_cache(options.cache)
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts, least=LEAST_PROMPTS
     )
-    settings = FilterSettings(
+    settings_of(options)
+    loaded = open_model(options.model, options, options.revision)
+    asked.warn(loaded.tokenizer)
+    config = config_of(options, asked, loaded)
+    assert config.block_length is not None
+    for rule, questions in ((against, judged), (FixedSchedule(config.block_length), asked)):
+        decoder = new_decoder(loaded.model, rule, cache=cache, config=config)
+        questions.require_decodable(decoder, loaded.tokenizer)
+    # The filter is not there yet; the oracle that its examples come from needs as much.
+    compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
+    try:
+        with writing(work_of(options)):
+            learn(loaded, (asked, judged), config, cache, against, options=options)
+    except NotFiniteError as error:
+        raise ValueError(str(error)) from None
+    return 0
+
+
+def settings_of(options: argparse.Namespace) -> FilterSettings:
+    """Returns how the filter is trained.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    return FilterSettings(
         hidden_sizes=tuple(options.hidden),
         activation=options.activation,
         num_steps=options.steps,
@@ -65,13 +101,59 @@ def run(options: argparse.Namespace) -> int:
         counted=options.counted,
         seed=options.seed,
     )
-    loaded = open_model(options.model, options, options.revision)
-    asked.warn(loaded.tokenizer)
-    config = config_of(options, asked, loaded)
-    cache = parse_cache(options.cache)
-    # Refuses what does not fit together.
-    new_decoder(loaded.model, against, cache=cache, config=config)
-    work = Path(f"{options.output}.run")
+
+
+def work_of(options: argparse.Namespace) -> Path:
+    """Returns the folder of what is needed to go on."""
+    return Path(f"{options.output}.run")
+
+
+def report_of(output: Path) -> Path:
+    """Returns the file that says what a filter is worth."""
+    return output.with_suffix(".json")
+
+
+def require_output(output: Path, work: Path) -> None:
+    """Checks that the filter and the report can be written, and replace nothing else.
+
+    Raises:
+        ValueError: If one is there and is not of a run, is a folder, or both are one file.
+    """
+    if not output.name or output.suffix == ".json":
+        raise ValueError(
+            f"--output must name a file, and not the report, which ends in .json, got {output}; "
+            "choose a name such as learn2pd.safetensors."
+        )
+    has_run = (work / SETTINGS_FILE).exists()
+    for file in (output, report_of(output)):
+        if file.is_dir() or (file.exists() and not has_run):
+            raise ValueError(
+                f"--output must name a new filter, or that of the run in {work}, got {file}, which "
+                "exists; choose another, or remove it."
+            )
+
+
+def learn(
+    loaded: Loaded,
+    questions: tuple[Questions, Questions],
+    config: DecodeConfig,
+    cache: CachePolicy,
+    against: Sampler,
+    *,
+    options: argparse.Namespace,
+) -> None:
+    """Does what the options say, all of which were checked.
+
+    Args:
+        loaded: The model.
+        questions: Those that examples come from, and those that the filter is judged on.
+        config: Of every decode.
+        cache: Of every decode.
+        against: The sampler that the filter is compared with.
+        options: Of the command.
+    """
+    console, work, settings = Console(), work_of(options), settings_of(options)
+    asked, judged = questions
     claim(work, {
         "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
         "task": asked.settings(), **asdict(config), "cache": repr(cache),
@@ -80,18 +162,15 @@ def run(options: argparse.Namespace) -> int:
     examples = collect(loaded, asked, config, cache, options.batch_size, work, console)
     claim_training(work, {"held_out": judged.settings(), **asdict(settings)})
     network = fit(examples, settings, work, console, options.threshold)
-    output = Path(options.output)
-    first = options.threshold[0]
     save_filter(
         network,
-        output,
+        Path(options.output),
         model=loaded.model.name,
         settings=settings,
-        threshold=first,
+        threshold=options.threshold[0],
         fingerprint=fingerprint_of(loaded.model),
     )
     judge(loaded, judged, config, cache, options, against, console)
-    return 0
 
 
 def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
@@ -131,9 +210,26 @@ def collect(
                     first_prompt=first,
                 )
                 save_examples(found, file)
-            parts.append(load_examples(file))
+            parts.append(read_examples(file, range(first, first + len(batch)), config.block_length))
             advance(len(batch))
     return join(parts)
+
+
+def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
+    """Reads the examples of a batch.
+
+    Raises:
+        ValueError: If the file is damaged, or of other prompts or blocks.
+    """
+    found = load_examples(file)
+    if found.confidences.shape[1:] != (block_length,) or not {*found.prompts.tolist()} <= {
+        *prompts
+    }:
+        raise ValueError(
+            f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
+            f"of {block_length} tokens, got others; {ANEW}"
+        )
+    return found
 
 
 def fit(
@@ -171,17 +267,17 @@ def judge(
 ) -> None:
     """Decodes held-out prompts with the filter and with the other sampler, and compares them."""
     rules: dict[str, Sampler] = {repr(against): against}
-    rules |= {f"filter at {one:g}": Learn2PD(options.output, one) for one in options.threshold}
+    rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
     found: list[tuple[str, Measured]] = []
     with bar(console, "held-out prompts", len(judged.examples) * len(rules)) as advance:
         for name, rule in rules.items():
-            file = Path(f"{options.output}.run") / "held_out" / f"{digest(name)}.json"
+            file = work_of(options) / "held_out" / f"{digest(name)}.json"
             if not file.exists():
                 measure(
                     loaded.model, loaded.tokenizer, judged, rule, config,
                     batch_size=options.batch_size, cache=cache,
                 ).save(file)  # fmt: skip
-            found.append((name, Measured.load(file)))
+            found.append((name, read_measured(file, judged)))
             advance(len(judged.examples))
     title = f"{len(judged.examples)} held-out prompts, {judged.address}"
     console.print(table_of(title, found[0], found[1:]))
@@ -199,7 +295,7 @@ def judge(
         ],
         "machine": machine_of(loaded.model.device),
     }
-    file = Path(options.output).with_suffix(".json")
+    file = report_of(Path(options.output))
     write_json(file, report)
     console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
 

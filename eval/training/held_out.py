@@ -12,14 +12,16 @@ from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
 from dllm_decode.caches import NoCache
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.summary import difference
+from eval.runs.fields import NUMBER
 from eval.runs.settings import ALONE, Place
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.questions import Questions
-from eval.training.run_folder import read_json, write_json
+from eval.training.run_folder import ANEW, read_json, write_json
 from samplers import Sampler
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
+_FIELDS = {"scores": list[NUMBER], "forwards": list[int], "lengths": list[int]}
 
 Told = Callable[[int], None]
 """Told how many prompts were answered."""
@@ -59,8 +61,24 @@ class Measured:
 
     @staticmethod
     def load(file: Path) -> "Measured":
-        """Reads what `save` wrote."""
-        return Measured(**read_json(file))
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        found = Measured(**read_json(file, _FIELDS, remedy=ANEW))
+        numbers = {len(found.scores), len(found.forwards), len(found.lengths)}
+        in_range = (
+            all(0 <= score <= 1 for score in found.scores)
+            and all(forwards >= 1 for forwards in found.forwards)
+            and all(length >= 0 for length in found.lengths)
+        )
+        if len(numbers) != 1 or not found.scores or not in_range:
+            raise ValueError(
+                f"{file} must have a score in [0, 1], a number of forwards and a length for each "
+                f"prompt, got others; {ANEW}"
+            )
+        return found
 
 
 def measure(
@@ -117,6 +135,18 @@ def measure(
         [forwards for _, _, forwards, _ in found],
         [length for _, _, _, length in found],
     )
+
+
+def read_measured(file: Path, questions: Questions) -> Measured:
+    """Reads what was measured on these questions.
+
+    Raises:
+        ValueError: If the file is damaged, or of other questions.
+    """
+    found, wanted = Measured.load(file), len(questions.examples)
+    if len(found.scores) != wanted:
+        raise ValueError(f"{file} must be of {wanted} prompts, got {len(found.scores)}; {ANEW}")
+    return found
 
 
 def score_of(questions: Questions, number: int, text: str) -> float:

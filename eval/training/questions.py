@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dllm_decode.decoder import Decoder
 from eval.runs.addresses import split_address
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import encode_prompt, said_of_unknown_words
@@ -44,6 +45,11 @@ class Questions:
         """Returns the token ids of every prompt."""
         chat = self.prompts == "chat"
         return [encode_prompt(tokenizer, example, chat=chat) for example in self.examples]
+
+    def require_decodable(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+        """Raises ValueError if a prompt cannot be written or decoded."""
+        for i, prompt in enumerate(self.encoded(tokenizer)):
+            decoder.request(prompt, i)
 
     def warn(self, tokenizer: Tokenizer) -> None:
         """Says on standard error which words of the prompts the tokenizer does not know."""

@@ -2,14 +2,58 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eval.runs.fields import Fields, is_of
+from eval.runs.locks import only_writer
+from samplers.checks import shown
+
 SETTINGS_FILE = "settings.json"
 TRAINING_FILE = "training_settings.json"
+ANEW = "remove the file, and the same command makes it anew."
+_LOCK_FILE = ".lock"
 DIGEST = "digest"
 """Ends the name of a setting whose value means nothing to a reader."""
 _UNSET = "unset"
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Makes the folder and gives it to this process alone.
+
+    Raises:
+        ValueError: If the folder holds something else, cannot be written, or is written by another
+            process.
+    """
+    try:
+        require_own(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _LOCK_FILE).touch()
+    except OSError as error:
+        raise ValueError(
+            f"--output must be in a folder that can be written, got {folder} ({error.strerror}); "
+            "choose another."
+        ) from None
+    refusal = (
+        f"--output must have one writer, got {folder} while another process writes it; wait for "
+        "that process, or choose another."
+    )
+    with only_writer(folder / _LOCK_FILE, refusal):
+        yield
+
+
+def require_own(folder: Path) -> None:
+    """Raises ValueError unless a folder is new, or holds a run of these commands."""
+    if not folder.exists() or (folder / SETTINGS_FILE).exists():
+        return
+    # A command that is killed early leaves these.
+    if {file.name for file in folder.iterdir()} - {_LOCK_FILE, f"{SETTINGS_FILE}.partial"}:
+        raise ValueError(
+            f"--output must be new or hold a run of this command, got {folder} without "
+            f"{SETTINGS_FILE}; choose another."
+        )
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -22,12 +66,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: If the folder holds a run with other settings, or something else.
     """
-    is_empty = not folder.exists() or not any(folder.iterdir())
-    if not is_empty and not (folder / SETTINGS_FILE).exists():
-        raise ValueError(
-            f"--output must be new or hold a run of this command, got {folder} without "
-            f"{SETTINGS_FILE}; choose another."
-        )
+    require_own(folder)
     _keep(folder / SETTINGS_FILE, settings)
 
 
@@ -85,16 +124,38 @@ def write_json(file: Path, content: object) -> None:
     partial.replace(file)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(
+    file: Path, fields: Fields | None = None, *, remedy: str = "remove the folder."
+) -> dict[str, Any]:
     """Reads a file that `write_json` wrote.
 
+    Args:
+        file: The file.
+        fields: By name the types of its fields, as in `eval.runs.fields`; `None`: any.
+        remedy: How to go on without it, for the message.
+
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If it is damaged, or has other fields.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} must be JSON, got {error}; remove the folder.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} must be JSON, got {error}; {remedy}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {str(found)[:40]}.")
+        raise ValueError(f"{file} must hold a JSON object, got {shown(found)}; {remedy}")
+    if fields is not None:
+        require_fields(found, fields, file, remedy=remedy)
     return found
+
+
+def require_fields(found: object, fields: Fields, file: Path, *, remedy: str = ANEW) -> None:
+    """Raises ValueError unless an object of a file has these fields, each of its type."""
+    if not isinstance(found, dict) or found.keys() != fields.keys():
+        names = ", ".join(fields)
+        raise ValueError(f"{file} must hold {names}, and no more, got {shown(found)}; {remedy}")
+    for name, kind in fields.items():
+        if not is_of(found[name], kind):
+            raise ValueError(
+                f"{file} must have {name!r} as this version writes it, got {shown(found[name])}; "
+                f"{remedy}"
+            )

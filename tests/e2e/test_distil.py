@@ -2,11 +2,13 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from safetensors.torch import load_file, save_file
 
 from dllm_decode import load_model
 from eval.cli import main
@@ -80,6 +82,32 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert main(["distil", *options(killed, "--method", "d3llm")]) == 2
     shown = capsys.readouterr().err
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
+
+
+def test_a_resumed_run_without_its_moments_is_refused_and_one_that_diverges_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first ended with other weights and status 0, the second in a traceback."""
+    words = [*options(tmp_path / "run"), "--epochs", "0.4", "--evaluate-every", "100"]
+    assert main(["distil", *words]) == 0
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    for file in checkpoint.glob("*.safetensors"):
+        kept = {n: t for n, t in load_file(file).items() if not n.startswith("optimiser.")}
+        save_file(kept, file)
+    capsys.readouterr()
+    assert main(["distil", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{checkpoint} must hold 'optimiser.0.0.step'" in said
+    assert f"or remove {checkpoint} to begin the training anew" in said
+    AcceleratorState._reset_state(reset_partial_state=True)
+    (tmp_path / "wild").mkdir()
+    shutil.copy(tmp_path / "run" / "settings.json", tmp_path / "wild")
+    shutil.copytree(tmp_path / "run" / "answers", tmp_path / "wild" / "answers")
+    shutil.copy(tmp_path / "run" / "before.json", tmp_path / "wild")
+    words = [*options(tmp_path / "wild"), "--epochs", "0.8", "--evaluate-every", "100"]
+    assert main(["distil", *words, "--learning-rate", "1e8"]) == 2
+    assert "must be finite, got " in capsys.readouterr().err
+    assert not (tmp_path / "wild" / "model").exists()
 
 
 def test_wrong_answers_are_kept_by_the_option_that_the_error_names(

@@ -65,6 +65,16 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
 
 
+def test_a_filter_that_diverges_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The untrained network was written and judged, as if it were a filter."""
+    output = tmp_path / "wild.safetensors"
+    assert main(["train-filter", *options(output), "--learning-rate", "1e30"]) == 2
+    assert "The loss must be finite, got " in capsys.readouterr().err
+    assert not output.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -1,19 +1,31 @@
 """What the training commands share: questions, folders, measurements."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, load_model
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.load import find_model
 from eval.cli import main, make_parser
-from eval.training.held_out import Measured, compared, measure, score_of
+from eval.training.distil_command import read_answers
+from eval.training.filter_command import read_examples
+from eval.training.held_out import Measured, compared, measure, read_measured, score_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, claim_training, read_json, write_json
+from eval.training.run_folder import claim, claim_training, read_json, write_json, writing
 from samplers import FixedSchedule
+
+ROOT = Path(__file__).parents[2]
 
 
 def jsonl(folder: Path, count: int = 10, name: str = "own.jsonl") -> str:
@@ -197,14 +209,220 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
         (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
         (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
+        (["train-filter", "--learning-rate", "inf"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--learning-rate", "nan"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--learning-rate", "0"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--seed", "9" * 30], "seed must be between"),
+        (["train-filter", "--threshold", "nan"], "--threshold must be a probability"),
+        (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
+        (["train-filter", "--prompts", "chat", "--model", "plain"], "a chat template"),
+        (["distil", "--learning-rate", "inf"], "--learning-rate must be at most 1e+09, got inf"),
+        (["distil", "--learning-rate", "nan"], "--learning-rate must be above 0, got nan"),
+        (["distil", "--muon", "inf"], "--muon must be at most 1e+09, got inf"),
+        (["distil", "--epochs", "inf"], "--epochs must be at most 1e+09, got inf"),
+        (["distil", "--epochs", "1e308"], "--epochs must be at most 1e+09, got 1e+308"),
+        (["distil", "--minutes", "inf"], "--minutes must be at most 1e+09, got inf"),
+        (["distil", "--temperature", "inf"], "temperature and entropy_weight must be finite"),
+        (["distil", "--entropy-weight", "inf"], "temperature and entropy_weight must be finite"),
+        (["distil", "--greatest-share", "nan"], "greatest_share must be in (0, 1], got nan"),
+        (["distil", "--lora-rank", "-1"], "--lora-rank must be at least 0, got -1"),
+        (["distil", "--lora-rank", "1000000"], "rank must be at most "),
+        (["distil", "--lora-alpha", "3"], "--lora-alpha must be left out without --lora-rank"),
+        (["distil", "--prompts", "chat", "--model", "plain"], "a chat template"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_decoded(
-    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, without_template: str,
+) -> None:  # fmt: skip
+    """Several of these were refused only after hours of decoding, or by a traceback."""
+    forbid_forwards(monkeypatch)
+    words = [without_template if word == "plain" else word for word in words]
     assert main([*words, "--output", str(tmp_path / "run" / "out")]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def forbid_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("A forward was run.")
+
+    monkeypatch.setattr(MaskedTransformer, "forward", refuse)
+
+
+@pytest.fixture(scope="module")
+def without_template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose tokenizer has no chat template."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    shutil.copytree(find_model("mini", None), folder)
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return f"{folder}?family=llada"
+
+
+@pytest.mark.parametrize("command", ["train-filter", "distil"])
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("file.txt/out", "--output must be in a folder that can be written"),
+        ("folder", "--output must "),
+        ("file.txt", "--output must "),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_decoded(
+    command: str, output: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """train-filter ended with a traceback after all its work, or wrote over another file."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    (tmp_path / "file.txt").write_text("mine")
+    forbid_forwards(monkeypatch)
+    before = sorted(tmp_path.rglob("*"))
+    assert main([command, "--output", str(tmp_path / output)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert str(tmp_path) in said
+    assert "choose another" in said
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "file.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("output", ["filter.json", ".", "config.safetensors"])
+def test_a_report_replaces_neither_the_filter_nor_a_file_of_another(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of filter.json was written over the filter."""
+    (tmp_path / "config.json").write_text("{}")
+    forbid_forwards(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-filter", "--output", output]) == 2
+    assert "--output must name a" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_curve_without_its_package_is_said_before_anything_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was missed when the model was trained."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["distil", "--output", str(tmp_path / "out")]) == 2
+    assert "needs the package matplotlib" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+WRITERS = {
+    "train-filter": ("filter.safetensors", "filter.safetensors.run", ("--batch-size", "1")),
+    "distil": ("run", "run", ("--batch-size", "1")),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param("train-filter", marks=pytest.mark.slow), "distil"]
+)
+def test_a_second_process_is_refused_while_one_writes(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes removed each other's checkpoints."""
+    output, work, more = WRITERS[command]
+    words = [command, "--output", str(tmp_path / output), *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "eval.cli", *words], env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        settings, since = tmp_path / work / "settings.json", time.monotonic()
+        while not settings.exists():
+            assert first.poll() is None
+            assert time.monotonic() < since + 120
+            time.sleep(0.05)
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"must have one writer, got {tmp_path / work} while another process" in said
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    # The lock ends with its process.
+    with writing(tmp_path / work):
+        pass
+
+
+DAMAGED = ("null", "[1]", "{", "{}", '{"answers": 3}', '{"answers": [{"prompt": []}]}')
+MEASURED = (
+    '{"scores": [1.0], "forwards": [3], "lengths": "4"}',
+    '{"scores": [2.0], "forwards": [3], "lengths": [4]}',
+    '{"scores": [1.0], "forwards": [0], "lengths": [4]}',
+    '{"scores": [1.0, 1.0], "forwards": [3], "lengths": [4]}',
+    '{"scores": [], "forwards": [], "lengths": []}',
+    '{"scores": [1.0], "forwards": [3], "lengths": [4], "spent": 1}',
+)
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *MEASURED])
+def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
+    """It ended in a traceback, or in a division by zero after the training."""
+    file = tmp_path / "before.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"before\.json must .*; remove the file, and the same"):
+        Measured.load(file)
+
+
+def test_a_measurement_of_other_prompts_is_named(tmp_path: Path) -> None:
+    _, judged = read_questions(jsonl(tmp_path, 40), "")
+    Measured([1.0] * 8, [3] * 8, [4] * 8).save(tmp_path / "before.json")
+    assert len(read_measured(tmp_path / "before.json", judged).scores) == 8
+    Measured([1.0], [3], [4]).save(tmp_path / "before.json")
+    with pytest.raises(ValueError, match=r"before\.json must be of 8 prompts, got 1; remove"):
+        read_measured(tmp_path / "before.json", judged)
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"answers": []}'])
+def test_damaged_answers_are_named_with_the_remedy(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "000000.json"
+    one = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
+    write_json(file, {"answers": [one]})
+    assert read_answers(file, [[1, 2]]) == [one]
+    with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
+        read_answers(file, [[1, 3]])
+    for part in ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None}):
+        write_json(file, {"answers": [one | part]})
+        with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
+            read_answers(file, [[1, 2]])
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
+        read_answers(file, [[1, 2]])
+
+
+def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:
+    """A torn file ended in a traceback; one of other prompts was learned twice."""
+    file = tmp_path / "000000.safetensors"
+    parts = {
+        "confidences": torch.rand(3, 4), "final": torch.ones(3, 4, dtype=torch.bool),
+        "masked": torch.ones(3, 4, dtype=torch.bool), "prompts": torch.tensor([0, 0, 1]),
+    }  # fmt: skip
+    save_file(parts, file)
+    assert len(read_examples(file, range(2), 4)) == 3
+    for prompts, block_length in ((range(2, 4), 4), (range(2), 8)):
+        with pytest.raises(ValueError, match=r"must hold examples of prompts .*; remove the file"):
+            read_examples(file, prompts, block_length)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"must be a whole safetensors file, got .*; remove the"):
+        read_examples(file, range(2), 4)
+    others = (
+        {"final": torch.ones(3, 4)},
+        {"prompts": torch.tensor([0, 1])},
+        {"more": torch.ones(1)},
+        {"masked": torch.ones(3, 5, dtype=torch.bool)},
+    )
+    for other in others:
+        save_file({**parts, **other}, file)
+        with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
+            read_examples(file, range(2), 4)
 
 
 def test_every_option_of_both_commands_says_what_it_is() -> None:
