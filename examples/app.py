@@ -4,8 +4,12 @@
     python examples/app.py --model GSAI-ML/LLaDA-8B-Instruct --device cuda --gen-length 256
 
 The server is Python's own and the page one file, so it needs nothing that is not installed anyway,
-and no network: Gradio alone is 31 MB besides a web framework. It answers this machine only. Steps
-arrive as server-sent events, so that a curl of `/decode?question=...` works as well.
+and no network: Gradio alone is 31 MB besides a web framework. Steps arrive as server-sent events,
+so that a curl of `/decode?question=...` works as well.
+
+It answers this machine only: requests from pages of other sites are refused, and so are names other
+than 127.0.0.1 and localhost. Samplers and caches are those of this package, with embedded filters:
+no request makes it import a module or read a file.
 """
 
 import dllm_decode.launch  # noqa: F401 - before torch is loaded
@@ -24,19 +28,46 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from dllm_decode import CachePolicy, MaskPredictor, StepEvent, decode, load_model
+from dllm_decode import CachePolicy, MaskPredictor, StepEvent, caches, decode, load_model
 from eval.reports.templates import ASSETS
-from eval.runs.names import parse_cache
 from eval.tasks import WordProblems
-from samplers import Sampler, parse
+from samplers import ALL_SAMPLERS, Learn2PD, Sampler
+from samplers.checks import require_choice
+from samplers.expression import Constructors, parse_expression
+from samplers.learn2pd import embedded_filters
 
 PAGE = Path(__file__).with_name("app.html")
+NAMES = ("127.0.0.1", "localhost")
+"""Of this machine, in a request."""
+OWN_SITES = ("same-origin", "none")
+"""Values of `Sec-Fetch-Site` of the page itself, and of an address that the user opens."""
 MAX_QUESTION = 4000
 MAX_PAUSE_S = 2.0
 NUM_QUESTIONS = 6
 
+CACHES: Constructors = {
+    name: kind
+    for name, kind in vars(caches).items()
+    if name in caches.__all__ and issubclass(kind, CachePolicy) and kind is not CachePolicy
+}
+
 Tell = Callable[[str, object], None]
 """Sends an event: its name, and what becomes JSON."""
+
+
+def embedded_learn2pd(filter: str = "mini", threshold: float = 0.96) -> Learn2PD:
+    """Returns the sampler with an embedded filter: a request must not name a file.
+
+    Raises:
+        ValueError: If there is no such filter.
+    """
+    require_choice("filter", filter, embedded_filters())
+    return Learn2PD(filter, threshold)
+
+
+SAMPLERS: Constructors = {
+    **{kind.__name__: kind for kind in ALL_SAMPLERS}, "Learn2PD": embedded_learn2pd
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,8 +132,9 @@ class Stage:
         most = min(self.block_length, gen_length)
         return Wish(
             question=question,
-            sampler=parse(query.get("sampler", "ConfidenceThreshold(0.9)")),
-            cache=parse_cache(query.get("cache", "NoCache()")),
+            # Not `parse`, which imports a module that an expression names.
+            sampler=parse_expression(query.get("sampler", "ConfidenceThreshold(0.9)"), SAMPLERS),
+            cache=parse_expression(query.get("cache", "NoCache()"), CACHES),
             gen_length=gen_length,
             block_length=_integer(query, "block_length", most, gen_length),
             pause_s=_pause(query.get("pause", "0")),
@@ -202,6 +234,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers with the page, or with the steps of a decode."""
+        refusal = self._refusal()
+        if refusal:
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", f"{refusal}\n".encode())
+            return
         address = urlsplit(self.path)
         if address.path == "/":
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.stage.page())
@@ -209,6 +245,26 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream({name: last[-1] for name, last in parse_qs(address.query).items()})
         else:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", b"There is / and /decode.\n")
+
+    def _refusal(self) -> str:
+        """Says why a request is not answered; empty if it is the user's or the page's own.
+
+        A page of another site reaches this port too: by its number or, if the name of that site
+        leads to 127.0.0.1, by that name.
+        """
+        port = self.server.server_port
+        names = [f"{name}:{port}" for name in NAMES] + [*(NAMES if port == 80 else ())]
+        host = ", ".join(self.headers.get_all("Host", []))
+        if host.lower() not in names:
+            return f"The host must be {' or '.join(names)}, got {host!r}; open one of these."
+        for name, allowed in (("Origin", [f"http://{host}"]), ("Sec-Fetch-Site", OWN_SITES)):
+            given = self.headers.get_all(name, [])
+            if any(one not in allowed for one in given):
+                return (
+                    f"{name} must be {' or '.join(allowed)}, got {', '.join(given)!r}; "
+                    "type the address into the browser."
+                )
+        return ""
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Says nothing: every decode would be a line."""

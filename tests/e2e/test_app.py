@@ -1,9 +1,11 @@
 """The app's server, over HTTP, on the embedded model."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,7 +13,7 @@ import pytest
 
 from dllm_decode import decode, load_model
 from examples import app
-from samplers import parse
+from samplers import learn2pd, parse
 
 QUESTION = (
     "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
@@ -43,6 +45,90 @@ def get(port: int, path: str) -> tuple[int, str, str]:
         return answer.status, answer.headers["Content-Type"], answer.read().decode()
     finally:
         connection.close()
+
+
+def status_of(port: int, headers: list[tuple[str, str]], path: str = "/") -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.putrequest("GET", path, skip_host=True)
+        for name, value in headers:
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/decode?question=hello", "/nothing"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Host": "evil.example"},
+        {"Host": "evil.example:PORT"},
+        {"Host": "127.0.0.1"},
+        {"Host": "127.0.0.1:1"},
+        {"Host": "127.0.0.1:PORT.evil.example"},
+        {"Host": "127.0.0.1:PORT", "host": "127.0.0.1:PORT"},
+        {"Host": "127.0.0.1:PORT", "Origin": "http://evil.example"},
+        {"Host": "127.0.0.1:PORT", "Origin": "null"},
+        {"Host": "127.0.0.1:PORT", "Origin": "http://localhost:PORT"},
+        {"Host": "127.0.0.1:PORT", "Sec-Fetch-Site": "cross-site"},
+        {"Host": "localhost:PORT", "Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_requests_of_other_sites_are_refused(
+    headers: dict[str, str], path: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of any site could start decodes, and read them after rebinding its name."""
+    monkeypatch.setattr(app.Stage, "read", None)
+    given = [(name, value.replace("PORT", str(port))) for name, value in headers.items()]
+    status, said = status_of(port, given, path)
+    assert status == 403
+    assert " must be " in said
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LocalHost"])
+def test_the_page_and_the_user_are_answered(name: str, port: int) -> None:
+    host = f"{name}:{port}"
+    for more in ([], [("Sec-Fetch-Site", "none")],
+                 [("Origin", f"http://{host}"), ("Sec-Fetch-Site", "same-origin")]):  # fmt: skip
+        assert status_of(port, [("Host", host), *more])[0] == 200
+
+
+def test_no_request_imports_a_module_or_reads_a_file(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sampler=this:X()` ran the module `this`, and any file was opened as a filter or a card."""
+    (tmp_path / "from_the_network.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(learn2pd, "load_filter", None)
+    filters = [
+        "Learn2PD('/dev/zero')", "Learn2PD('../../etc/passwd')", "Learn2PD(filter='nothing')",
+        "CreditDecoding(Learn2PD('/dev/zero'))", "Learn2PD(('mini',))", "Learn2PD(Wino())",
+    ]  # fmt: skip
+    wishes = [
+        *({"sampler": text} for text in filters),
+        {"sampler": "from_the_network:X()"},
+        {"sampler": "CreditDecoding(from_the_network:X())"},
+        {"sampler": "@/dev/zero"},
+        {"sampler": "DualCache()"},
+        {"cache": "from_the_network:X()"},
+        {"cache": "@/dev/zero"},
+        {"cache": "CachePolicy()"},
+        {"cache": "History()"},
+    ]
+    for wish in wishes:
+        ((name, message),) = events(port, **({"question": QUESTION} | wish))
+        assert name == "refused", wish
+        assert message, wish
+    assert "from_the_network" not in sys.modules
+
+
+def test_an_embedded_filter_decodes(port: int) -> None:
+    told = events(port, question=QUESTION, sampler="Learn2PD('mini', threshold=0.9)")
+    assert told[-1][0] == "done"
 
 
 def events(port: int, **query: Any) -> list[tuple[str, Any]]:
