@@ -123,10 +123,26 @@ def test_names_that_match_nothing_are_refused(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "'peft_type' must be 'LORA' for an adapter that is merged"),
         ({"use_dora": True}, "'use_dora' must be False"),
         ({"bias": "all"}, "'bias' must be 'none'"),
-        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' must be None"),
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' must be null"),
         ({"init_lora_weights": "pissa"}, "got 'pissa'. Merge it with PEFT"),
         ({"r": 4}, "must be that of its weights, 3, got 4"),
-        ({"lora_alpha": "x"}, "'lora_alpha' must be a positive number, got 'x'"),
+        ({"use_dora": 0}, "'use_dora' must be False for an adapter that is merged, got 0"),
+        ({"bias": None}, "'bias' must be 'none' for an adapter that is merged, got null"),
+        ({"use_rslora": "false"}, "config.json': 'use_rslora' must be true or false, got 'false'"),
+        ({"use_rslora": None}, "config.json': 'use_rslora' must be true or false, got null"),
+        ({"r": None}, "config.json': 'r' must be an integer from 1 to .*, got null"),
+        ({"r": 3.0}, "'r' must be an integer from 1 to .*, got 3.0"),
+        ({"lora_alpha": "x"}, "'lora_alpha' must be a number above 0 .*, got 'x'"),
+        ({"lora_alpha": True}, "'lora_alpha' must be a number above 0 .*, got True"),
+        ({"lora_alpha": float("nan")}, "'lora_alpha' must be a number above 0 .*, got nan"),
+        ({"alpha_pattern": {"q_proj": "6"}}, "'alpha_pattern.q_proj' must be a number .* '6'"),
+        ({"rank_pattern": {"q_proj": None}}, "'rank_pattern.q_proj' must be an integer .* null"),
+        ({"rank_pattern": [3]}, "config.json': 'rank_pattern' must be an object, got .3."),
+        ({"rank_pattern": {"(": 3}}, "keys of 'rank_pattern' must be regular expr.*, got '.' "),
+        ({"alpha_pattern": {"a{1": 3, "*": 3}}, "keys of 'alpha_pattern' must be .*, got '.' "),
+        ({"target_modules": 3}, "'target_modules' must be a string or a list of them, got 3"),
+        ({"exclude_modules": [1]}, "'exclude_modules' must be a string or a list of them, got"),
+        ({"layers_to_transform": "0"}, "'layers_to_transform' must be integers from 0 to"),
     ],
     ids=str,
 )
@@ -134,6 +150,33 @@ def test_other_kinds_are_refused(config: dict[str, Any], message: str, tmp_path:
     write(tmp_path, "llada")
     edit(tmp_path, **config)
     with pytest.raises(ValueError, match=message):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.bool], ids=str)
+def test_factors_that_are_no_floating_point_numbers_are_refused(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """They were multiplied as if they were weights."""
+    write(tmp_path, "llada")
+    path = tmp_path / "adapter_model.safetensors"
+    weights = load_file(path)
+    first = next(iter(weights))
+    save_file(weights | {first: weights[first].to(dtype)}, path)
+    message = rf"got (I8|I16|BOOL) for {first} in .*adapter_model\.safetensors'"
+    with pytest.raises(ValueError, match=message):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+def test_two_adapters_in_one_file_are_refused(tmp_path: Path) -> None:
+    """The one that came last was merged."""
+    write(tmp_path, "llada")
+    path = tmp_path / "adapter_model.safetensors"
+    weights = load_file(path)
+    first = next(iter(weights))
+    second = {first.replace(".weight", ".default.weight"): weights[first].clone()}
+    save_file(weights | second, path)
+    with pytest.raises(ValueError, match=r"must hold one adapter, got a second tensor for"):
         load_model(MODELS / "llada", adapter=tmp_path)
 
 

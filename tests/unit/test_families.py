@@ -29,6 +29,10 @@ def config_of(family: str) -> dict[str, Any]:
     return read
 
 
+def without(family: str, name: str) -> dict[str, Any]:
+    return {key: value for key, value in config_of(family).items() if key != name}
+
+
 def read_tiny(family: str, **changes: Any) -> Any:
     options = {key: one for key, one in OPTIONS.get(family, {}).items() if key != "family"}
     return FAMILIES[family].read({**config_of(family), **changes}, **options)
@@ -113,23 +117,36 @@ def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
 # Values
 
 
-BAD_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), -1.0, 0, "1e-5", True, [], {})
-BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, 10**12, "2", True, [2], {})
+BAD_NUMBERS: tuple[Any, ...] = (
+    None, float("nan"), float("inf"), -1.0, 0, 511, 10**400, "1e-5", True, [], {},
+)  # fmt: skip
+BAD_SIZES: tuple[Any, ...] = (None, 0, -1, 1.5, 10**12, "2", True, [2], {})
 
 
-@pytest.mark.parametrize("value", BAD_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: str(value)[:9])
 @pytest.mark.parametrize("key", EVERY_FAMILY)
 def test_a_number_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
-    message = f"config.json: 'rms_norm_eps' must be a positive finite number, got {value!r}."
+    """A `rms_norm_eps` of 511 was read, and null was the family's default."""
+    required, got = "a number above 0 and at most 0.01", "null" if value is None else repr(value)
+    message = f"config.json: 'rms_norm_eps' must be {required}, got {got}."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_tiny(key, rms_norm_eps=value)
+
+
+@pytest.mark.parametrize("value", [None, 0.001, 1, -5e5, 1e308, "5e5", True], ids=str)
+@pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"nemotron_labs_diffusion"}))
+def test_a_base_of_frequencies_that_cannot_be_is_refused(key: str, value: Any) -> None:
+    """0.001 turned rising frequencies; null was 10,000 for LLaDA, whose models have 500,000."""
+    with pytest.raises(ValueError, match="'rope_theta' must be a number above 1 and at most 1e"):
+        read_tiny(key, rope_theta=value)
 
 
 @pytest.mark.parametrize("value", BAD_SIZES, ids=repr)
 @pytest.mark.parametrize("key", EVERY_FAMILY)
 def test_a_size_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
     named = "n_layers" if key == "llada" else "num_hidden_layers"
-    message = f"config.json: '{named}' must be an integer from 1 to 4096, got {value!r}."
+    required, got = "an integer from 1 to 4096", "null" if value is None else repr(value)
+    message = f"config.json: '{named}' must be {required}, got {got}."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_tiny(key, **{named: value})
 
@@ -159,11 +176,96 @@ def test_every_number_of_every_configuration_is_checked(key: str) -> None:
     assert len(refused) >= 8
 
 
+# Keys whose authors document what null means.
+MAY_BE_NULL = {
+    "bias_for_layer_norm", "clip_qkv", "embedding_size", "head_dim", "mlp_hidden_size",
+    "moe_router_enable_expert_bias", "moe_router_score_function", "multi_query_attention",
+    "n_kv_heads", "num_key_value_heads", "rope_scaling", "router_num_group", "router_topk_group",
+    "shared_expert_intermediate_size", "sliding_window",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_null_is_refused_by_name_unless_it_is_documented(key: str) -> None:
+    """It silently was the family's default of every key that has one."""
+    config, plain = config_of(key), read_tiny(key)
+    rope = config.get("rope_parameters", {})
+    changes = [(name, {name: None}) for name in config if name not in MAY_BE_NULL]
+    changes += [(f"rope_parameters.{one}", {"rope_parameters": rope | {one: None}}) for one in rope]
+    refused = []
+    for name, change in changes:
+        error = error_of(key, **change)
+        if error is None:
+            assert read_tiny(key, **change) == plain, name
+        else:
+            assert f"'{name}'" in error
+            assert ", got null." in error
+            refused.append(name)
+    assert len(refused) >= 8
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("llada", "mask_token_id"), ("llada", "eos_token_id"), ("llada", "weight_tying"),
+        ("llada2_moe", "routed_scaling_factor"), ("llada2_moe", "n_group"),
+        ("llada2_moe", "topk_group"), ("llada2_moe", "pad_token_id"),
+        ("llada2_moe", "norm_topk_prob"), ("llada2_moe", "first_k_dense_replace"),
+        ("fast_dllm_v2", "bd_size"), ("sdar", "block_size"), ("sdar_moe", "mlp_only_layers"),
+        ("llada_moe", "routed_scaling_factor"), ("dream", "use_sliding_window"),
+    ],
+)  # fmt: skip
+def test_null_is_not_the_default(key: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' .*, got null"):
+        read_tiny(key, **{name: None})
+
+
+def test_documented_nulls_are_read() -> None:
+    config = config_of("llada")
+    nulls = {"n_kv_heads": None, "embedding_size": None, "bias_for_layer_norm": None}
+    assert read_tiny("llada", **nulls) == read_tiny("llada")
+    shape = read_tiny("llada", mlp_hidden_size=None).shape
+    assert shape.mlp_hidden_size == config["mlp_ratio"] * config["d_model"]
+    shape = read_tiny("a2d_llama", head_dim=None, num_key_value_heads=None).shape
+    assert (shape.num_kv_heads, shape.head_dim) == (4, 16)
+
+
+def test_a_factor_without_a_rope_type_is_refused() -> None:
+    """It was ignored: frequencies were not scaled."""
+    with pytest.raises(ValueError, match=r"must have the key 'rope_scaling\.type'"):
+        read_tiny("a2d_llama", rope_scaling={"factor": 8.0})
+
+
+@pytest.mark.parametrize("value", [1, 0, "false", None], ids=repr)
+def test_a_switch_that_must_be_off_is_no_number(value: Any) -> None:
+    """0 was false, and 1 was true."""
+    with pytest.raises(ValueError, match="need 'use_sliding_window' to be false, got"):
+        read_tiny("dream", use_sliding_window=value)
+    with pytest.raises(ValueError, match="need 'block_group_size' to be 1, got True"):
+        read_tiny("llada", block_group_size=True)
+
+
+def test_a_mask_token_that_the_tokenizer_contradicts_is_refused() -> None:
+    """Config.json won without a word."""
+    message = "'mask_token_id' must be the .MASK. token of the tokenizer, 7, got 508. Pass mask_id"
+    with pytest.raises(ValueError, match=message):
+        LLADA.read(config_of("llada"), tokenizer_mask_id=7)
+    assert LLADA.read(config_of("llada"), tokenizer_mask_id=508).mask_id == 508
+    assert LLADA.read(config_of("llada"), tokenizer_mask_id=7, mask_id=9).mask_id == 9
+    assert LLADA.read(without("llada", "mask_token_id"), tokenizer_mask_id=7).mask_id == 7
+
+
 @pytest.mark.parametrize("name", ["tie_word_embeddings"])
 @pytest.mark.parametrize("value", [1, "false", []], ids=repr)
 def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"config.json: '{name}' must be true or false, got"):
         read_tiny("dream", **{name: value})
+
+
+def test_a_list_of_no_tokens_that_end_a_text_is_refused() -> None:
+    """It silently was the tokens of the family."""
+    with pytest.raises(ValueError, match=r"'eos_token_id' must be one token or more, got \[\]"):
+        read_tiny("llada", eos_token_id=[])
 
 
 @pytest.mark.parametrize("value", [1.5, "7", 512, -1, True, [3, 512], [[3]]], ids=repr)
@@ -176,8 +278,8 @@ def test_an_end_of_text_is_a_token_or_several(value: Any) -> None:
 def test_a_key_inside_of_an_object_is_named_with_its_path() -> None:
     rope = config_of("nemotron_labs_diffusion")["rope_parameters"]
     for change, message in (
-        ({"rope_theta": 0}, "'rope_parameters.rope_theta' must be a positive finite number, got 0"),
-        ({"factor": None}, "must have the key 'rope_parameters.factor', which is missing"),
+        ({"rope_theta": 0}, "'rope_parameters.rope_theta' must be a number above 1 and at most"),
+        ({"factor": None}, "'rope_parameters.factor' must be a number above 0 and at most 10000, "),
         ({"truncate": 3}, "'rope_parameters.truncate' must be true or false, got 3"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -277,7 +379,7 @@ def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> Non
 
 def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match=r"id must be in \[0, 512\), got 126336. Pass mask_id"):
-        LLADA.read({**config_of("llada"), "mask_token_id": None})
+        LLADA.read(without("llada", "mask_token_id"))
     with pytest.raises(ValueError, match="'mask_token_id' must be an integer from 0 to 511"):
         LLADA.read({**config_of("llada"), "mask_token_id": 512})
 
@@ -532,7 +634,6 @@ def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
         refusals=(Refusal("net.activation", ("silu",), "to be 'silu'"),),
     )
     config = {**SIZES, "tokens": {"mask": 5, "eos": [2, 3]}, "net": {"block": 4}}
-    assert family.says_mask(config)
     facts = family.read(config)
     assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (5, (2, 3), 4)
     with pytest.raises(ValueError, match=r"need 'net.activation' to be 'silu', got 'gelu'"):
@@ -576,9 +677,10 @@ def test_a_missing_key_of_a_family_of_ones_own_may_be_its_mistake() -> None:
 
 def test_the_mask_token_is_read_from_the_keys_of_the_family() -> None:
     assert OWN.read(CONFIG).mask_id == 7
-    assert OWN.read({**CONFIG, "diffusion_mask": None, "mask_token_id": 9}).mask_id == 9
+    bare = {key: value for key, value in CONFIG.items() if key != "diffusion_mask"}
+    assert OWN.read({**bare, "mask_token_id": 9}).mask_id == 9
     assert OWN.read(CONFIG, mask_id=3).mask_id == 3
     with pytest.raises(ValueError, match="'diffusion_mask' must be an integer from 0 to 63"):
         OWN.read({**CONFIG, "diffusion_mask": 64})
     with pytest.raises(ValueError, match="does not say which token is"):
-        OWN.read({**CONFIG, "diffusion_mask": None})
+        OWN.read(bare)

@@ -269,7 +269,8 @@ def test_a_file_that_was_cut_short_is_named(num_bytes, folder) -> None:
 def test_quantised_weights_are_refused(folder) -> None:
     name = "model.transformer.blocks.0.up_proj.weight"
     edit_weights(folder, **{name: torch.zeros((24, 16), dtype=torch.int8)})
-    with pytest.raises(ValueError, match="Weights must be stored as F64, F32, BF16, F16, got I8"):
+    message = rf"as F64, F32, BF16, F16, got I8 for {name} in '.*model\.safetensors'"
+    with pytest.raises(ValueError, match=message):
         load_model(folder)
 
 
@@ -279,6 +280,44 @@ def test_a_missing_shard_is_named(folder) -> None:
     shards = sorted(folder.glob("*.safetensors"))
     shards[-1].unlink()
     with pytest.raises(FileNotFoundError, match=f"{shards[-1].name} are missing"):
+        load_model(folder)
+
+
+def test_a_shard_that_was_cut_short_is_named(folder) -> None:
+    save_model(small(), folder, max_shard_bytes=4000)
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{shard.name}' is damaged or cut short"):
+        load_model(folder)
+
+
+def test_a_shard_without_a_tensor_of_the_index_is_named(folder) -> None:
+    """Only the tensor was named, as missing, and if another file had it nothing was."""
+    save_model(small(), folder, max_shard_bytes=4000)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    shards = sorted(set(index["weight_map"].values()))
+    name = next(key for key, place in index["weight_map"].items() if place == shards[0])
+    index["weight_map"][name] = shards[1]
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=rf"{shards[1]}' must hold .* got a file without {name}\."):
+        load_model(folder)
+
+
+def test_a_tensor_in_two_files_is_refused(folder) -> None:
+    """The one that was read last won."""
+    save_model(small(), folder, max_shard_bytes=4000)
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second)
+    with pytest.raises(ValueError, match=rf"one weight file, got {name} in .*{second.name}'"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'], ids=str)
+def test_a_damaged_index_is_named(text, folder) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json'"):
         load_model(folder)
 
 
@@ -330,7 +369,7 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "weight_map", [None, [], {}, {"a": 1}, {"a": "../model.safetensors"}], ids=str
+    "weight_map", [None, [], {}, {"a": 1}, {"a": ""}, {"a": "../model.safetensors"}], ids=str
 )
 def test_an_index_that_names_no_files_is_refused(weight_map, folder) -> None:
     index = folder / "model.safetensors.index.json"
@@ -400,6 +439,20 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
     assert load_model(folder)[0].max_length is None
     edit_config(folder, max_sequence_length=4096)
     assert load_model(folder)[0].max_length == 4096
+    # Such a value was as good as absent.
+    for wrong in (None, "4096", True, -1):
+        edit_config(folder, max_sequence_length=wrong)
+        with pytest.raises(ValueError, match="'max_sequence_length' must be an integer from 1"):
+            load_model(folder)
+
+
+def test_a_mask_token_that_the_tokenizer_contradicts_is_refused(tmp_path) -> None:
+    """Config.json won, and the model filled in another token than its tokenizer shows."""
+    shutil.copytree(load.ASSETS / "mini", tmp_path / "mini")
+    edit_config(tmp_path / "mini", mask_token_id=5)
+    with pytest.raises(ValueError, match=r"the \[MASK\] token of the tokenizer, 1, got 5"):
+        load_required(tmp_path / "mini")
+    assert load_required(tmp_path / "mini", mask_id=1)[0].mask_id == 1
 
 
 # Families

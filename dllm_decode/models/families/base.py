@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_decode.models.families.reader import Config, ConfigReader
+from dllm_decode.models.families.reader import (
+    MOST_LENGTH,
+    Config,
+    ConfigReader,
+    is_one_of,
+    shown,
+)
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
@@ -71,7 +77,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         key: The key in config.json; that inside of an object is "net.activation".
-        allowed: Values that are understood; an absent key is understood too.
+        allowed: Values that are understood, `None` for null; an absent key is understood too.
         required: The rest of the sentence "key ...".
     """
 
@@ -190,25 +196,22 @@ class Family:
                 joined[name] = part
         return joined
 
-    def says_mask(self, config: Config) -> bool:
-        """Says whether a config.json holds the [MASK] token."""
-        reader = ConfigReader(config)
-        return any(reader.has(key) for key in self.mask_keys)
-
     def read(
         self,
         config: Config,
         *,
         mask_id: int | None = None,
         block_length: int | None = None,
+        tokenizer_mask_id: int | None = None,
         tokenizer_eos_id: int | None = None,
     ) -> CheckpointFacts:
         """Reads a config.json.
 
         Args:
             config: The whole file.
-            mask_id: Overrides what it says, or the family's default.
+            mask_id: Overrides what it or the tokenizer says, or the family's default.
             block_length: Overrides what it says, or the family's default.
+            tokenizer_mask_id: The tokenizer's [MASK] token, which the file must not contradict.
             tokenizer_eos_id: The token that ends an answer where neither it nor the family says.
 
         Raises:
@@ -216,22 +219,23 @@ class Family:
                 that is not implemented.
         """
         reader = ConfigReader(config)
-        for refusal in self.refusals:
-            is_there = refusal.key in config or reader.has(refusal.key)
-            value = reader.value(refusal.key) if is_there else refusal.allowed[0]
-            if not any(value is allowed or value == allowed for allowed in refusal.allowed):
-                raise ValueError(
-                    f"{reader.file}: {self.name} checkpoints need {refusal.key!r} "
-                    f"{refusal.required}, got {value!r}. This variant is not implemented; choose "
-                    "another checkpoint."
-                )
+        self._require_allowed(reader)
         shape = self._shape(reader)
         return CheckpointFacts(
             shape,
-            self._mask_id(reader, mask_id, shape.vocab_size),
+            self._mask_id(reader, mask_id, tokenizer_mask_id, shape.vocab_size),
             self._eos_ids(reader, tokenizer_eos_id, shape.vocab_size),
             self._block_length(reader, block_length),
         )
+
+    def _require_allowed(self, config: ConfigReader) -> None:
+        for key, allowed, required in self.refusals:
+            value = config.value(key)
+            if config.has(key) and not is_one_of(value, allowed):
+                raise ValueError(
+                    f"{config.file}: {self.name} checkpoints need {key!r} {required}, got "
+                    f"{shown(value)}. This variant is not implemented; choose another checkpoint."
+                )
 
     def _shape(self, config: ConfigReader) -> NetworkConfig:
         try:
@@ -242,11 +246,20 @@ class Family:
                 raise
             raise ValueError(f"{config.file} of a {self.name} checkpoint: {error}") from None
 
-    def _mask_id(self, config: ConfigReader, given: int | None, vocab_size: int) -> int:
+    def _mask_id(
+        self, config: ConfigReader, given: int | None, of_tokenizer: int | None, vocab_size: int
+    ) -> int:
         key = next((key for key in self.mask_keys if config.has(key)), None)
         if given is None and key is not None:
-            return config.token_id(key, vocab_size=vocab_size)
-        mask_id = self.mask_id if given is None else given
+            stated = config.token_id(key, vocab_size=vocab_size)
+            if of_tokenizer not in (None, stated):
+                raise ValueError(
+                    f"{config.file}: {key!r} must be the [MASK] token of the tokenizer, "
+                    f"{of_tokenizer}, got {stated}. Pass mask_id to say which of them is right."
+                )
+            return stated
+        others = (token for token in (given, of_tokenizer, self.mask_id) if token is not None)
+        mask_id = next(others, None)
         if mask_id is None:
             raise ValueError(
                 f"config.json of a {self.name} checkpoint does not say which token is [MASK]. "
@@ -275,6 +288,8 @@ class Family:
             )
         listed = None if default is None else [default]
         first = config.integers(key, listed, most=vocab_size - 1)
+        if not first:
+            raise ValueError(f"{config.file}: {key!r} must be one token or more, got [].")
         known = [token for token in self.end_of_turn_ids if token < vocab_size]
         return tuple(dict.fromkeys([*first, *known]))
 
@@ -290,7 +305,7 @@ class Family:
             return given
         for key in self.block_keys:
             if config.has(key):
-                return config.positive_int(key)
+                return config.positive_int(key, most=MOST_LENGTH)
         return self.block_length
 
 

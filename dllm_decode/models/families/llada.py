@@ -5,26 +5,27 @@ Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/ab
 
 from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.families.shared import MOST_LAYERS
+from dllm_decode.models.families.shared import MOST_LAYERS, read_norm_eps, read_rope_theta
 from dllm_decode.models.network.config import NetworkConfig
 
 
+# Null is what OLMo's configuration, whose keys these are, has for "as another key says".
 def _shape(config: ConfigReader) -> NetworkConfig:
     hidden_size = config.positive_int("d_model")
     num_heads = config.positive_int("n_heads")
     return NetworkConfig(
         # Rows of the table; ids above the tokenizer's are padding, but they are stored.
         vocab_size=config.positive_int(
-            "embedding_size" if config.has("embedding_size") else "vocab_size"
+            "embedding_size", config.positive_int("vocab_size"), null_is_default=True
         ),
         hidden_size=hidden_size,
         num_layers=config.positive_int("n_layers", most=MOST_LAYERS),
         num_heads=num_heads,
-        num_kv_heads=config.positive_int("n_kv_heads", num_heads),
+        num_kv_heads=config.positive_int("n_kv_heads", num_heads, null_is_default=True),
         head_dim=hidden_size // num_heads,
         mlp_hidden_size=_mlp_hidden_size(config, hidden_size),
-        norm_eps=config.positive_number("rms_norm_eps", 1e-5),
-        rope_theta=config.positive_number("rope_theta", 10000.0),
+        norm_eps=read_norm_eps(config, 1e-5),
+        rope_theta=read_rope_theta(config, 10000.0),
         qkv_bias=config.boolean("include_qkv_bias", False),
         rope_in_float32=config.boolean("rope_full_precision", True),
         tied_head=config.boolean("weight_tying", True),
@@ -32,9 +33,9 @@ def _shape(config: ConfigReader) -> NetworkConfig:
 
 
 def _mlp_hidden_size(config: ConfigReader, hidden_size: int) -> int:
-    if config.has("mlp_hidden_size"):
-        return config.positive_int("mlp_hidden_size")
-    return config.positive_int("mlp_ratio") * hidden_size
+    if config.value("mlp_hidden_size") is None:
+        return config.positive_int("mlp_ratio") * hidden_size
+    return config.positive_int("mlp_hidden_size")
 
 
 LLADA = Family(
@@ -62,16 +63,16 @@ LLADA = Family(
     refusals=(
         Refusal("block_type", ("llama",), "to be 'llama'"),
         Refusal("rope", (True,), "to be true"),
-        Refusal("alibi", (False, None), "to be false"),
-        Refusal("attention_layer_norm", (False, None), "to be false"),
-        Refusal("block_group_size", (1, None), "to be 1"),
-        Refusal("scale_logits", (False, None), "to be false"),
-        Refusal("input_emb_norm", (False, None), "to be false"),
+        Refusal("alibi", (False,), "to be false"),
+        Refusal("attention_layer_norm", (False,), "to be false"),
+        Refusal("block_group_size", (1,), "to be 1"),
+        Refusal("scale_logits", (False,), "to be false"),
+        Refusal("input_emb_norm", (False,), "to be false"),
         Refusal("activation_type", ("silu",), "to be 'silu'"),
         Refusal("layer_norm_type", ("rms",), "to be 'rms'"),
         Refusal("layer_norm_with_affine", (True,), "to be true"),
         Refusal("bias_for_layer_norm", (False, None), "to be false"),
-        Refusal("include_bias", (False, None), "to be false"),
+        Refusal("include_bias", (False,), "to be false"),
         Refusal("multi_query_attention", (None, False), "to be absent or false"),
         Refusal("clip_qkv", (None,), "to be absent or null"),
         Refusal("rope_scaling", (None,), "to be absent or null"),

@@ -7,6 +7,8 @@ from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.families.shared import (
     MOE_NAMES,
+    read_factor,
+    read_head_dim,
     read_num_experts,
     read_num_layers,
     read_shape,
@@ -28,7 +30,7 @@ def _shape(config: ConfigReader) -> NetworkConfig:
         has_selection_bias=config.boolean("moe_router_enable_expert_bias", True),
         num_groups=config.positive_int("n_group", 1),
         num_open_groups=config.positive_int("topk_group", 1),
-        scale=config.positive_number("routed_scaling_factor", 1.0),
+        scale=read_factor(config, "routed_scaling_factor", 1.0),
         routes_in_float32=True,
         mixes_in_float32=True,
     )
@@ -44,11 +46,8 @@ def _shape(config: ConfigReader) -> NetworkConfig:
 
 
 def _rotary_dim(config: ConfigReader) -> int:
-    hidden_size, num_heads = (
-        config.positive_int(key) for key in ("hidden_size", "num_attention_heads")
-    )
-    head_dim = config.positive_int("head_dim", hidden_size // num_heads or 1)
-    rotary_dim = int(head_dim * config.positive_number("partial_rotary_factor", 1.0))
+    share = config.positive_number("partial_rotary_factor", 1.0, most=1.0)
+    rotary_dim = int(read_head_dim(config) * share)
     if config.positive_int("rotary_dim", rotary_dim) != rotary_dim:
         raise ValueError(
             f"'rotary_dim' must be head_dim * partial_rotary_factor = {rotary_dim}, got "
@@ -76,16 +75,16 @@ LLADA2_MOE = Family(
     read_shape=_shape,
     refusals=(
         Refusal("hidden_act", ("silu",), "to be 'silu'"),
-        Refusal("use_sliding_window", (False, None), "to be false"),
-        Refusal("use_bias", (False, None), "to be false"),
-        Refusal("use_qkv_bias", (False, None), "to be false"),
-        Refusal("use_rmsnorm", (True, None), "to be true"),
-        Refusal("norm_head", (False, None), "to be false"),
-        Refusal("norm_softmax", (False, None), "to be false"),
-        Refusal("norm_topk_prob", (True, None), "to be true"),
-        Refusal("score_function", ("sigmoid", None), "to be 'sigmoid'"),
-        Refusal("router_dtype", ("fp32", None), "to be 'fp32'"),
-        Refusal("using_split_qkv_in_self_attention", (False, None), "to be false"),
+        Refusal("use_sliding_window", (False,), "to be false"),
+        Refusal("use_bias", (False,), "to be false"),
+        Refusal("use_qkv_bias", (False,), "to be false"),
+        Refusal("use_rmsnorm", (True,), "to be true"),
+        Refusal("norm_head", (False,), "to be false"),
+        Refusal("norm_softmax", (False,), "to be false"),
+        Refusal("norm_topk_prob", (True,), "to be true"),
+        Refusal("score_function", ("sigmoid",), "to be 'sigmoid'"),
+        Refusal("router_dtype", ("fp32",), "to be 'fp32'"),
+        Refusal("using_split_qkv_in_self_attention", (False,), "to be false"),
     ),
     mask_id=156895,
     eos_id=156892,

@@ -53,14 +53,15 @@ LLADA_MOE = Family(
     refusals=(
         *REFUSALS,
         NO_BIAS,
+        # Null is accepted where it is the default of the authors' own configuration.
         Refusal("clip_qkv", (None,), "to be absent or null"),
         Refusal("moe_router_score_function", ("softmax", None), "to be 'softmax'"),
         Refusal("moe_router_enable_expert_bias", (False, None), "to be false"),
         Refusal("router_num_group", (None, 1), "to be absent or null"),
         Refusal("router_topk_group", (None, 1), "to be absent or null"),
-        Refusal("routed_scaling_factor", (1, None), "to be 1"),
+        Refusal("routed_scaling_factor", (1,), "to be 1"),
         Refusal("shared_expert_intermediate_size", (None, 0), "to be absent or null"),
-        Refusal("partial_rotary_factor", (1, None), "to be 1"),
+        Refusal("partial_rotary_factor", (1,), "to be 1"),
     ),
     mask_id=156895,
     eos_id=156892,

@@ -18,7 +18,7 @@ NEMOTRON_LABS_DIFFUSION = Family(
     read_shape=read_shape,
     refusals=(
         Refusal("hidden_act", ("silu",), "to be 'silu'"),
-        Refusal("dlm_paradigm", ("bidirectional", "block_diff", None), "to be 'bidirectional'"),
+        Refusal("dlm_paradigm", ("bidirectional", "block_diff"), "to be 'bidirectional'"),
         NO_BIAS,
         NO_MLP_BIAS,
         NO_WINDOW,

@@ -1,6 +1,6 @@
 """Reads config.json key by key: every value is checked, and a wrong one named with its file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from sys import float_info
 from typing import Any, TypeAlias
 
@@ -8,13 +8,17 @@ Config: TypeAlias = Mapping[str, Any]
 
 # More than any network has; larger numbers are mistakes, and would be built before memory runs out.
 _MOST = 2**31 - 1
+MOST_LENGTH = 2**24
+"""Tokens of the longest text or block that a configuration may name."""
+_ABSENT = object()
 
 
 class ConfigReader:
     """The values of a config.json by their types.
 
-    A key that is absent or null has its default; without one it is an error. A key inside of an
-    object is named as "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
+    A key that is absent has its default; without one it is an error. Null is a wrong value, except
+    where it is the documented word for "none". A key inside of an object is named as
+    "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
 
     Attributes:
         file: Named in errors.
@@ -26,24 +30,28 @@ class ConfigReader:
         self._prefix = prefix
 
     def has(self, key: str) -> bool:
-        """Says whether a key has a value other than null."""
-        return self.value(key) is not None
+        """Says whether a key is there, also if its value is null."""
+        return self._found(key) is not _ABSENT
 
-    def is_false(self, key: str) -> bool:
-        """Says whether a key has the value false."""
-        return self.value(key) is False
+    def keys(self) -> list[str]:
+        """Returns all keys, in the order of the file."""
+        return list(self._config)
 
     def value(self, key: str) -> object:
-        """Returns a value of any type; `None` where there is none."""
-        if key in self._config:
-            return self._config[key]
-        value: object = self._config
-        for word in key.split("."):
-            value = value.get(word) if isinstance(value, Mapping) else None
-        return value
+        """Returns a value of any type; `None` if the key is absent or null."""
+        return self._found(key) if self.has(key) else None
 
-    def positive_int(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
-        """Reads an integer from 1 on."""
+    def positive_int(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        most: int = _MOST,
+        null_is_default: bool = False,
+    ) -> int:
+        """Reads an integer from 1 on; null has the default only where its authors say so."""
+        if null_is_default and default is not None and self.value(key) is None:
+            return default
         return self.integer(key, default, least=1, most=most)
 
     def integer(
@@ -53,29 +61,47 @@ class ConfigReader:
         value = self._value(key, default)
         # JSON has true and 1.0, which Python takes for integers or compares equal to some.
         if type(value) is not int or not least <= value <= most:
-            raise self._error(key, f"an integer from {least} to {most}", value)
+            raise self.error(key, f"an integer from {least} to {most}", value)
         return value
 
-    def positive_number(self, key: str, default: float | None = None) -> float:
-        """Reads a finite number above 0, integer or not."""
+    def positive_number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        above: float = 0.0,
+        most: float = float_info.max,
+    ) -> float:
+        """Reads a finite number above `above` and at most `most`, integer or not."""
         value = self._value(key, default)
         # Any integer can stand in JSON, also one that no float holds.
-        if type(value) not in (int, float) or not 0 < value <= float_info.max:
-            raise self._error(key, "a positive finite number", value)
+        if type(value) not in (int, float) or not above < value <= most:
+            bounded = f"a number above {above:g} and at most {most:g}"
+            required = "a positive finite number" if most == float_info.max else bounded
+            raise self.error(key, required, value)
         return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         """Reads true or false."""
         value = self._value(key, default)
         if type(value) is not bool:
-            raise self._error(key, "true or false", value)
+            raise self.error(key, "true or false", value)
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """Reads a string."""
         value = self._value(key, default)
         if type(value) is not str:
-            raise self._error(key, "a string", value)
+            raise self.error(key, "a string", value)
+        return value
+
+    def texts(self, key: str) -> str | list[str]:
+        """Reads a string, or a list of them."""
+        value = self._value(key, None)
+        if type(value) is not str and not (
+            type(value) is list and all(type(item) is str for item in value)
+        ):
+            raise self.error(key, "a string or a list of them", value)
         return value
 
     def integers(
@@ -85,7 +111,7 @@ class ConfigReader:
         value = self._value(key, default)
         listed = value if type(value) is list else [value]
         if any(type(item) is not int or not least <= item <= most for item in listed):
-            raise self._error(key, f"integers from {least} to {most}", value)
+            raise self.error(key, f"integers from {least} to {most}", value)
         return listed
 
     def token_id(self, key: str, default: int | None = None, *, vocab_size: int) -> int:
@@ -96,12 +122,25 @@ class ConfigReader:
         """Reads an object: a reader of its keys."""
         value = self._value(key, None)
         if not isinstance(value, Mapping):
-            raise self._error(key, "an object", value)
+            raise self.error(key, "an object", value)
         return ConfigReader(value, file=self.file, prefix=f"{self._prefix}{key}.")
 
+    def error(self, key: str, required: str, value: object) -> ValueError:
+        """Makes the error that names a key, its file, and what its value must be."""
+        name = self._prefix + key
+        return ValueError(f"{self.file}: {name!r} must be {required}, got {shown(value)}.")
+
+    def _found(self, key: str) -> object:
+        if key in self._config:
+            return self._config[key]
+        value: object = self._config
+        for word in key.split("."):
+            value = value.get(word, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        return value
+
     def _value(self, key: str, default: Any) -> Any:
-        value = self.value(key)
-        if value is not None:
+        value = self._found(key)
+        if value is not _ABSENT:
             return value
         if default is None:
             raise ValueError(
@@ -111,5 +150,13 @@ class ConfigReader:
             )
         return default
 
-    def _error(self, key: str, required: str, value: Any) -> ValueError:
-        return ValueError(f"{self.file}: {self._prefix + key!r} must be {required}, got {value!r}.")
+
+def shown(value: object) -> str:
+    """Returns a value as messages quote it, null as JSON writes it."""
+    return "null" if value is None else repr(value)
+
+
+def is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    """Says whether a value equals one of these; unlike in Python, true is not 1, nor false 0."""
+    is_bool = type(value) is bool
+    return any(is_bool == (type(one) is bool) and value == one for one in allowed)

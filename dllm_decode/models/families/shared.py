@@ -1,15 +1,18 @@
 """What many families have in common: transformers' names of keys and tensors."""
 
 from math import log
+from operator import floordiv
 
 from dllm_decode.models.families.base import Refusal
-from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.rope import Llama3Scaling, RopeScaling, YarnScaling
 
 # Ten times as deep as any; a layer costs time and memory to build before its weights are read.
 MOST_LAYERS = 4096
 MOST_EXPERTS = 65536
+# Likewise of factors that scale frequencies or the weights of experts.
+MOST_FACTOR = 1e4
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -42,13 +45,13 @@ MOE_NAMES = NAMES | {
 
 REFUSALS = (
     Refusal("hidden_act", ("silu",), "to be 'silu'"),
-    Refusal("use_sliding_window", (False, None), "to be false"),
-    Refusal("use_mrope", (False, None), "to be false"),
+    Refusal("use_sliding_window", (False,), "to be false"),
+    Refusal("use_mrope", (False,), "to be false"),
 )
 """Switches of Qwen2 and its descendants."""
 
-NO_BIAS = Refusal("attention_bias", (False, None), "to be false")
-NO_MLP_BIAS = Refusal("mlp_bias", (False, None), "to be false")
+NO_BIAS = Refusal("attention_bias", (False,), "to be false")
+NO_MLP_BIAS = Refusal("mlp_bias", (False,), "to be false")
 NO_WINDOW = Refusal("sliding_window", (None, False), "to be absent or null")
 
 
@@ -77,20 +80,19 @@ def read_shape(
     """
     if rotary_dim is None:
         _require_whole_rotation(config)
-    hidden_size = config.positive_int("hidden_size")
     num_heads = config.positive_int("num_attention_heads")
     # Where no layer is dense, the width of dense layers is often left out.
     dense_size = None if moe is None else moe.hidden_size
     theta, scaling = _rope(config)
     return NetworkConfig(
         vocab_size=config.positive_int("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=config.positive_int("hidden_size"),
         num_layers=read_num_layers(config),
         num_heads=num_heads,
-        num_kv_heads=config.positive_int("num_key_value_heads", num_heads),
-        head_dim=config.positive_int("head_dim", hidden_size // num_heads or 1),
+        num_kv_heads=config.positive_int("num_key_value_heads", num_heads, null_is_default=True),
+        head_dim=read_head_dim(config),
         mlp_hidden_size=config.positive_int(mlp_key, None if dense_layers else dense_size),
-        norm_eps=config.positive_number("rms_norm_eps", 1e-6),
+        norm_eps=read_norm_eps(config, 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         rotary_dim=rotary_dim,
@@ -110,7 +112,7 @@ def _require_whole_rotation(config: ConfigReader) -> None:
         *([config.mapping("rope_parameters")] if config.has("rope_parameters") else []),
     ]
     for place in places:
-        share = place.positive_number("partial_rotary_factor", 1.0)
+        share = place.positive_number("partial_rotary_factor", 1.0, most=1.0)
         if share != 1:
             raise ValueError(
                 f"{place.file}: 'partial_rotary_factor' must be 1 or absent, got {share}. In this "
@@ -121,6 +123,27 @@ def _require_whole_rotation(config: ConfigReader) -> None:
 def read_num_layers(config: ConfigReader) -> int:
     """Reads how many layers there are."""
     return config.positive_int("num_hidden_layers", most=MOST_LAYERS)
+
+
+def read_head_dim(config: ConfigReader) -> int:
+    """Reads the width of a head; null is the width of the model over the number of heads."""
+    sizes = (config.positive_int(key) for key in ("hidden_size", "num_attention_heads"))
+    return config.positive_int("head_dim", floordiv(*sizes) or 1, null_is_default=True)
+
+
+def read_norm_eps(config: ConfigReader, default: float) -> float:
+    """Reads the number that norms add to the mean square; every model has 1e-5 or less."""
+    return config.positive_number("rms_norm_eps", default, most=0.01)
+
+
+def read_rope_theta(config: ConfigReader, default: float | None = None) -> float:
+    """Reads the base of the rotary frequencies, which fall only if it is above 1."""
+    return config.positive_number("rope_theta", default, above=1.0, most=1e12)
+
+
+def read_factor(config: ConfigReader, key: str, default: float | None = None) -> float:
+    """Reads a number that something is multiplied or divided by."""
+    return config.positive_number(key, default, most=MOST_FACTOR)
 
 
 def read_num_experts(config: ConfigReader) -> tuple[int, int]:
@@ -134,56 +157,54 @@ def _rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
     # transformers 5 moved all of it into one object.
     if config.has("rope_parameters"):
         rope = config.mapping("rope_parameters")
-        return rope.positive_number("rope_theta"), _scaling(rope)
-    theta = config.positive_number("rope_theta")
-    return theta, _scaling(config.mapping("rope_scaling")) if _is_scaled(config) else None
-
-
-def _is_scaled(config: ConfigReader) -> bool:
+        return read_rope_theta(rope), _scaling(rope)
+    scaling = config.value("rope_scaling")
     # RND1 writes false where others write null.
-    return config.has("rope_scaling") and not config.is_false("rope_scaling")
+    if scaling is None or scaling is False:
+        return read_rope_theta(config), None
+    return read_rope_theta(config), _scaling(config.mapping("rope_scaling"))
 
 
 def _scaling(rope: ConfigReader) -> RopeScaling | None:
-    kind = rope.text("rope_type" if rope.has("rope_type") else "type", "default")
+    named = "rope_type" if rope.has("rope_type") else "type"
+    # A factor without a type scales something, but nobody says how.
+    kind = rope.text(named, None if rope.has("factor") else "default")
     if kind == "default":
         return None
     if kind == "llama3":
         return Llama3Scaling(
-            factor=rope.positive_number("factor"),
-            low_turns=rope.positive_number("low_freq_factor"),
-            high_turns=rope.positive_number("high_freq_factor"),
-            original_length=rope.positive_int("original_max_position_embeddings"),
+            factor=read_factor(rope, "factor"),
+            low_turns=read_factor(rope, "low_freq_factor"),
+            high_turns=read_factor(rope, "high_freq_factor"),
+            original_length=_original_length(rope),
         )
     if kind == "yarn":
+        beta = "llama_4_scaling_beta"
         return YarnScaling(
-            factor=rope.positive_number("factor"),
-            original_length=rope.positive_int("original_max_position_embeddings"),
-            fast_turns=rope.positive_number("beta_fast", 32.0),
-            slow_turns=rope.positive_number("beta_slow", 1.0),
+            factor=read_factor(rope, "factor"),
+            original_length=_original_length(rope),
+            fast_turns=read_factor(rope, "beta_fast", 32.0),
+            slow_turns=read_factor(rope, "beta_slow", 1.0),
             attention_factor=_yarn_attention_factor(rope),
             truncate=rope.boolean("truncate", True),
-            query_beta=(
-                rope.positive_number("llama_4_scaling_beta")
-                if rope.has("llama_4_scaling_beta")
-                else 0.0
-            ),
+            query_beta=read_factor(rope, beta) if rope.has(beta) else 0.0,
         )
-    raise ValueError(
-        f"{rope.file}: the rope type must be 'default', 'llama3' or 'yarn', got {kind!r}. Other "
-        "types are not implemented; choose another checkpoint."
-    )
+    raise rope.error(named, "a type that is implemented, 'default', 'llama3' or 'yarn'", kind)
+
+
+def _original_length(rope: ConfigReader) -> int:
+    return rope.positive_int("original_max_position_embeddings", most=MOST_LENGTH)
 
 
 def _yarn_attention_factor(rope: ConfigReader) -> float:
-    if rope.has("attention_factor"):
-        return rope.positive_number("attention_factor")
-    factor = rope.positive_number("factor")
+    if rope.value("attention_factor") is not None:
+        return read_factor(rope, "attention_factor")
+    factor = read_factor(rope, "factor")
 
     def growth(scale: float) -> float:
         return 0.1 * scale * log(factor) + 1.0 if factor > 1 else 1.0
 
     if rope.has("mscale") and rope.has("mscale_all_dim"):
-        whole = growth(rope.positive_number("mscale_all_dim"))
-        return growth(rope.positive_number("mscale")) / whole
+        whole = growth(read_factor(rope, "mscale_all_dim"))
+        return growth(read_factor(rope, "mscale")) / whole
     return growth(1.0)

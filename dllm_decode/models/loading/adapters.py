@@ -5,35 +5,43 @@ Kalajdzievski 2023, https://arxiv.org/abs/2312.03732.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dllm_decode.models.loading.weights import check_finite, read_json
+from dllm_decode.models.families.reader import ConfigReader, is_one_of, shown
+from dllm_decode.models.loading.weights import check_finite, check_stored, open_weights, read_json
 
 _CONFIG = "adapter_config.json"
+Value = TypeVar("Value")
 _PREFIX = "base_model.model."
+# Far beyond any; a larger number makes infinite weights, which are refused without its name.
+_MOST_ALPHA = 1e6
 # Older versions of PEFT wrote the adapter's name, too.
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 # Keys whose other values change what is added, and the values that change nothing.
 _PLAIN: dict[str, tuple[object, ...]] = {
-    "bias": ("none", None),
-    "fan_in_fan_out": (False, None),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "bias": ("none",),
+    "fan_in_fan_out": (False,),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "kasa_config": (None,),
     "layer_replication": (None,),
-    "lora_bias": (False, None),
+    "lora_bias": (False,),
     "modules_to_save": (None, []),
+    "monteclora_config": (None,),
     "peft_type": ("LORA",),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "use_dora": (False,),
+    "use_qalora": (False,),
 }
 
 
@@ -101,26 +109,30 @@ def read_adapter(folder: Path) -> Adapter:
         ValueError: If a file is damaged, or the adapter is of a kind that is not merged.
     """
     config_path, path = folder / _CONFIG, folder / "adapter_model.safetensors"
-    config = read_json(config_path)
+    config = ConfigReader(read_json(config_path), file=repr(str(config_path)))
     for key, allowed in _PLAIN.items():
-        if config.get(key, allowed[0]) not in allowed:
+        value = config.value(key)
+        if config.has(key) and not is_one_of(value, allowed):
             raise ValueError(
-                f"{str(config_path)!r}: {key!r} must be {allowed[0]!r} for an adapter that is "
-                f"merged, got {config[key]!r}. Merge it with PEFT, and load the result."
+                f"{config.file}: {key!r} must be {shown(allowed[0])} for an adapter that is "
+                f"merged, got {shown(value)}. Merge it with PEFT, and load the result."
             )
     if not path.is_file():
         raise FileNotFoundError(
             f"An adapter folder must hold an {path.name}, got {str(folder)!r} without one."
         )
     factors = {
-        name: Factors(down, up, _scale(config, config_path, name, rank=down.shape[0]))
+        name: Factors(down, up, _scale(config, name, rank=down.shape[0]))
         for name, (down, up) in _pairs(path).items()
     }
-    targets = config.get("target_modules")
-    is_partial = config.get("layers_to_transform") is not None or bool(
-        config.get("exclude_modules")
-    )
+    targets = _or_none(config, "target_modules", config.texts)
+    layers = _or_none(config, "layers_to_transform", config.integers)
+    is_partial = layers is not None or bool(_or_none(config, "exclude_modules", config.texts))
     return Adapter(path, factors, tuple(targets) if isinstance(targets, list) else (), is_partial)
+
+
+def _or_none(config: ConfigReader, key: str, read: Callable[[str], Value]) -> Value | None:
+    return None if config.value(key) is None else read(key)
 
 
 def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
@@ -135,22 +147,24 @@ def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
 
 def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as opened:
-            for key in opened.keys():  # noqa: SIM118 - it is no dict
-                matched = _NAME.fullmatch(key.removeprefix(_PREFIX))
-                if matched is None:
-                    raise ValueError(
-                        f"{str(path)!r} must hold lora_A and lora_B of linear maps only, got "
-                        f"{key}. Merge it with PEFT, and load the result."
-                    )
-                part = opened.get_tensor(key)
-                check_finite(part, key, path)
-                found.setdefault(f"{matched['module']}.weight", {})[matched["factor"]] = part
-    except SafetensorError as error:
-        raise ValueError(
-            f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
-        ) from error
+    with open_weights(path) as opened:
+        for key in opened.keys():  # noqa: SIM118 - it is no dict
+            matched = _NAME.fullmatch(key.removeprefix(_PREFIX))
+            if matched is None:
+                raise ValueError(
+                    f"{str(path)!r} must hold lora_A and lora_B of linear maps only, got {key}. "
+                    "Merge it with PEFT, and load the result."
+                )
+            check_stored(opened.get_slice(key).get_dtype(), key, path)
+            part = opened.get_tensor(key)
+            check_finite(part, key, path)
+            pair = found.setdefault(f"{matched['module']}.weight", {})
+            if matched["factor"] in pair:
+                raise ValueError(
+                    f"{str(path)!r} must hold one adapter, got a second tensor for {key}. Save "
+                    "each adapter in a folder of its own."
+                )
+            pair[matched["factor"]] = part
     odd = [name for name, pair in found.items() if len(pair) < 2 or not _fit(pair["A"], pair["B"])]
     if odd or not found:
         raise ValueError(
@@ -164,27 +178,39 @@ def _fit(down: Tensor, up: Tensor) -> bool:
     return down.dim() == up.dim() == 2 and len(down) == up.shape[1]
 
 
-def _scale(config: Mapping[str, Any], path: Path, name: str, *, rank: int) -> float:
+def _scale(config: ConfigReader, name: str, *, rank: int) -> float:
     """Returns alpha / r, or alpha / sqrt(r); patterns override both for some modules."""
     module = name.removesuffix(".weight")
-    stated = _of_pattern(config, "rank_pattern", module, config.get("r"))
-    alpha = _of_pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
+    numbers, key = _place(config, "rank_pattern", module, otherwise="r")
+    stated = numbers.positive_int(key)
     if stated != rank:
         raise ValueError(
-            f"{str(path)!r}: the rank of {module} must be that of its weights, {rank}, got "
-            f"{stated!r}."
+            f"{config.file}: the rank of {module} must be that of its weights, {rank}, got "
+            f"{stated}."
         )
-    if type(alpha) not in (int, float) or not 0 < alpha < float("inf"):
-        raise ValueError(f"{str(path)!r}: 'lora_alpha' must be a positive number, got {alpha!r}.")
-    return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
+    numbers, key = _place(config, "alpha_pattern", module, otherwise="lora_alpha")
+    alpha = numbers.positive_number(key, most=_MOST_ALPHA)
+    return alpha / (rank**0.5 if config.boolean("use_rslora", False) else rank)
 
 
-def _of_pattern(config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    patterns = config.get(key) or {}
-    for pattern, value in patterns.items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return value
-    return default
+def _place(
+    config: ConfigReader, patterns: str, module: str, *, otherwise: str
+) -> tuple[ConfigReader, str]:
+    """Returns a reader, and the key in it that holds a number of a module."""
+    if config.value(patterns) is None:
+        return config, otherwise
+    numbers = config.mapping(patterns)
+    for pattern in numbers.keys():  # noqa: SIM118 - it is no dict
+        try:
+            fits = re.fullmatch(rf"(.*\.)?({pattern})", module)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"{config.file}: the keys of {patterns!r} must be regular expressions, got "
+                f"{pattern!r} ({error}). Correct it, or take the file from the official repository."
+            ) from None
+        if fits:
+            return numbers, pattern
+    return config, otherwise
 
 
 def _is_of(name: str, target: str) -> bool:

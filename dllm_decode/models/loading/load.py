@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Optional
 import torch
 
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
+from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.placement import (
     DeviceMap,
@@ -127,12 +128,11 @@ def load_model(
     config = read_json(folder / "config.json")
     known = family_of(config, family)
     words = _tokenizer(folder, known, tokenizer)
-    if mask_id is None and not known.says_mask(config) and words is not None:
-        mask_id = words.mask_token_id
     facts = known.read(
         config,
         mask_id=mask_id,
         block_length=block_length,
+        tokenizer_mask_id=None if words is None else words.mask_token_id,
         tokenizer_eos_id=None if words is None else words.eos_token_id,
     )
     _check_experts(facts, quantize)
@@ -159,7 +159,7 @@ def load_model(
         banned_ids=_banned_ids(facts, words),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
-        max_length=_max_length(config),
+        max_length=_max_length(ConfigReader(config)),
         is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
@@ -241,9 +241,9 @@ def _check_float64(placed: Placement) -> None:
         )
 
 
-def _max_length(config: Mapping[str, object]) -> int | None:
-    found = [config.get(key) for key in _LENGTH_KEYS]
-    return next((length for length in found if type(length) is int and length > 0), None)
+def _max_length(config: ConfigReader) -> int | None:
+    key = next((key for key in _LENGTH_KEYS if config.has(key)), None)
+    return None if key is None else config.positive_int(key)
 
 
 def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:

@@ -57,14 +57,19 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Lists the safetensors files of a checkpoint; FileNotFoundError if one is missing."""
+    """Lists the safetensors files of a checkpoint.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a file is damaged, or lacks a tensor that the index names for it.
+    """
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = [folder / name for name in _shards(index)]
-    else:
-        files = [folder / "model.safetensors"]
+    shards = _shards(index) if index.is_file() else {"model.safetensors": []}
+    files = [folder / name for name in sorted(shards)]
     absent = [path.name for path in files if not path.is_file()]
     if not absent:
+        for path in files:
+            _check_shard(path, shards[path.name])
         return files
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled and not index.is_file():
@@ -85,18 +90,37 @@ def model_files(folder: Path) -> tuple[Path, ...]:
     return (*(path for path in others if path.is_file()), *weight_files(folder))
 
 
-def _shards(index: Path) -> list[str]:
+def _shards(index: Path) -> dict[str, list[str]]:
+    """Returns the tensors that an index names for each file."""
     weight_map = read_json(index).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+    places = weight_map if isinstance(weight_map, dict) else {}
+    if not places or any(not _is_file_name(place) for place in places.values()):
         raise ValueError(
             f"{str(index)!r}: 'weight_map' must say in which file of this folder each tensor is, "
             f"got {str(weight_map)[:80]}. Download it again."
         )
-    return sorted(set(names))
+    shards: dict[str, list[str]] = {}
+    for name, place in places.items():
+        shards.setdefault(place, []).append(name)
+    return shards
 
 
-def _open(path: Path) -> Any:
+def _is_file_name(place: object) -> bool:
+    return isinstance(place, str) and place != "" and Path(place).name == place
+
+
+def _check_shard(path: Path, names: list[str]) -> None:
+    with open_weights(path) as opened:
+        lacking = sorted(set(names).difference(opened.keys()))
+    if lacking:
+        raise ValueError(
+            f"{str(path)!r} must hold the tensors that model.safetensors.index.json names for it, "
+            f"got a file without {', '.join(lacking[:8])}. Download both files again."
+        )
+
+
+def open_weights(path: Path) -> Any:
+    """Opens a safetensors file; ValueError if it is damaged."""
     try:
         return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
@@ -112,7 +136,15 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
         ValueError: If they differ, or a weight is of a dtype that is not read.
     """
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
-    found = {name: header for path in files for name, header in _headers(path)}
+    found: dict[str, _Header] = {}
+    for path in files:
+        for name, header in _headers(path):
+            if name in found:
+                raise ValueError(
+                    f"Each tensor must be in one weight file, got {name} in {str(path)!r} and in "
+                    "another of the same folder. Download the whole repository."
+                )
+            found[name] = header
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"left over {name}" for name in found if name not in expected]
     problems += [
@@ -124,23 +156,26 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
         raise ValueError(
             f"The weight files must hold exactly the tensors that config.json calls for, got "
             f"{len(problems)} differences: {'; '.join(problems)}. "
-            "Check that both are of the same model, and complete."
-        )
-    odd = sorted({header.dtype for header in found.values()} - _DTYPES.keys())
-    if odd:
-        raise ValueError(
-            f"Weights must be stored as {', '.join(_DTYPES)}, got {', '.join(odd)}. "
-            "Choose a checkpoint that is not quantised."
+            f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
     return _DTYPES[found[family.official_name("embedding.weight")].dtype]
 
 
 def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
-    with _open(path) as opened:
-        names: list[str] = opened.keys()
-        for name in names:
+    with open_weights(path) as opened:
+        for name in opened.keys():  # noqa: SIM118 - it is no dict
             part = opened.get_slice(name)
+            check_stored(part.get_dtype(), name, path)
             yield name, _Header(part.get_shape(), part.get_dtype())
+
+
+def check_stored(dtype: str, name: str, path: Path) -> None:
+    """Raises ValueError if a tensor is stored as something else than floating-point numbers."""
+    if dtype not in _DTYPES:
+        raise ValueError(
+            f"Weights must be stored as {', '.join(_DTYPES)}, got {dtype} for {name} in "
+            f"{str(path)!r}. Choose a checkpoint that is not quantised."
+        )
 
 
 def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[str, str]:
@@ -148,9 +183,8 @@ def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[st
     parts = family.tensors(transformer)
     digests: dict[str, str] = {}
     for path in files:
-        with _open(path) as opened:
-            names: list[str] = opened.keys()
-            for name in names:
+        with open_weights(path) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
                 # No variable holds the tensor: it is gone before the next one is read.
                 digests[name] = _copy(parts[name], opened.get_tensor(name))
                 check_finite(parts[name], name, path)
