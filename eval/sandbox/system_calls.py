@@ -14,8 +14,8 @@ _REFUSED = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "prlimit64": (302, 261), "setsid": (112, 157), "setpgid": (109, 154),
     "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-    # The network; `socketpair` stays, asyncio needs it.
-    "socket": (41, 198), "io_uring_setup": (425, 425),
+    # The network. Of `socketpair` what asyncio needs stays, see `filter_of`.
+    "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "io_uring_setup": (425, 425),
     # Memory and messages that outlive the program or escape its memory limit.
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "mlockall": (151, 230),
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190),
@@ -43,17 +43,21 @@ _REFUSED = {
     "syslog": (103, 116), "quotactl": (179, 60), "iopl": (172, None), "ioperm": (173, None),
 }  # fmt: skip
 
-# Column of the table, the architecture's number in a filter, and those of `clone` and `prctl`.
-_MACHINES = {"x86_64": (0, 0xC000003E, 56, 157), "aarch64": (1, 0xC00000B7, 220, 167)}
+# Column of a table, and the architecture's number in a filter.
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+# Calls whose arguments decide.
+_CLONE, _PRCTL, _SOCKETPAIR, _CLONE3 = (56, 220), (157, 167), (53, 199), 435
 # With this first argument a process would ask `prctl` to outlive its parent.
 _PARENT_DEATH_SIGNAL = 1
-_CLONE3 = 435
 _CLONE_THREAD = 0x10000
+_AF_UNIX = 1
+# Bits of a socket's type that SOCK_STREAM, which is 1, does not have. Above them are options.
+_NOT_STREAM = 0xE
 _X32 = 0x40000000
 
 # Classic BPF: load a word, jump if equal, if not less, if a bit is set, return.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_AT_NUMBER, _AT_MACHINE, _AT_FIRST_ARGUMENT = 0, 4, 16
+_AT_NUMBER, _AT_MACHINE, _AT_FIRST_ARGUMENT, _AT_SECOND_ARGUMENT = 0, 4, 16, 24
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 _NOT_PERMITTED, _NOT_THERE = 1, 38
 
@@ -71,9 +75,24 @@ def filter_program() -> bytes:
 
 
 def filter_of(machine: str) -> bytes:
-    """Returns the filter for `x86_64` or `aarch64`: instructions of 8 bytes."""
-    column, architecture, clone, prctl = _MACHINES[machine]
-    refuse = (_RETURN, 0, 0, _REFUSE | _NOT_PERMITTED)
+    """Returns the filter for `x86_64` or `aarch64`: instructions of 8 bytes.
+
+    A pair of datagram sockets is refused, although it is a pair: `sendto` with an address reaches
+    any other socket of the host from it. A stream that is connected reaches its other end only.
+    """
+    column, architecture = _MACHINES[machine]
+    refuse, allow = (_RETURN, 0, 0, _REFUSE | _NOT_PERMITTED), (_RETURN, 0, 0, _ALLOW)
+    first, second = (_LOAD, 0, 0, _AT_FIRST_ARGUMENT), (_LOAD, 0, 0, _AT_SECOND_ARGUMENT)
+    # By number of the call what is done about it.
+    answers = {numbers[column]: [refuse] for numbers in _REFUSED.values()}
+    answers |= {
+        _CLONE3: [(_RETURN, 0, 0, _REFUSE | _NOT_THERE)],
+        _PRCTL[column]: [first, (_EQUAL, 0, 1, _PARENT_DEATH_SIGNAL), refuse, allow],
+        _CLONE[column]: [first, (_ANY_BIT, 1, 0, _CLONE_THREAD), refuse, allow],
+        _SOCKETPAIR[column]: [
+            first, (_EQUAL, 0, 2, _AF_UNIX), second, (_ANY_BIT, 0, 1, _NOT_STREAM), refuse, allow
+        ],
+    }  # fmt: skip
     instructions = [
         (_LOAD, 0, 0, _AT_MACHINE),
         (_EQUAL, 1, 0, architecture),
@@ -83,22 +102,8 @@ def filter_of(machine: str) -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         refuse,
     ]
-    for numbers in _REFUSED.values():
-        number = numbers[column]
+    for number, answer in answers.items():
         if number is not None:
-            instructions += [(_EQUAL, 0, 1, number), refuse]
-    instructions += [
-        (_EQUAL, 0, 1, _CLONE3),
-        (_RETURN, 0, 0, _REFUSE | _NOT_THERE),
-        (_EQUAL, 0, 4, prctl),
-        (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
-        (_EQUAL, 0, 1, _PARENT_DEATH_SIGNAL),
-        refuse,
-        (_RETURN, 0, 0, _ALLOW),
-        (_EQUAL, 0, 3, clone),
-        (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
-        (_ANY_BIT, 1, 0, _CLONE_THREAD),
-        refuse,
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+            instructions += [(_EQUAL, 0, len(answer), number), *answer]
+    instructions.append(allow)
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in instructions)

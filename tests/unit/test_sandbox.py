@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,35 @@ def test_what_a_machine_guards_is_out_of_reach(
     assert outcome.verdict == "failed"
     assert "PermissionError" in outcome.reason or "BlockingIOError" in outcome.reason
     assert mine.read_text() == "kept"
+
+
+@pytest.mark.parametrize("address", ["path", "abstract"])
+@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_RAW", "SOCK_SEQPACKET", "SOCK_STREAM"])
+def test_no_pair_of_sockets_reaches_a_socket_of_the_host(
+    kind: str, address: str, tmp_path: Path
+) -> None:
+    """A pair of datagram sockets sent to any UNIX datagram socket, such as the system's log."""
+    needs("network")
+    import socket
+
+    there = str(tmp_path / "host") if address == "path" else f"\0{tmp_path}"
+    deeds = (f"pair[0].sendto(b'x', {there!r})", f"pair[0].sendmsg([b'x'], [], 0, {there!r})",
+             f"pair[0].connect({there!r})\npair[0].send(b'x')")  # fmt: skip
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as host:
+        host.bind(there)
+        host.setblocking(False)
+        for deed in deeds:
+            program = f"import socket\npair = socket.socketpair(type=socket.{kind})\n{deed}\n"
+            assert QUICK.run(program + SUM, TESTS).verdict == "failed"
+            with pytest.raises(BlockingIOError):
+                host.recv(1)
+            # Outside the sandbox the same program arrives.
+            if kind == "SOCK_DGRAM":
+                outside: dict[str, Any] = {}
+                exec(program, outside)
+                assert host.recv(1) == b"x"
+                for one in outside["pair"]:
+                    one.close()
 
 
 def test_the_parent_cannot_be_signalled() -> None:
@@ -404,9 +434,9 @@ ALLOWED, KILLED, REFUSED, ABSENT = 0x7FFF0000, 0x80000000, 0x00050001, 0x0005002
 X86, ARM = 0xC000003E, 0xC00000B7
 
 
-def answer_of(program: bytes, architecture: int, number: int, argument: int = 0) -> int:
+def answer_of(program: bytes, architecture: int, number: int, *arguments: int) -> int:
     """Runs a filter as the kernel would."""
-    told = struct.pack("<IIQ6Q", number, architecture, 0, argument, 0, 0, 0, 0, 0)
+    told = struct.pack("<IIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     steps = list(struct.iter_unpack("<HBBI", program))
     at, value = 0, 0
     while True:
@@ -421,32 +451,33 @@ def answer_of(program: bytes, architecture: int, number: int, argument: int = 0)
             at += yes if holds else no
 
 
+CALLS = ("socket", "execve", "kill", "connect", "bind", "read", "clone", "prctl", "socketpair")
+
+
 @pytest.mark.parametrize(
-    ("machine", "architecture", "numbers"),
+    ("machine", "architecture", "listed"),
     [
-        (
-            "x86_64",
-            X86,
-            {"socket": 41, "execve": 59, "kill": 62, "read": 0, "clone": 56, "prctl": 157},
-        ),
-        (
-            "aarch64",
-            ARM,
-            {"socket": 198, "execve": 221, "kill": 129, "read": 63, "clone": 220, "prctl": 167},
-        ),
+        ("x86_64", X86, (41, 59, 62, 42, 49, 0, 56, 157, 53)),
+        ("aarch64", ARM, (198, 221, 129, 203, 200, 63, 220, 167, 199)),
     ],
 )
 def test_the_filter_of_each_machine(
-    machine: str, architecture: int, numbers: dict[str, int]
+    machine: str, architecture: int, listed: tuple[int, ...]
 ) -> None:
+    numbers = dict(zip(CALLS, listed, strict=True))
     program = filter_of(machine)
-    for name in ("socket", "execve", "kill"):
+    for name in CALLS[:5]:
         assert answer_of(program, architecture, numbers[name]) == REFUSED
     assert answer_of(program, architecture, numbers["read"]) == ALLOWED
     assert answer_of(program, architecture, numbers["clone"], 17) == REFUSED
     assert answer_of(program, architecture, numbers["clone"], 0x10F00) == ALLOWED
     assert answer_of(program, architecture, numbers["prctl"], 1) == REFUSED
     assert answer_of(program, architecture, numbers["prctl"], 15) == ALLOWED
+    # By family and type: AF_UNIX and SOCK_STREAM, with any options, and no other.
+    for family, kind, answer in ((1, 1, ALLOWED), (1, 0x80801, ALLOWED), (1, 2, REFUSED),
+                                 (1, 0x80002, REFUSED), (1, 3, REFUSED), (1, 5, REFUSED),
+                                 (30, 1, REFUSED)):  # fmt: skip
+        assert answer_of(program, architecture, numbers["socketpair"], family, kind) == answer
     assert answer_of(program, architecture, 435) == ABSENT
     assert answer_of(program, X86 + ARM - architecture, numbers["read"]) == KILLED
     assert answer_of(program, architecture, 0x40000000 + numbers["read"]) == REFUSED
