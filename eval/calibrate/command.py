@@ -16,6 +16,7 @@ from eval.calibrate.ladders import LADDERS, Rung, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.command import code_for, open_model, warn_of_unknown_words
+from eval.runs.files import read_object, write_json
 from eval.runs.names import (
     Selection,
     parse_blocks,
@@ -35,7 +36,7 @@ from eval.runs.sweep import Loaded, decoding_of
 from eval.runs.worker import Worker
 from eval.tasks import Example, Task
 
-CARD_FILE = "card.json"
+CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
 
 @dataclass
@@ -352,19 +353,10 @@ def _warnings(
             f"{len(seen)} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
-    written = json.dumps({**earlier, choice: settings[0].examples}, indent=1) + "\n"
-    (folder.path / "calibrations.json").write_text(written, encoding="utf-8")
+    write_json(folder.path / CHOICES_FILE, {**earlier, choice: settings[0].examples})
     return found
 
 
 def _earlier(folder: Folder) -> Mapping[str, Any]:
-    file = folder.path / "calibrations.json"
-    if not file.exists():
-        return {}
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        written = None
-    if not isinstance(written, dict):
-        raise ValueError(f"{file} must be as calibrate wrote it; move it elsewhere.")
-    return written
+    file = folder.path / CHOICES_FILE
+    return read_object(file, str, remedy="move it elsewhere") if file.exists() else {}

@@ -13,7 +13,7 @@ from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
 from eval.reports.summary import summarise
-from eval.reports.table import table
+from eval.reports.table import commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.records import Folder, Record, Settings
@@ -54,6 +54,8 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
             show_settings(console, own)
         else:
             console.print(table(own), markup=False, highlight=False, soft_wrap=True)
+        if told := commits(own):
+            console.print(f"\n{told}", markup=False, highlight=False, soft_wrap=True)
         console.print()
     console.print(
         f"Report: {path.with_name(PAGE)} and {path.name}",
@@ -61,7 +63,8 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
     )  # fmt: skip
     errors = sum(row["num_errors"] for row in rows)
     if errors:
-        said, count = Counter(r["error"] for r in folder.records() if r["error"]).most_common(1)[0]
+        counted = sum((Counter(row["errors"]) for row in rows), Counter[str]())
+        said, count = counted.most_common(1)[0]
         sys.stderr.write(
             f"{errors} examples raised an error, {count} of them: {said}\nSee {path}. Once it is "
             "mended, the command that ran them decodes them anew with --retry-errors.\n"
@@ -111,14 +114,19 @@ def _is_finished(folder: Folder) -> bool:
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:
-    by_key = {settings.key(""): settings for settings in folder.settings()}
-    found = [r for r in folder.records() if r["error"] is None and r["settings"] in by_key]
-    ids = [record["example"] for record in found if record["example"].startswith(example)]
-    if not ids:
+    found = [
+        (settings, record)
+        for settings, records in folder.results().items()
+        for record in records
+        if record["error"] is None
+    ]
+    ids = [r["example"] for _, r in found]
+    chosen = [one for one in ids if one.startswith(example)]
+    if not chosen:
         raise ValueError(
             f"{folder.path} has no finished example whose id starts with {example!r}; "
-            f"it has {', '.join(sorted({record['example'] for record in found})[:5]) or 'none'}."
+            f"it has {', '.join(sorted(set(ids))[:5]) or 'none'}."
         )
-    pairs = [(by_key[r["settings"]], r) for r in found if r["example"] == ids[0]]
+    pairs = [pair for pair in found if pair[1]["example"] == chosen[0]]
     asked = asked_of(pairs[0][0].written())
     return [(settings, r) for settings, r in pairs if asked_of(settings.written()) == asked]

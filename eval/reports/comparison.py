@@ -47,8 +47,7 @@ class Comparison:
 
 def results(folder: str | Path) -> Results:
     """Returns the settings of a results folder with their records, seeds together."""
-    found = Folder(folder)
-    return pools(found.settings(), found.records())
+    return pools(Folder(folder).results())
 
 
 def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
@@ -86,15 +85,13 @@ def frame(folder: str | Path) -> "pandas.DataFrame":
             'A frame needs the package pandas; install it with: pip install ".[eval]", in the '
             "clone of this repository."
         ) from None
-    found = Folder(folder)
-    by_key = {settings.key(""): settings.written() for settings in found.settings()}
     rows = []
-    for record in found.records():
-        if record["settings"] not in by_key:
-            continue
-        scores = {f"score.{name}": value for name, value in record.get("scores", {}).items()}
-        own = {name: value for name, value in record.items() if name not in ("scores", "settings")}
-        rows.append({**by_key[record["settings"]], **own, **scores})
+    for settings, records in Folder(folder).results().items():
+        written = settings.written()
+        for record in records:
+            scores = {f"score.{name}": value for name, value in record.get("scores", {}).items()}
+            own = {name: v for name, v in record.items() if name not in ("scores", "settings")}
+            rows.append({**written, **own, **scores})
     return pandas.DataFrame(rows)
 
 

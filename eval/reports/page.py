@@ -8,7 +8,7 @@ from eval.metrics.curves import ExampleSet, Group, Row, asked_of, method_of, tit
 from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
 from eval.reports.pooling import Pool, pools
 from eval.reports.summary import summarise
-from eval.reports.table import name_of, seeds_of
+from eval.reports.table import commits_of, name_of, seeds_of
 from eval.reports.templates import fill
 from eval.runs.records import Folder, Record
 
@@ -70,7 +70,7 @@ def _add_folder(
     tasks: dict[Group, dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
 ) -> None:
     rows = summarise(folder)["rows"]
-    found = pools(folder.settings(), folder.records())
+    found = pools(folder.results())
     for row, pool in zip(rows, found, strict=True):
         own = row["settings"]
         group = _group(row, is_alone=is_alone)
@@ -119,6 +119,7 @@ def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
         "accepted_length": verified.get("accepted_length"),
         "acceptance_rate": verified.get("acceptance_rate"),
         "errors": row["num_errors"],
+        "commits": commits_of(row, alike) or None,
         "missing": row["num_missing"],
         "expected": row["num_missing"] + row["num_records"],
         "is_on_front": row["is_on_front"],

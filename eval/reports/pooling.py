@@ -1,7 +1,7 @@
 """Settings that differ by their seed only are one row: an example's seeds are averaged first."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eval.metrics.statistics import Number, mean
@@ -38,17 +38,14 @@ class Pool:
         return [record for record in self.records if record["error"] is not None]
 
 
-def pools(settings: Sequence[Settings], records: Iterable[Record]) -> list[Pool]:
+def pools(results: Mapping[Settings, Sequence[Record]]) -> list[Pool]:
     """Returns one pool for all settings that differ by their seed only, in the settings' order."""
-    by_setting: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_setting[record["settings"]].append(record)
     alike: dict[Settings, list[Settings]] = defaultdict(list)
-    for setting in settings:
+    for setting in results:
         alike[setting.with_seed(0)].append(setting)
     found = []
     for group in alike.values():
-        own = [record for setting in group for record in by_setting[setting.key("")]]
+        own = [record for setting in group for record in results[setting]]
         # In the order of the ids, so that the order of writing leaves no trace in any sum.
         own.sort(key=lambda record: str(record["example"]))
         found.append(Pool(group[0], tuple(setting.seed for setting in group), tuple(own)))

@@ -1,7 +1,5 @@
 """The report of a results folder: numbers, a table, pictures and replays, all offline."""
 
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,12 +23,14 @@ from eval.reports.replay import replay_page
 from eval.reports.summary import summarise
 from eval.reports.table import (
     accepted_lengths,
+    commits,
     line,
     name_of,
     other_scores,
     seeds_of,
     table,
 )
+from eval.runs.files import write_json, write_text
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings
 from eval.tasks import ListTask
@@ -53,20 +53,20 @@ def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
         ValueError: If the folder is damaged or holds no records.
     """
     summary = summarise(folder)
-    _write(folder.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_json(folder.path / "summary.json", summary)
     notice = _unfinished(summary["rows"])
     replays = _replays(folder, num_replays, notice)
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
     titles = titles_of(group.asked for group in groups)
     exact = {asked: _exact(asked.task) for asked in titles}
     page = report_page([folder], replays=replays, exact=exact)
-    _write(folder.path / PAGE, page)
+    write_text(folder.path / PAGE, page)
     parts = [_opening(summary)]
     for group, rows in groups.items():
         title = titles[group.asked]
         num_examples = rows[0]["settings"]["num_examples"]
         parts.append(f"## {title}\n\nModel `{group.model}`, {num_examples} examples.")
-        parts += [notice and f"**{notice}**", table(rows)]
+        parts += [notice and f"**{notice}**", table(rows), commits(rows)]
         parts += [other_scores(rows), accepted_lengths(rows), _methods(summary, group)]
         parts += _pictures(folder, group.model, title, rows, exact[group.asked])
     links = [
@@ -75,7 +75,7 @@ def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
     ]
     parts += ["## Replays", "\n".join(links)] if links else []
     report = folder.path / "report.md"
-    _write(report, "\n\n".join(part for part in parts if part) + "\n")
+    write_text(report, "\n\n".join(part for part in parts if part) + "\n")
     return report
 
 
@@ -85,7 +85,7 @@ def write_comparison(before: Folder, after: Folder, path: Path) -> None:
     Raises:
         ValueError: If a folder is damaged or holds no records.
     """
-    _write(path, report_page([before, after]))
+    write_text(path, report_page([before, after]))
 
 
 def _unfinished(rows: Sequence[Row]) -> str:
@@ -195,15 +195,15 @@ def _exact(task: str) -> list[Point]:
 
 def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their names by what was asked and example."""
-    by_key = {settings.key(""): settings for settings in folder.settings()}
-    asked = {key: asked_of(settings.written()) for key, settings in by_key.items()}
+    results = folder.results()
+    asked = {settings: asked_of(settings.written()) for settings in results}
     titles = titles_of(asked.values())
     examples: dict[tuple[ExampleSet, str], list[tuple[Settings, Record]]] = {}
-    for record in folder.records():
-        settings = by_key.get(record["settings"])
-        if settings is not None and record["error"] is None and record["trace"] is not None:
-            key = (asked[record["settings"]], str(record["example"]))
-            examples.setdefault(key, []).append((settings, record))
+    for settings, records in results.items():
+        for record in records:
+            if record["error"] is None and record["trace"] is not None:
+                key = (asked[settings], str(record["example"]))
+                examples.setdefault(key, []).append((settings, record))
     # Stable: within both kinds in the order in which they were decoded.
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
     written: dict[tuple[ExampleSet, str], str] = {}
@@ -212,7 +212,7 @@ def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[Exampl
         count[one] += 1
         if count[one] <= num_replays:
             name = f"replay-{_slug(f'{titles[one]}-{example}')}.html"
-            _write(folder.path / name, replay_page(found, report=PAGE, notice=notice))
+            write_text(folder.path / name, replay_page(found, report=PAGE, notice=notice))
             written[one, example] = name
     return written
 
@@ -223,9 +223,3 @@ def _disagree(found: Sequence[tuple[Settings, Record]]) -> bool:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)

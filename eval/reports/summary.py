@@ -44,9 +44,9 @@ def summarise(folder: Folder) -> dict[str, Any]:
     Raises:
         ValueError: If the folder is damaged or holds no records.
     """
-    records = folder.records()
-    found = pools(folder.settings(), records)
-    if not any(pool.records for pool in found):
+    found = pools(folder.results())
+    records = [record for pool in found for record in pool.records]
+    if not records:
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
     references: dict[Group, Pool] = {}
     rows = []
@@ -61,7 +61,7 @@ def summarise(folder: Folder) -> dict[str, Any]:
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
     return {
-        "rows": rows, "methods": methods(rows), "git": _shas(records),
+        "rows": rows, "methods": methods(rows), "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
         "skipped": [one._asdict() for one in folder.skipped()],
     }  # fmt: skip
@@ -75,6 +75,7 @@ def _row(pool: Pool) -> Row:
         "num_records": len(pool.records),
         "num_missing": pool.num_expected - len(pool.records),
         "num_errors": len(failed),
+        "git": _commits(pool.records),
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
         "primary": next((record["primary"] for record in pool.records), None),
         "accuracy": _accuracy(pool),
@@ -254,5 +255,5 @@ def paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[floa
     return [first[example] for example in shared], [second[example] for example in shared]
 
 
-def _shas(records: Iterable[Record]) -> list[str]:
-    return sorted({record["git"] for record in records if record["git"]})
+def _commits(records: Iterable[Record]) -> list[str]:
+    return sorted({record["git"] or "unknown" for record in records})

@@ -90,6 +90,20 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *lines]) if lines else ""
 
 
+def commits_of(row: Row, rows: Sequence[Row]) -> str:
+    """Names the commits of this package that decoded a row; empty if all rows have the same one."""
+    if len({commit for other in rows for commit in other["git"]}) < 2:
+        return ""
+    return ", ".join(commit[:10] + "+" * commit[10:].endswith("+") for commit in row["git"])
+
+
+def commits(rows: Sequence[Row]) -> str:
+    """Lists the commits of each row; empty if all rows have the same one."""
+    lines = [f"- `{name_of(row, rows)}`: {commits_of(row, rows)}" for row in rows]
+    head = "Decoded by several commits of this package (+: with changed files), which may differ:"
+    return "\n".join([head, "", *lines]) if commits_of(rows[0], rows) else ""
+
+
 def other_scores(rows: Sequence[Row]) -> str:
     """Returns a table of the means of the scores beside the primary one; empty if there are none.
 

@@ -21,14 +21,18 @@ _FINISHED: Fields = {
     "batch_s": NUMBER, "tokens": list[int], "warm_up": bool, "trace": dict[str, Any] | None,
 }  # fmt: skip
 _TRACE: Fields = {
-    "steps": list[int], "confidences": list[SCORE], "revisions": list[list[SCORE]], "lead": int,
+    "steps": list[int], "confidences": list[SCORE], "lead": int,
+    "revisions": list[tuple[int, int, int, SCORE, int]],
 }  # fmt: skip
 
 # Python's JSON reads any integer, NaN and infinity, none of which is ever written.
 _MOST = 2**63
 
 # What a trace may have besides.
-_TOLD: Fields = {"runners_up": list[list[Any] | None], "proposals": list[list[NUMBER]]}
+_TOLD: Fields = {
+    "runners_up": list[tuple[NUMBER, list[tuple[int, NUMBER]]] | None],
+    "proposals": list[tuple[int, int, NUMBER]],
+}
 
 # Numbers that others are divided by, and numbers that may be 0.
 _POSITIVE = ("nfe", "length", "batch_length", "batch_s")
@@ -97,6 +101,14 @@ def _require_trace(record: Mapping[str, Any], where: str) -> None:
             f"{where} must have a step and a confidence for each token, got other numbers; "
             "move the line elsewhere to decode its example anew."
         )
+    likely = [token for one in trace.get("runners_up", ()) if one for token, _ in one[1]]
+    tokens = {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}
+    missing = sorted(token for token in tokens if str(token) not in record["pieces"])
+    if missing:
+        raise ValueError(
+            f"{where} must have a text in 'pieces' for each of its tokens, got none for "
+            f"{missing[0]}; move the line elsewhere to decode its example anew."
+        )
 
 
 def _require_types(found: Mapping[str, Any], wanted: Fields, where: str) -> None:
@@ -116,15 +128,20 @@ def _require_types(found: Mapping[str, Any], wanted: Fields, where: str) -> None
 def is_of(value: object, kind: Any) -> bool:
     """Says whether a value that was read from JSON is of a type.
 
-    True is no number, and neither are NaN, infinity and what does not fit 64 bits.
+    True is no number, and neither are NaN, infinity and what does not fit 64 bits. Half of a
+    surrogate pair, which JSON can write, is no text. A tuple is read as a list.
     """
     if kind is Any:
         return True
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) in (list, tuple):
-        item = get_args(kind)[0]
-        return isinstance(value, list) and all(is_of(one, item) for one in value)
+        kinds = get_args(kind)
+        if not isinstance(value, list):
+            return False
+        if get_origin(kind) is list or kinds[-1] is ...:
+            kinds = kinds[:1] * len(value)
+        return len(kinds) == len(value) and all(map(is_of, value, kinds))
     if get_origin(kind) is dict:
         _, item = get_args(kind)
         return isinstance(value, dict) and all(is_of(one, item) for one in value.values())
@@ -132,10 +149,17 @@ def is_of(value: object, kind: Any) -> bool:
         return any(is_of(value, one) for one in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
+    if isinstance(value, str):
+        return kind is str and is_utf8(value)
     if isinstance(value, int | float) and not abs(value) <= _MOST:
         return False
     # JSON writes 1.0 as 1 elsewhere.
     return isinstance(value, (int, float) if kind is float else kind)
+
+
+def is_utf8(text: str) -> bool:
+    """Says whether a text can be written in UTF-8."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _named(kind: Any) -> str:

@@ -6,13 +6,12 @@ own plug-ins, `own_files.json` those of weights and other files that were read. 
 such notes goes on, and gets them.
 """
 
-import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from eval.runs.files import read_object, write_json
 from eval.runs.own_code import own_modules, sources_of
 from eval.runs.own_files import digests_of, files_of
 from eval.runs.settings import Run
@@ -53,8 +52,9 @@ class Origins:
 
     def note(self, folder: Path) -> None:
         """Writes the notes of a folder."""
-        _write(folder / CODE_NOTE, self.code)
-        _write(folder / FILES_NOTE, self.files)
+        for name, found in ((CODE_NOTE, self.code), (FILES_NOTE, self.files)):
+            if found:
+                write_json(folder / name, found)
 
 
 def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Origins:
@@ -117,16 +117,9 @@ def _changed(before: Digests, now: Digests) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Digests]:
-    found: dict[str, Digests] = {}
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
-def _write(file: Path, found: Mapping[str, Digests]) -> None:
-    if not found:
-        return
-    # Renamed, so that another process never reads half a file.
-    beside = file.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    beside.replace(file)
+    if not file.is_file():
+        return {}
+    return read_object(
+        file, dict[str, str], remedy="without it nobody knows what the records were made of: "
+        "choose another folder, or remove the file if nothing has changed since",
+    )  # fmt: skip

@@ -1,7 +1,6 @@
 """Records on disk: one line of JSON for each example and setting, appended and never changed."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -11,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
-from eval.runs.fields import Fields, require_fields, require_record
+from eval.runs.fields import Fields, is_of, require_fields, require_record
+from eval.runs.files import read_object, write_json
 from eval.runs.locks import only_writer
 from eval.runs.options import OPTIONS
 
@@ -163,8 +163,11 @@ class Folder:
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / SETTINGS_FILE
         earlier: list[Settings] = []
+        dropped: set[str] = set()
         if file.exists():
-            earlier = [] if alone else self._with_records(self.settings())
+            used = {record["settings"] for record in self.records()}
+            earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
+            dropped = used if alone else self._dropped()
         elif any(self.path.glob("part-*.jsonl")):
             raise ValueError(
                 f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
@@ -177,11 +180,9 @@ class Folder:
             "format": FORMAT,
             "runs": [run.written() for run in listed],
             "skipped": [one._asdict() for one in skipped],
+            "dropped": sorted(dropped - {run.key("") for run in listed}),
         }
-        # Written beside and renamed, so that a reader never sees half a file.
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-        beside.replace(file)
+        write_json(file, written)
         return others
 
     def settings(self) -> list[Settings]:
@@ -210,6 +211,32 @@ class Folder:
             require_fields(one, {"setting": str, "reason": str}, str(self.path / SETTINGS_FILE))
         return [Skipped(**one) for one in found]
 
+    def results(self) -> dict[Settings, list[Record]]:
+        """Returns the records of each run, the reference first; those of dropped runs are left out.
+
+        Raises:
+            ValueError: As `settings` and `records`; and if a record is of no run of the folder, or
+                has another key than its run and example give.
+        """
+        found: dict[Settings, list[Record]] = {run: [] for run in self.settings()}
+        by_key, dropped = {run.key(""): run for run in found}, self._dropped()
+        strays = []
+        for where, record in self._lines():
+            run = by_key.get(record["settings"])
+            if run is not None and record["key"] == run.key(record["example"]):
+                found[run].append(record)
+            elif record["settings"] not in dropped:
+                strays.append(where)
+        if strays:
+            others = f" (and {len(strays) - 1} other lines)" if len(strays) > 1 else ""
+            raise ValueError(
+                f"{strays[0]}{others} must be of a setting in {self.path / SETTINGS_FILE}, got "
+                "another: one of the two files was edited or damaged. Give the command again that "
+                f"made the folder, which restores {SETTINGS_FILE} and keeps the records; if that "
+                "does not help, move the line elsewhere to decode its example anew."
+            )
+        return found
+
     def records(self) -> list[Record]:
         """Returns all records, of all processes, each key once.
 
@@ -218,12 +245,16 @@ class Folder:
         Raises:
             ValueError: If a line other than a torn last one is damaged, or lacks a field.
         """
-        kept: dict[str, Record] = {}
+        return [record for _, record in self._lines()]
+
+    def _lines(self) -> list[tuple[str, Record]]:
+        """Returns what `records` returns, each with its file and line."""
+        kept: dict[str, tuple[str, Record]] = {}
         for part in sorted(self.path.glob("part-*.jsonl")):
-            for record in _read(part):
+            for where, record in _read(part):
                 earlier = kept.get(record["key"])
-                if earlier is None or earlier["error"] is not None:
-                    kept[record["key"]] = record
+                if earlier is None or earlier[1]["error"] is not None:
+                    kept[record["key"]] = where, record
         return list(kept.values())
 
     @contextmanager
@@ -252,22 +283,25 @@ class Folder:
         name = digest(machine)
         file = self.path / f"machine-{name}.json"
         if not file.exists():
-            beside = file.with_suffix(f".{os.getpid()}")
-            beside.write_text(json.dumps(machine, indent=1) + "\n", encoding="utf-8")
-            beside.replace(file)
+            write_json(file, machine)
         return name
 
     def machines(self) -> dict[str, dict[str, Any]]:
         """Returns by name what the folder's runs were made on and with."""
-        found = {}
-        for file in sorted(self.path.glob("machine-*.json")):
-            written = _json_of(file)
-            found[file.stem.removeprefix("machine-")] = written
-        return found
+        return {
+            file.stem.removeprefix("machine-"): read_object(file, remedy="move it elsewhere")
+            for file in sorted(self.path.glob("machine-*.json"))
+        }
 
-    def _with_records(self, runs: list[Settings]) -> list[Settings]:
-        with_records = {record["settings"] for record in self.records()}
-        return [run for run in runs if run.key("") in with_records]
+    def _dropped(self) -> set[str]:
+        """Returns the keys of settings that have records and are left out of reports."""
+        found = self._written().get("dropped", [])
+        if not is_of(found, list[str]):
+            raise ValueError(
+                f"{self.path / SETTINGS_FILE} must list the keys of settings that were 'dropped', "
+                f"got {str(found)[:40]}; give the command again, with --drop-others."
+            )
+        return set(found)
 
     def _written(self) -> dict[str, Any]:
         file = self.path / SETTINGS_FILE
@@ -276,7 +310,7 @@ class Folder:
                 f"A results folder must hold {SETTINGS_FILE}, got {self.path} without it; "
                 "give the folder that a run wrote."
             )
-        written = _json_of(file)
+        written = read_object(file, remedy="choose another folder")
         found = written.get("format")
         if found != FORMAT or not isinstance(written.get("runs"), list):
             raise ValueError(
@@ -294,20 +328,8 @@ def append(path: Path, records: Iterable[Record]) -> None:
         file.write("".join(line + "\n" for line in lines))
 
 
-def _json_of(file: Path) -> dict[str, Any]:
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{file} must be JSON as this version writes it, got {error}; choose another folder."
-        ) from None
-    if not isinstance(written, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {type(written).__name__}.")
-    return written
-
-
-def _read(path: Path) -> Iterator[Record]:
-    *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+def _read(path: Path) -> Iterator[tuple[str, Record]]:
+    *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         where = f"Line {number} of {path}"
         try:
@@ -318,7 +340,7 @@ def _read(path: Path) -> Iterator[Record]:
                 "move the line elsewhere to decode its example anew."
             ) from None
         require_record(record, where)
-        yield record
+        yield where, record
 
 
 def _mend(path: Path) -> None:

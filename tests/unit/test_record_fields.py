@@ -1,12 +1,15 @@
 """Records that are valid JSON and wrong all the same: the line is named, never a traceback."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import eval_runs
 import pytest
 
+from eval.__main__ import main
 from eval.reports.summary import summarise
 from eval.runs.records import Folder
 from eval.runs.runner import execute
@@ -81,3 +84,123 @@ def test_an_option_out_of_its_range_is_named_with_its_file(whole: Path, tmp_path
     (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run]}))
     with pytest.raises(ValueError, match=r"^Run 1 of .*settings\.json: top_p must be in"):
         Folder(tmp_path).settings()
+
+
+def without_a_piece(record: Any) -> None:
+    del record["pieces"][str(record["tokens"][0])]
+
+
+def with_a_short_revision(record: Any) -> None:
+    record["trace"]["revisions"] = [[1, 2, 3]]
+
+
+def with_a_runner_up_of_another_form(record: Any) -> None:
+    record["trace"]["runners_up"] = [[0.5, [1, 2]]]
+
+
+def with_a_runner_up_without_a_piece(record: Any) -> None:
+    record["trace"]["runners_up"] = [[0.5, [[10_000, 0.5]]]]
+
+
+def with_half_a_surrogate_pair(record: Any) -> None:
+    record["prompt"] = "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_a_piece, with_a_short_revision, with_a_runner_up_of_another_form,
+        with_a_runner_up_without_a_piece, with_half_a_surrogate_pair,
+    ],
+)  # fmt: skip
+def test_a_damaged_trace_is_named_with_its_line(
+    damage: Callable[[Any], None], whole: Path, tmp_path: Path
+) -> None:
+    """A token without a piece was a KeyError, half a surrogate pair a half-written report."""
+    record = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
+    damage(record)
+    folder = spoilt(whole, tmp_path, record)
+    with pytest.raises(ValueError, match=r"ine 2 of .*part-0\.jsonl must .* its example anew"):
+        folder.records()
+
+
+def test_a_byte_that_is_no_text_is_named_with_its_line(whole: Path, tmp_path: Path) -> None:
+    """It was replaced by a question mark, in a prompt or in an answer."""
+    folder = spoilt(whole, tmp_path, {})
+    written = (whole / "part-0.jsonl").read_bytes()
+    folder.part(0).write_bytes(written.replace(b'"prompt":"', b'"prompt":"\xff'))
+    with pytest.raises(ValueError, match=r"Line 1 of .*part-0\.jsonl must be a record"):
+        folder.records()
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copied"))
+
+
+def test_records_of_no_setting_are_named_and_come_back(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A character of settings.json was changed: all records of the setting left the report."""
+    settings = copied / "settings.json"
+    written = settings.read_text()
+    settings.write_text(written.replace('"batch_size": 4', '"batch_size": 5'))
+    for command in ("report", "trace"):
+        assert main([command, str(copied)]) == 2
+        told = capsys.readouterr().err
+        assert f"Line 1 of {copied / 'part-0.jsonl'} (and 2 other lines) must be of a" in told
+        assert str(settings) in told
+    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
+    execute(runs, copied)
+    assert settings.read_text() == written
+    assert [len(own) for own in Folder(copied).results().values()] == [3]
+
+
+@pytest.mark.parametrize("name", ["settings", "key", "example"])
+def test_a_record_that_is_not_of_its_setting_is_named(name: str, copied: Path, whole: Path) -> None:
+    record = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
+    record[name] = f"{record[name][:-1]}x"
+    with pytest.raises(ValueError, match=r"^Line 2 of .*part-0\.jsonl must be of a setting"):
+        spoilt(whole, copied, record).results()
+
+
+def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copied: Path) -> None:
+    other = eval_runs.runs(samplers=(FixedSchedule(2),), task="lists/shuffle?n=4&limit=3")
+    folder = execute(other, copied, drop_others=True)
+    ((setting, own),) = folder.results().items()
+    assert (setting.sampler, len(own)) == (repr(FixedSchedule(2)), 3)
+    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
+    assert [len(own) for own in execute(runs, copied).results().values()] == [3, 3]
+    written = json.loads((copied / "settings.json").read_text())
+    assert written["dropped"] == []
+    (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
+    with pytest.raises(ValueError, match=r"settings\.json must list the keys"):
+        folder.results()
+
+
+@pytest.mark.parametrize("content", ["[", "[]", '{"a": 1}', '{"a": {"b": 1}}', "[" * 100_000])
+@pytest.mark.parametrize("name", ["own_files.json", "own_code.json"])
+def test_a_damaged_note_of_origins_is_named(name: str, content: str, copied: Path) -> None:
+    """It was a traceback when the run was given again."""
+    (copied / name).write_text(content)
+    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
+    with pytest.raises(ValueError, match=rf"{name} must be .*; without it nobody knows"):
+        execute(runs, copied)
+
+
+def test_a_table_of_several_commits_names_them(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only summary.json said that the records of a row were decoded by different code."""
+    assert main(["report", str(copied)]) == 0
+    assert "several commits" not in capsys.readouterr().out
+    lines = (copied / "part-0.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    for record, commit in zip(records, ("a" * 40, "b" * 40 + "+", None), strict=True):
+        record["git"] = commit
+    (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    assert main(["report", str(copied)]) == 0
+    told = f"`{FixedSchedule(8)!r}`: aaaaaaaaaa, bbbbbbbbbb+, unknown"
+    assert told in capsys.readouterr().out
+    assert told in (copied / "report.md").read_text()
+    assert '"commits":"aaaaaaaaaa, bbbbbbbbbb+, unknown"' in (copied / "report.html").read_text()

@@ -24,6 +24,7 @@ const COLUMNS = [
   { key: "target_nfe", head: "target NFE", show: fixed(1), optional: true },
   { key: "errors", head: "errors", show: String, optional: true },
   { key: "missing", head: "missing", show: String, optional: true },
+  { key: "commits", head: "commits of the package", show: String, optional: true },
 ];
 const valueOf = (row, key) => Array.isArray(row[key]) ? row[key][0] : row[key];
 function columns() {

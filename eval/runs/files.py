@@ -1,0 +1,42 @@
+"""Reads and writes files of JSON; a file appears under its name only when it is complete."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from eval.runs.fields import is_of
+
+
+def read_object(file: Path, values: Any = Any, *, remedy: str) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        file: A file that is there.
+        values: The type of its values, as in `is_of`.
+        remedy: What the user can do if the file is damaged.
+
+    Raises:
+        ValueError: If the file is damaged; names the file.
+    """
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} must be JSON, got {error}; {remedy}.") from None
+    if not is_of(found, dict[str, values]):
+        raise ValueError(
+            f"{file} must be as this version writes it, got {str(found)[:40]}; {remedy}."
+        )
+    return dict(found)
+
+
+def write_json(file: Path, content: object) -> None:
+    """Writes a file of JSON, see `write_text`."""
+    write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a file, so that no other process reads half of it."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
