@@ -18,6 +18,7 @@ from eval.lm_harness.arguments import add_lm
 from eval.oracle.arguments import add_oracle
 from eval.reports.arguments import add_report, add_trace
 from eval.runs.arguments import add_cache_error, add_run, add_sweep
+from eval.texts import require_utf8
 
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
 _LOST = "Stopped; nothing is kept.\n"
@@ -99,7 +100,9 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "python -m ev
         program: How the user calls it, for help and messages.
     """
     parser = make_parser(program)
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    require_utf8(parser, words)
+    options = parser.parse_args(words)
     command = COMMANDS[options.name]
     module, _, function = command.action.partition(":")
     try:

@@ -16,6 +16,7 @@ from importlib import import_module
 
 from eval.runs.arguments import add_machine, add_model
 from eval.runs.options import add_decoding
+from eval.texts import require_utf8
 from eval.training.arguments import add_distil, add_train_filter
 
 _EXAMPLES = """\
@@ -44,22 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Last, so that no file there replaces a package: modules of the user's own plug-ins.
     sys.path.append(os.getcwd())
+    parser = make_parser()
+    require_utf8(parser, words)
     # These two have command lines of their own.
     if words[:1] == ["eval"]:
         from eval.__main__ import main as evaluate
 
         return evaluate(words[1:], program="dllm-decode eval")
-    if words[:1] == ["bench"]:
-        return _bench(words[1:])
-    parser = make_parser()
-    options = parser.parse_args(words)
     try:
+        if words[:1] == ["bench"]:
+            return _bench(words[1:])
+        options = parser.parse_args(words)
         return _action(options.name)(options)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
+        sys.stderr.write(f"{parser.prog} {words[0]}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(_STOPPED.get(options.name, "Stopped.\n"))
+        sys.stderr.write(_STOPPED.get(words[0], "Stopped.\n"))
         return 130
 
 

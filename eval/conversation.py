@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -74,10 +74,10 @@ class Speaker(NamedTuple):
 
 def generate_once(options: Namespace) -> int:
     """Answers one question."""
-    speaker = _speaker(options)
-    text = sys.stdin.read() if options.text == "-" else options.text
+    text = _read(sys.stdin.read) if options.text == "-" else options.text
     if not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
+    speaker = _speaker(options)
     has_template = bool(speaker.tokenizer.chat_template)
     is_chat = has_template and not options.plain
     out = speaker.answer([_said("user", text)] if is_chat else text, live=options.live)
@@ -131,9 +131,23 @@ def _speaker(options: Namespace) -> Speaker:
 
 def _asked() -> str:
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return _read(partial(input, "> " if sys.stdin.isatty() else "")).strip()
     except EOFError:
         return ""
+
+
+def _read(read: Callable[[], str]) -> str:
+    """Reads text from standard input.
+
+    Raises:
+        ValueError: If it is not in UTF-8; some locales read other bytes as halves of surrogates.
+    """
+    try:
+        text = read()
+        text.encode()
+    except UnicodeError as error:
+        raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
+    return text
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:

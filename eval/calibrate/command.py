@@ -16,7 +16,7 @@ from eval.calibrate.ladders import LADDERS, Rung, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.command import code_for, open_model, warn_of_unknown_words
-from eval.runs.files import read_object, write_json
+from eval.runs.files import read_object, require_file, write_json
 from eval.runs.names import (
     Selection,
     parse_blocks,
@@ -81,6 +81,9 @@ def run(options: argparse.Namespace) -> int:
             "calibrate must run in one process, got several: decode the settings with `sweep` "
             "into the same folder first; their records are used."
         )
+    folder = Folder(options.out)
+    folder.require_usable()
+    card_file = require_file("--card", options.card) if options.card else folder.path / CARD_FILE
     rungs = _rungs(options)
     selection = parse_task(options.task, code_for(options, place))
     selection.task.require_scorable()
@@ -92,7 +95,6 @@ def run(options: argparse.Namespace) -> int:
             f"--order-on must be between 0 and {len(examples) - 1}, got {options.order_on}."
         )
     checked = _checked(options, rungs, selection)
-    folder = Folder(options.out)
     settings = [one.settings for one in checked]
     folder.claim(settings)
     warnings = _warnings(folder, selection, settings, options, guarantee)
@@ -121,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         "blocks": chosen.blocks,
     }  # fmt: skip
     card = replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
-    card.write(options.card or folder.path / CARD_FILE)
+    card.write(card_file)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
     return 0 if card.is_certified else 1
 

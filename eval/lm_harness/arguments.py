@@ -1,9 +1,10 @@
 """Command-line options of `lm`."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
+from math import inf
 
 from eval.runs.arguments import DTYPES
-from eval.runs.options import add_decoding, positive
+from eval.runs.options import add_decoding, count, num_threads, number, positive
 
 NLL = ("mc", "l2r")
 
@@ -14,10 +15,10 @@ def add_lm(parser: ArgumentParser) -> None:
     """Adds the options of `lm`."""
     _add_model(parser)
     add = parser.add_argument
-    add("--tasks", required=True, help="names, joined by commas")
+    add("--tasks", required=True, type=_names, help="names, joined by commas")
     add("--include-path", metavar="FOLDER", help="with task files of your own")
-    add("--limit", type=float, help="examples of each task, or a share below 1 (default: all)")
-    add("--num-fewshot", type=int, metavar="N", help="(default: the task's)")
+    add("--limit", type=_limit, help="examples of each task, or a share below 1 (default: all)")
+    add("--num-fewshot", type=count, metavar="N", help="(default: the task's)")
     add("--fewshot-seed", type=int, default=1234, help="(default: 1234, the harness')")
     add("--apply-chat-template", action="store_true", help="ask in the model's chat template")
     add("--system-instruction", metavar="TEXT", help="the first turn, in a chat")
@@ -48,9 +49,23 @@ def _add_model(parser: ArgumentParser) -> None:
         help="cpu, cuda, cuda:1, or auto, which spreads the model over all devices; of several "
         "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
     add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
-    add("--threads", type=positive, help="processor threads (default: torch's choice)")
+    add("--threads", type=num_threads, help="processor threads (default: torch's choice)")
     add_decoding(parser, defaults=_DEFAULTS, readers={"gen_length": _length})
 
 
 def _length(text: str) -> int | str:
     return "task" if text == "task" else positive(text)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ArgumentTypeError("must name at least one task")
+    return names
+
+
+def _limit(text: str) -> float:
+    limit = number(text)
+    if not 0 < limit < inf:
+        raise ArgumentTypeError(f"must be above 0, got {limit}")
+    return limit

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from eval.lm_harness.generation import Generation
+from eval.lm_harness.settings import Options
+from eval.runs.files import require_folder
 from eval.runs.options import given_of
 
 if TYPE_CHECKING:
@@ -39,18 +42,24 @@ def run(options: argparse.Namespace) -> int:
     # Not before it is known to be there.
     from eval.lm_harness.model import DecodeLM
 
-    options.output = Path(options.output) if options.output else None
-    if options.output and (options.output / RESULTS_FILE).exists():
-        raise ValueError(f"{options.output} holds results already; choose another folder.")
+    if options.output:
+        options.output = Path(options.output)
+        require_folder(options.output)
+        if (options.output / RESULTS_FILE).exists():
+            raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
         torch.set_num_threads(options.threads)
     arguments = {name: getattr(options, name) for name in _MODEL_OPTIONS}
+    arguments["pretrained"] = options.model
     arguments = {name: value for name, value in arguments.items() if value is not None}
     arguments |= given_of(options)
+    # All of it is checked before the thousands of tasks are listed and the model is loaded.
+    Options.of(arguments)
     gen_kwargs = _gen_kwargs(options)
-    lm = DecodeLM.create_from_arg_obj({"pretrained": options.model, **arguments})
+    manager = _task_manager(options.tasks, options.include_path)
+    lm = DecodeLM.create_from_arg_obj(arguments)
     try:
-        results = _evaluate(lm, options, gen_kwargs)
+        results = _evaluate(lm, options, manager, gen_kwargs)
     finally:
         lm.close()
     if results is not None:
@@ -70,19 +79,19 @@ def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             "The temperature is given once, got it in --gen-kwargs and in --temperature."
         )
+    Generation.of(found, block_length=1)
     return found
 
 
 def _evaluate(
-    lm: "DecodeLM", options: argparse.Namespace, gen_kwargs: Mapping[str, Any]
+    lm: "DecodeLM", options: argparse.Namespace, manager: Any, gen_kwargs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     from lm_eval import simple_evaluate
 
-    tasks = [name.strip() for name in options.tasks.split(",") if name.strip()]
     found: dict[str, Any] | None = simple_evaluate(
         model=lm,
         model_args={"pretrained": options.model},
-        tasks=tasks,
+        tasks=options.tasks,
         num_fewshot=options.num_fewshot,
         limit=options.limit,
         use_cache=_cache_path(lm, options.use_cache),
@@ -90,7 +99,7 @@ def _evaluate(
         apply_chat_template=options.apply_chat_template,
         fewshot_as_multiturn=options.apply_chat_template,
         gen_kwargs=dict(gen_kwargs) or None,
-        task_manager=_task_manager(tasks, options.include_path),
+        task_manager=manager,
         fewshot_random_seed=options.fewshot_seed,
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
@@ -112,10 +121,10 @@ def _task_manager(tasks: list[str], include_path: str | None) -> Any:
     if missing and include_path is not None:
         manager = TaskManager(include_path=include_path)
         missing = [name for name in tasks if not manager.match_tasks([name])]
-    if missing or not tasks:
+    if missing:
         raise ValueError(
-            f"Tasks must be known to the harness, got {', '.join(missing) or 'none'}. Put task "
-            "files of your own in a folder and name it with --include-path."
+            f"Tasks must be known to the harness, got {', '.join(missing)}. Put task files of your "
+            "own in a folder and name it with --include-path."
         )
     return manager
 

@@ -19,7 +19,13 @@ from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
-from eval.runs.names import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.names import (
+    check_verifier,
+    parse_blocks,
+    parse_cache,
+    parse_sampler,
+    parse_verifier,
+)
 from eval.runs.options import OPTIONS, READERS, whole
 from eval.runs.records import digest
 from eval.runs.settings import ALONE, Place
@@ -162,6 +168,10 @@ class Options:
             )
         # Wrong values are refused before the model is loaded.
         self.config()
+        parse_sampler(self.sampler)
+        parse_cache(self.cache)
+        parse_blocks(self.blocks)
+        check_verifier(self.verifier)
 
     @staticmethod
     def of(arguments: Mapping[str, Any]) -> "Options":
@@ -203,11 +213,8 @@ class Options:
 
         Raises:
             OSError: As `load_model`.
-            ValueError: As `load_model`, or if an expression is none or there is no tokenizer.
+            ValueError: As `load_model`, or if there is no tokenizer.
         """
-        # The expressions first: they are checked in no time.
-        sampler, cache = parse_sampler(self.sampler), parse_cache(self.cache)
-        blocks = parse_blocks(self.blocks)
         device = f"cuda:{place.local_rank}" if self.device == "cuda" else self.device
         model, words = open_address(
             self.pretrained,
@@ -223,10 +230,10 @@ class Options:
             model=self.pretrained,
             revision=self.revision,
             dtype=str(model.dtype).removeprefix("torch."),
-            sampler=sampler,
-            cache=cache,
+            sampler=parse_sampler(self.sampler),
+            cache=parse_cache(self.cache),
             verifier=parse_verifier(self.verifier, lambda source: target(source)),
-            blocks=blocks,
+            blocks=parse_blocks(self.blocks),
             estimator=MonteCarlo(self.mc_num) if self.nll == "mc" else LeftToRight(),
             decoding=self.config(),
             from_task=self.from_task(),

@@ -2,11 +2,13 @@
 
 from argparse import ArgumentParser
 
+from eval.runs.options import count
+
 
 def add_report(parser: ArgumentParser) -> None:
     """Adds the options of `report`."""
     parser.add_argument("folder", help="results folder")
-    parser.add_argument("--replays", type=int, default=30, help="pages per task (default: 30)")
+    parser.add_argument("--replays", type=count, default=30, help="pages per task (default: 30)")
     parser.add_argument("--before", metavar="FOLDER",
         help="also compare with another results folder, in comparison.html")  # fmt: skip
 

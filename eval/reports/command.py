@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from eval.reports.summary import summarise
 from eval.reports.table import commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
+from eval.runs.files import require_file, write_text
 from eval.runs.records import Folder, Record, Settings
 
 
@@ -74,14 +74,18 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
 
 def trace(options: argparse.Namespace) -> int:
     """Shows how one example was decoded, in the terminal or as a page."""
+    page, animation = (
+        require_file(name, path) if path else None
+        for name, path in (("--html", options.html), ("--gif", options.gif))
+    )
     found = _examples_of(Folder(options.folder), options.example)
-    if options.html:
-        Path(options.html).write_text(replay_page(found), encoding="utf-8")
+    if page:
+        write_text(page, replay_page(found))
         _tell(f"Replay: {options.html}")
-    if options.gif:
-        write_animation(found, Path(options.gif))
+    if animation:
+        write_animation(found, animation)
         _tell(f"Animation: {options.gif}")
-    if options.html or options.gif:
+    if page or animation:
         return 0
     console = Console()
     first = found[0][1]

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser
 
-from eval.runs.options import Parser, add_decoding, positive
+from eval.runs.options import Parser, add_decoding, num_threads, positive
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -26,7 +26,7 @@ def add_machine(parser: Parser) -> None:
         help="cpu, cuda, cuda:1, or auto, which spreads the model over all devices; of several "
         "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
     add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
-    add("--threads", type=positive, help="processor threads (default: torch's choice)")
+    add("--threads", type=num_threads, help="processor threads (default: torch's choice)")
 
 
 def add_recording(parser: Parser) -> None:

@@ -1,11 +1,9 @@
 """How wrong a cache is: its conditionals beside the exact ones, along real decodes."""
 
 import argparse
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -36,6 +34,7 @@ from dllm_decode.round import decide
 from dllm_decode.settle import settle
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.command import DTYPES
+from eval.runs.files import require_file, write_json
 from eval.runs.models import open_address
 from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
 from eval.runs.options import given_of
@@ -239,7 +238,7 @@ def run(options: argparse.Namespace) -> int:
         # Before the model is loaded: files may be missing.
         selection.task.require_scorable()
         selection.require_scores(selection.examples())
-    written = _writable(options.json)
+    written = None if options.json is None else require_file("--json", options.json)
     if options.threads:
         torch.set_num_threads(options.threads)
     model, tokenizer = open_address(
@@ -261,17 +260,8 @@ def run(options: argparse.Namespace) -> int:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
         settings = named | asdict(trial.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
-        written.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(written, content)
     return 0
-
-
-def _writable(path: str | None) -> Path | None:
-    """Returns where figures go; refuses it before they are computed."""
-    if path is None:
-        return None
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"--json must be a file in a folder that is there, got {path!r}.")
-    return Path(path)
 
 
 def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> list[list[int]]:

@@ -63,6 +63,7 @@ def run_sweep(options: argparse.Namespace, warn: Warn) -> Folder:
 def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
+    Folder(options.out).require_usable()
 
     def tell(plan: Plan, others: list[Settings]) -> None:
         _tell(plan, others)

@@ -1,7 +1,9 @@
 """Which fields records and settings have, and of which type: files may be edited or damaged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args, get_origin
+
+from eval.texts import is_utf8
 
 Fields: TypeAlias = Mapping[str, Any]
 """By name the type of a field: a class, a union of classes, or a list or dict of them."""
@@ -42,6 +44,9 @@ _COUNTS = (
 )  # fmt: skip
 
 
+_MOVE = "move the line elsewhere to decode its example anew."
+
+
 def require_fields(found: object, wanted: Fields, where: str) -> None:
     """Checks that an object has exactly these fields, each of its type.
 
@@ -56,7 +61,7 @@ def require_fields(found: object, wanted: Fields, where: str) -> None:
             f"{where} must have the fields of this version, got {unknown[0]!r} besides; "
             "run anew into another folder."
         )
-    _require_types(found, wanted, where)
+    _require_types(found, wanted, where, "run anew into another folder.")
 
 
 def require_record(record: object, where: str) -> None:
@@ -66,10 +71,7 @@ def require_record(record: object, where: str) -> None:
         ValueError: If a field is missing or of the wrong type; names the place and the field.
     """
     if not isinstance(record, dict):
-        raise ValueError(
-            f"{where} must be a record, got {_shown(record)}; "
-            "move the line elsewhere to decode its example anew."
-        )
+        raise ValueError(f"{where} must be a record, got {_shown(record)}; {_MOVE}")
     _require_types(record, _HEAD, where)
     if record["error"] is not None:
         return
@@ -79,12 +81,12 @@ def require_record(record: object, where: str) -> None:
     if below:
         raise ValueError(
             f"{where} must have a {below[0]!r} that is not below its least, got "
-            f"{record[below[0]]}; move the line elsewhere to decode its example anew."
+            f"{record[below[0]]}; {_MOVE}"
         )
     if record["primary"] not in record["scores"]:
         raise ValueError(
             f"{where} must have the score {record['primary']!r}, got "
-            f"{sorted(record['scores'])}; move the line elsewhere to decode its example anew."
+            f"{sorted(record['scores'])}; {_MOVE}"
         )
     if record["trace"] is not None:
         _require_trace(record, where)
@@ -98,8 +100,7 @@ def _require_trace(record: Mapping[str, Any], where: str) -> None:
     lengths = {len(record["tokens"]), *(len(record["trace"][n]) for n in ("steps", "confidences"))}
     if len(lengths) > 1 or record["length"] > len(record["tokens"]):
         raise ValueError(
-            f"{where} must have a step and a confidence for each token, got other numbers; "
-            "move the line elsewhere to decode its example anew."
+            f"{where} must have a step and a confidence for each token, got other numbers; {_MOVE}"
         )
     likely = [token for one in trace.get("runners_up", ()) if one for token, _ in one[1]]
     tokens = {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}
@@ -107,21 +108,20 @@ def _require_trace(record: Mapping[str, Any], where: str) -> None:
     if missing:
         raise ValueError(
             f"{where} must have a text in 'pieces' for each of its tokens, got none for "
-            f"{missing[0]}; move the line elsewhere to decode its example anew."
+            f"{missing[0]}; {_MOVE}"
         )
 
 
-def _require_types(found: Mapping[str, Any], wanted: Fields, where: str) -> None:
+def _require_types(
+    found: Mapping[str, Any], wanted: Fields, where: str, remedy: str = _MOVE
+) -> None:
     for name, kind in wanted.items():
         if name not in found:
-            raise ValueError(
-                f"{where} must have a field {name!r}, got none; "
-                "move it elsewhere to decode its example anew."
-            )
+            raise ValueError(f"{where} must have a field {name!r}, got none; {remedy}")
         if not is_of(found[name], kind):
             raise ValueError(
                 f"{where} must have a {name!r} of type {_named(kind)}, got {_shown(found[name])}; "
-                "move it elsewhere to decode its example anew."
+                f"{remedy}"
             )
 
 
@@ -136,17 +136,23 @@ def is_of(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) in (list, tuple):
-        kinds = get_args(kind)
-        if not isinstance(value, list):
-            return False
-        if get_origin(kind) is list or kinds[-1] is ...:
-            kinds = kinds[:1] * len(value)
-        return len(kinds) == len(value) and all(map(is_of, value, kinds))
+        return isinstance(value, list) and _are_of(value, kind)
     if get_origin(kind) is dict:
         _, item = get_args(kind)
         return isinstance(value, dict) and all(is_of(one, item) for one in value.values())
     if get_args(kind):
         return any(is_of(value, one) for one in get_args(kind))
+    return _is_plain(value, kind)
+
+
+def _are_of(values: Sequence[object], kind: Any) -> bool:
+    kinds = get_args(kind)
+    if get_origin(kind) is list or kinds[-1] is ...:
+        kinds = kinds[:1] * len(values)
+    return len(kinds) == len(values) and all(map(is_of, values, kinds))
+
+
+def _is_plain(value: object, kind: type) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if isinstance(value, str):
@@ -155,11 +161,6 @@ def is_of(value: object, kind: Any) -> bool:
         return False
     # JSON writes 1.0 as 1 elsewhere.
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def is_utf8(text: str) -> bool:
-    """Says whether a text can be written in UTF-8."""
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _named(kind: Any) -> str:

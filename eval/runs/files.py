@@ -40,3 +40,22 @@ def write_text(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
+
+
+def require_file(option: str, path: str) -> Path:
+    """Returns where a file will be written; refuses it before the contents are computed.
+
+    Raises:
+        ValueError: If its folder is not there, or it is a folder.
+    """
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
+    return file
+
+
+def require_folder(path: Path) -> None:
+    """Raises ValueError if a file is where a folder will be made."""
+    nearest = next(one for one in (path, *path.parents) if one.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{path} must be a folder, or be new, got the file {nearest}.")

@@ -32,12 +32,29 @@ def whole(written: object) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {written!r}") from None
 
 
+def whole_between(written: object, least: int, most: int = 2**31 - 1) -> int:
+    """Reads a whole number within limits."""
+    number = whole(written)
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"must be at most {most}, got {number}")
+    return number
+
+
+def count(written: object) -> int:
+    """Reads a whole number of at least 0."""
+    return whole_between(written, 0)
+
+
 def positive(written: object) -> int:
     """Reads a whole number of at least 1."""
-    number = whole(written)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    return whole_between(written, 1)
+
+
+def num_threads(written: object) -> int:
+    """Reads a number of threads; OpenMP ends the process where memory lacks for more."""
+    return whole_between(written, 1, 1024)
 
 
 def number(written: object) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
 from eval.runs.fields import Fields, is_of, require_fields, require_record
-from eval.runs.files import read_object, write_json
+from eval.runs.files import read_object, require_folder, write_json
 from eval.runs.locks import only_writer
 from eval.runs.options import OPTIONS
 
@@ -159,6 +159,7 @@ class Folder:
         Raises:
             ValueError: If the folder is none, or is in another format.
         """
+        self.require_usable()
         runs = list(dict.fromkeys(runs))
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / SETTINGS_FILE
@@ -168,11 +169,6 @@ class Folder:
             used = {record["settings"] for record in self.records()}
             earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
             dropped = used if alone else self._dropped()
-        elif any(self.path.glob("part-*.jsonl")):
-            raise ValueError(
-                f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
-                "choose another folder."
-            )
         others = [run for run in earlier if run not in runs]
         # A corrected file has its own order; what is added to a folder comes behind what is there.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
@@ -184,6 +180,21 @@ class Folder:
         }
         write_json(file, written)
         return others
+
+    def require_usable(self) -> None:
+        """Checks that runs can be added, before anything is loaded for them.
+
+        Raises:
+            ValueError: If the path is a file, or a folder in another format.
+        """
+        require_folder(self.path)
+        if (self.path / SETTINGS_FILE).exists():
+            self.settings()
+        elif any(self.path.glob("part-*.jsonl")):
+            raise ValueError(
+                f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
+                "choose another folder."
+            )
 
     def settings(self) -> list[Settings]:
         """Returns the runs of the folder, the reference first.

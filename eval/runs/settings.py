@@ -49,6 +49,18 @@ class Place:
 ALONE = Place()
 
 
+def require_batches(batch_size: int, prompts: str | None) -> None:
+    """Checks how prompts are put together.
+
+    Raises:
+        ValueError: If there is no row in a batch, or prompts are neither "chat" nor "plain".
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    if prompts not in (None, "chat", "plain"):
+        raise ValueError(f"prompts must be 'chat' or 'plain', got {prompts!r}.")
+
+
 @dataclass(frozen=True)
 class Run:
     """One setting: a model on some examples with a sampler and what goes with it.
@@ -88,10 +100,7 @@ class Run:
     trace: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
-        if self.prompts not in (None, "chat", "plain"):
-            raise ValueError(f"prompts must be 'chat' or 'plain', got {self.prompts!r}.")
+        require_batches(self.batch_size, self.prompts)
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from eval.runs.names import (
     parse_verifier,
 )
 from eval.runs.options import OPTIONS
-from eval.runs.settings import Run
+from eval.runs.settings import Run, require_batches
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks.tokenizer import Tokenizer
 from samplers.checks import shown
@@ -92,6 +92,7 @@ class Sweep:
             _require_distinct(name, values, values)
         for chosen in self._options():
             DecodeConfig(**chosen)
+        require_batches(self.batch_size, self.prompts or None)
 
     def selections(self, code: CodeRunner = NO_CODE) -> list[Selection]:
         """Returns the tasks' examples, read and scorable, before a model is loaded.

@@ -8,6 +8,7 @@ from typing import Any
 
 from eval.failures import FAILURES
 from eval.tasks.base import Example, Task, checked_scores
+from eval.texts import is_utf8
 from samplers.checks import shown
 
 
@@ -32,6 +33,13 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
                 raise ValueError(
                     f"{address}: the {part} of the example {example.id!r} must be {wanted}, got "
                     f"{shown(value)}."
+                )
+        texts = (example.id, example.target, *(turn["content"] for turn in example.turns()))
+        for text in texts:
+            if not is_utf8(text):
+                raise ValueError(
+                    f"{address}: each text must be one that UTF-8 can write, got {shown(text)} in "
+                    f"the example {example.id!r}; repair or remove it."
                 )
 
 

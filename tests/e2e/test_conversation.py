@@ -1,7 +1,9 @@
 """`dllm-decode generate` answers questions, with every kind of verifier."""
 
+import io
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -64,3 +66,38 @@ def test_the_first_example_of_the_help_is_answered_right(
     command = next(line for line in shown.splitlines() if "dllm-decode generate" in line)
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out.split()[-2:] == ["####", "15"]
+
+
+@pytest.mark.parametrize("words", [["generate", "\udcff\udcfe"], ["chat", "--model", "\udcff"],
+                                   ["bench", "\udcff"], ["eval", "report", "\udcff"]])  # fmt: skip
+def test_an_argument_that_is_no_text_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes of another encoding: they ended in a traceback of the tokenizer."""
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+    assert "every argument must be text in UTF-8, got '\\udcff" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("command", [["generate", "-"], ["chat"]])
+def test_an_input_that_is_no_text_is_refused(
+    command: list[str], errors: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In the locale C such bytes are read as halves of surrogate pairs."""
+    given = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", given)
+    assert main(command) == 2
+    assert "Standard input must be text in UTF-8, got " in capsys.readouterr().err
+
+
+def test_a_benchmark_that_is_refused_says_so_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str, run_name: str) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "nowhere/a.json")
+
+    monkeypatch.setattr("runpy.run_module", refuse)
+    assert main(["bench", "--json", "nowhere/a.json"]) == 2
+    assert capsys.readouterr().err.startswith("dllm-decode bench: [Errno 2] No such file")

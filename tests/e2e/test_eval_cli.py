@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from eval_runs import write_model
@@ -168,18 +169,56 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "lists/copy", "out", "--sampler", "Nothing()"], "'Nothing' is not known"),
         (["report", "nowhere"], "without it"),
         (["sweep", "nowhere.toml", "out"], "does not exist"),
+        (["run", "lists/copy?limit=1", "file"], "must be a folder, or be new, got the file file"),
+        (["run", "lists/copy?limit=1", "file/out"], "must be a folder, or be new"),
+        (["run", "lists/copy", "out", "--batch-size", f"{10**20}"], "must be at most 2147483647"),
+        (["run", "lists/copy", "out", "--threads", "100000"], "must be at most 1024, got 100000"),
+        (["run", "lists/copy", "\udcff"], "must be text in UTF-8, got '\\udcff'"),
+        (["run", "jsonl:halves", "out"], "must be one that UTF-8 can write, got 'a\\ud800'"),
+        (["run", "jsonl:latin", "out"], "latin must be text in UTF-8"),
+        (["sweep", "rows.toml", "out"], "rows.toml: batch_size must be at least 1, got 0"),
+        (["sweep", "prompts.toml", "out"], "prompts.toml: prompts must be 'chat' or 'plain'"),
+        (["report", "nowhere", "--replays", "-1"], "must be at least 0, got -1"),
+        (["trace", "nowhere", "--html", "no/a.html"], "--html must be a file in a folder that is"),
+        (["trace", "nowhere", "--gif", "."], "--gif must be a file in a folder that is there"),
+        (["cache-error", "--json", "."], "--json must be a file in a folder that is there"),
+        (["calibrate", "lists/copy", "out", "--card", "no/a.json"], "--card must be a file in a"),
+        (["calibrate", "lists/copy", "file", "--ladder", "steps"], "must be a folder, or be new"),
+        (["lm", "--tasks", " ,"], "must name at least one task"),
+        (["lm", "--tasks", "any", "--limit", "nan"], "must be above 0, got nan"),
+        (["lm", "--tasks", "any", "--num-fewshot", "-1"], "must be at least 0, got -1"),
+        (["lm", "--tasks", "any", "--output", "file"], "must be a folder, or be new"),
+        (["lm", "--tasks", "any", "--gen-kwargs", "x=1"], "Generation options are"),
+        (["lm", "--tasks", "any", "--verifier", "Nope()"], "'Nope' is not known here"),
     ],
 )
 def test_mistakes_are_answered_in_a_sentence(
     command: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """Before a model is loaded: several of these came after all was decoded, or not at all."""
+    if command[0] == "lm":
+        pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
+    monkeypatch.setattr("eval.runs.models.load_model", _no_model)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "halves").write_text('{"prompt": "a\\ud800", "answer": "b"}\n')
+    (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "answer": "b"}\n')
+    sweep = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["FixedSchedule()"]\n'
+    (tmp_path / "rows.toml").write_text(f"{sweep}batch_size = 0\n")
+    (tmp_path / "prompts.toml").write_text(f'{sweep}prompts = "no"\n')
+    before = set(tmp_path.iterdir())
+    # argparse leaves the process.
+    with pytest.raises(SystemExit, match=r"^2$"):
+        sys.exit(main(command))
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
-    assert list(tmp_path.iterdir()) == []
+    assert set(tmp_path.iterdir()) == before
+
+
+def _no_model(**options: object) -> NoReturn:
+    raise AssertionError("A model was loaded.")
 
 
 @pytest.mark.slow

@@ -478,7 +478,6 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", ","], "Tasks must be known to the harness, got none"),
         (["--gen-kwargs", "num_beams=4"], "got num_beams=4"),
         (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature is given once"),
         (
