@@ -36,7 +36,8 @@ def write_json(file: Path, content: object) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a file, so that no other process reads half of it."""
+    """Writes a file and makes its folder, so that no other process reads half of the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)

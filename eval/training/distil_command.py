@@ -32,6 +32,7 @@ from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from eval.runs.command import DTYPES, code_for
 from eval.runs.fields import NUMBER
+from eval.runs.files import write_json
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.options import given_of
@@ -50,7 +51,6 @@ from eval.training.run_folder import (
     claim_training,
     read_json,
     require_fields,
-    write_json,
     writing,
 )
 from samplers import FixedSchedule, Sampler
@@ -346,7 +346,7 @@ def read_answers(file: Path, prompts: Sequence[Sequence[int]]) -> list[dict[str,
     if not belongs or any(len(one["answer"]) != len(one["ranks"]) for one in found):
         raise ValueError(
             f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "
-            f"each token, got others; {ANEW}"
+            f"each token, got others; {ANEW}."
         )
     return found
 

@@ -31,6 +31,7 @@ from dllm_decode.training.learn2pd_examples import (
     split,
 )
 from eval.runs.command import open_model
+from eval.runs.files import write_json
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.options import given_of
 from eval.runs.provenance import machine_of
@@ -45,7 +46,6 @@ from eval.training.run_folder import (
     SETTINGS_FILE,
     claim,
     claim_training,
-    write_json,
     writing,
 )
 from samplers import FixedSchedule, Learn2PD, Sampler
@@ -227,7 +227,7 @@ def read_examples(file: Path, prompts: range, block_length: int) -> FilterExampl
     }:
         raise ValueError(
             f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
-            f"of {block_length} tokens, got others; {ANEW}"
+            f"of {block_length} tokens, got others; {ANEW}."
         )
     return found
 

@@ -13,10 +13,11 @@ from dllm_decode.caches import NoCache
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.summary import difference
 from eval.runs.fields import NUMBER
+from eval.runs.files import write_json
 from eval.runs.settings import ALONE, Place
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.questions import Questions
-from eval.training.run_folder import ANEW, read_json, write_json
+from eval.training.run_folder import ANEW, read_json
 from samplers import Sampler
 
 # As in `eval run`: no two rows share their noise.
@@ -76,7 +77,7 @@ class Measured:
         if len(numbers) != 1 or not found.scores or not in_range:
             raise ValueError(
                 f"{file} must have a score in [0, 1], a number of forwards and a length for each "
-                f"prompt, got others; {ANEW}"
+                f"prompt, got others; {ANEW}."
             )
         return found
 
@@ -145,7 +146,7 @@ def read_measured(file: Path, questions: Questions) -> Measured:
     """
     found, wanted = Measured.load(file), len(questions.examples)
     if len(found.scores) != wanted:
-        raise ValueError(f"{file} must be of {wanted} prompts, got {len(found.scores)}; {ANEW}")
+        raise ValueError(f"{file} must be of {wanted} prompts, got {len(found.scores)}; {ANEW}.")
     return found
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.runs.fields import Fields, is_of
+from eval.runs.files import read_object, write_json
 from eval.runs.locks import only_writer
 from samplers.checks import shown
 
 SETTINGS_FILE = "settings.json"
 TRAINING_FILE = "training_settings.json"
-ANEW = "remove the file, and the same command makes it anew."
+ANEW = "remove the file, and the same command makes it anew"
 _LOCK_FILE = ".lock"
 DIGEST = "digest"
 """Ends the name of a setting whose value means nothing to a reader."""
@@ -49,7 +50,8 @@ def require_own(folder: Path) -> None:
     if not folder.exists() or (folder / SETTINGS_FILE).exists():
         return
     # A command that is killed early leaves these.
-    if {file.name for file in folder.iterdir()} - {_LOCK_FILE, f"{SETTINGS_FILE}.partial"}:
+    names = {file.name for file in folder.iterdir()} - {_LOCK_FILE}
+    if any(not name.startswith(f"{SETTINGS_FILE}.") for name in names):
         raise ValueError(
             f"--output must be new or hold a run of this command, got {folder} without "
             f"{SETTINGS_FILE}; choose another."
@@ -116,16 +118,8 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
             yield f"{before}{name}", _UNSET if value in ("", None) else value
 
 
-def write_json(file: Path, content: object) -> None:
-    """Writes a file that appears under its name only when it is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)
-
-
 def read_json(
-    file: Path, fields: Fields | None = None, *, remedy: str = "remove the folder."
+    file: Path, fields: Fields | None = None, *, remedy: str = "remove the folder"
 ) -> dict[str, Any]:
     """Reads a file that `write_json` wrote.
 
@@ -137,12 +131,7 @@ def read_json(
     Raises:
         ValueError: If it is damaged, or has other fields.
     """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be JSON, got {error}; {remedy}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} must hold a JSON object, got {shown(found)}; {remedy}")
+    found = read_object(file, remedy=remedy)
     if fields is not None:
         require_fields(found, fields, file, remedy=remedy)
     return found
@@ -152,10 +141,10 @@ def require_fields(found: object, fields: Fields, file: Path, *, remedy: str = A
     """Raises ValueError unless an object of a file has these fields, each of its type."""
     if not isinstance(found, dict) or found.keys() != fields.keys():
         names = ", ".join(fields)
-        raise ValueError(f"{file} must hold {names}, and no more, got {shown(found)}; {remedy}")
+        raise ValueError(f"{file} must hold {names}, and no more, got {shown(found)}; {remedy}.")
     for name, kind in fields.items():
         if not is_of(found[name], kind):
             raise ValueError(
                 f"{file} must have {name!r} as this version writes it, got {shown(found[name])}; "
-                f"{remedy}"
+                f"{remedy}."
             )

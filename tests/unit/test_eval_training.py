@@ -100,7 +100,7 @@ def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"settings\.json must be JSON"):
         claim(folder, {})
     write_json(folder / "deep" / "list.json", [1])
-    with pytest.raises(ValueError, match="must hold a JSON object"):
+    with pytest.raises(ValueError, match="must be as this version writes it"):
         read_json(folder / "deep" / "list.json")
 
 
