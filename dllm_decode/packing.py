@@ -13,8 +13,9 @@ from dllm_decode.models.base import ForwardInputs
 def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:
     """Appends a masked copy of the wanted columns, which predicts each of them without seeing it.
 
-    The copy has the rotary positions of the original and sees itself and every column but the one
-    it predicts; nothing else sees the copy.
+    A copy has the rotary position of its original. It sees all columns but its original, and the
+    copies of all columns of the row. Columns after the row's end may be wanted, since a window may
+    end there; only they themselves see their copies. No original sees a copy.
     """
     copied, (rows, length) = inputs.wanted, inputs.tokens.shape
     width = copied.shape[1]
@@ -24,7 +25,11 @@ def with_leave_one_out(inputs: ForwardInputs, mask_id: int) -> ForwardInputs:
     present = present if inputs.attend is None else inputs.attend
     attend = present.new_zeros(rows, length + width, length + width)
     attend[:, :, :length] = present
-    attend[:, length:, length:] = True
+    # Columns after the last one are wanted as that one, so that only its first copy counts.
+    is_own = present[:, 0].expand(rows, length).gather(1, copied)
+    is_own[:, 1:] &= copied[:, 1:] != copied[:, :-1]
+    itself = torch.eye(width, dtype=torch.bool, device=copied.device)
+    attend[:, length:, length:] = is_own[:, None] | itself
     attend[:, length:].scatter_(2, copied[..., None], False)
     return replace(
         inputs,
