@@ -210,7 +210,8 @@ def _finished(
 
     At settled columns that no computed column predicts, they are certain of the token in place.
     """
-    state = require_finite(state, logits, decoder.model.name)
+    owners = None if spec.drafts is None else spec.drafts.rows
+    state = require_finite(state, logits, decoder.model.name, owners)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     drafts, window = spec.drafts, layout.window
     rows = state.rows if drafts is None else [state.rows[row] for row in drafts.rows]
@@ -229,13 +230,18 @@ def _finished(
     return state, certain_where(logits, ~known, tokens)
 
 
-def require_finite(state: State, logits: Float[Tensor, "N _ V"], culprit: str) -> State:
+def require_finite(
+    state: State,
+    logits: Float[Tensor, "N _ V"],
+    culprit: str,
+    rows: Sequence[int] | None = None,
+) -> State:
     """Notes NaN and infinity; a token may be impossible, but not all tokens of a column."""
     # A sum is five times faster than a maximum, and only a CPU can be asked without waiting.
     if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
         return state
     duty = "give logits without NaN or infinity"
-    return state.forbid(~logits.amax(-1).isfinite(), culprit, duty)
+    return state.forbid(~logits.amax(-1).isfinite(), culprit, duty, rows)
 
 
 @lru_cache(maxsize=64)

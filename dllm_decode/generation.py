@@ -16,7 +16,7 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at
 from dllm_decode.decoder import Verifier
-from dllm_decode.loop import gathered, new_decoder, run
+from dllm_decode.loop import gathered, new_decoder, run, sound
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.progress import AnswerProgress
@@ -144,7 +144,7 @@ def generate(
         queue = RequestQueue(iter(requests))
         if progress:
             watching.append(counted)
-        decoded = gathered(run(decoder, queue, num_rows, watching))
+        decoded = gathered(sound(run(decoder, queue, num_rows, watching)))
     answers = decoded.answers()
     texts = [
         cut_at(tokenizer.decode(answer, skip_special_tokens=True), strings) for answer in answers

@@ -93,6 +93,10 @@ def leave(state: State, rows: Sequence[int]) -> State:
     """Returns the state without some rows. The last rows take their places."""
     if not rows:
         return state
+    for row in rows:
+        # NaN would reach the row that takes the place: a hidden slot counts 0 times its value.
+        for buffer in state.cache.buffers if state.rows[row].error else ():
+            buffer[:, row] = 0.0
     order = list(range(len(state.rows)))
     for row in sorted(rows, reverse=True):
         order[row] = order[-1]
@@ -126,15 +130,17 @@ class Answered(NamedTuple):
 
     Attributes:
         request: Index of the request.
-        output: One row.
+        output: One row; the answer is not complete if there is an error.
         forwards: Calls of the mask predictor up to now, of the whole decode.
         target_forwards: The same of a verifier's target.
+        error: The rule that a plug-in or the model broke in this row; empty: none.
     """
 
     request: int
     output: DecodeOutput
     forwards: int
     target_forwards: int
+    error: str = ""
 
 
 def ended_at_once(decoder: Decoder, state: State) -> list[int]:
@@ -173,5 +179,9 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
             eos_ids=canvas.eos_ids,
         )
         cost = state.cost
-        answers.append(Answered(row.request.index, output, cost.forwards, cost.target_forwards))
+        answers.append(
+            Answered(
+                row.request.index, output, cost.forwards, cost.target_forwards, error=row.error
+            )
+        )
     return answers

@@ -84,7 +84,7 @@ def decode(
         decoder.request(prompt, index, template=template, stop=stop)
         for index, (prompt, template) in enumerate(zip(listed, given, strict=True))
     ]
-    return gathered(run(decoder, RequestQueue(iter(requests)), len(requests), observers))
+    return gathered(sound(run(decoder, RequestQueue(iter(requests)), len(requests), observers)))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -137,7 +137,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         config=config.updated(**options),
     )  # fmt: skip
     requests = _requests(decoder, prompts, templates, stop)
-    return _in_order(run(decoder, RequestQueue(requests), num_rows, observers))
+    return _in_order(sound(run(decoder, RequestQueue(requests), num_rows, observers)))
 
 
 def new_decoder(
@@ -174,7 +174,8 @@ def run(
     """Answers requests, at most `num_rows` at a time, and yields each as soon as it has ended.
 
     Requests may be put into the queue or cancelled between two rounds. It returns when no request
-    is left.
+    is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its logits,
+    ends with `Answered.error`; the others are not touched.
 
     Args:
         decoder: As `new_decoder` returns it.
@@ -228,7 +229,7 @@ def _requests(
         yield decoder.request(prompt, number, template=template or (), stop=stop)
 
 
-def _in_order(finished: "Iterator[Answered]") -> Iterator[DecodeOutput]:
+def _in_order(finished: Iterator[Answered]) -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:
@@ -238,7 +239,19 @@ def _in_order(finished: "Iterator[Answered]") -> Iterator[DecodeOutput]:
             first += 1
 
 
-def gathered(answers: "Iterator[Answered]") -> DecodeOutput:
+def sound(answers: Iterator[Answered]) -> Iterator[Answered]:
+    """Yields answers as they come.
+
+    Raises:
+        RuntimeError: As soon as one has ended with an error.
+    """
+    for answer in answers:
+        if answer.error:
+            raise RuntimeError(answer.error)
+        yield answer
+
+
+def gathered(answers: Iterator[Answered]) -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
     listed = sorted(answers, key=lambda answer: answer.request)

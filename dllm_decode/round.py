@@ -20,7 +20,7 @@ from dllm_decode.blocks.base import Progress, require_numbers, require_opening
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Row, Told
-from dllm_decode.core.state import State
+from dllm_decode.core.state import Breach, State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
 from samplers.base import Decision, Sampler, first_state, next_step
@@ -39,7 +39,7 @@ def step(
         observers: Called with what the round did.
 
     Returns:
-        The state afterwards, and the rows whose answer has ended.
+        The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
     state = open_blocks(decoder, state)
     state, seen = _looked(decoder, state)
@@ -162,6 +162,7 @@ class _Read(NamedTuple):
         schedule: Numbers of the block schedule.
         cache: Numbers of the cache policy.
         verifier: Numbers of the verifier.
+        errors: The rule that was broken, as a sentence; empty: none.
     """
 
     unsettled: list[int]
@@ -169,13 +170,13 @@ class _Read(NamedTuple):
     schedule: list[tuple[int, ...] | None]
     cache: list[tuple[int, ...] | None]
     verifier: list[tuple[int, ...] | None]
+    errors: list[str]
 
 
 def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     """Lets the host learn how far the rows have come, and which have ended.
 
-    Raises:
-        RuntimeError: If a plug-in broke its contract in this round.
+    A row ends with an error if a plug-in broke its contract there.
     """
     state, numbers = decoder.verifier.after(decoder, state)
     found = _read(decoder, state, seen, numbers)
@@ -187,6 +188,9 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
             steps=row.steps + (n in stepping),
             told=Told(found.schedule[n], found.cache[n], found.verifier[n]),
         )
+        if found.errors[n]:
+            rows[n] = rows[n]._replace(error=found.errors[n])
+            done.append(n)
         # A block-causal model decodes its last block whole, also the columns after the answer.
         is_full = found.unsettled[n] >= max(row.answer_end, row.open.phase[1])
         if is_full or (row.request.stop_at_eos and found.has_ended[n]):
@@ -195,7 +199,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     return state, sorted({*done, *_stopped(decoder, state)})
 
 
-def _read(decoder: Decoder, state: State, seen: Look, own: Int[Tensor, "B N"] | None) -> _Read:
+def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None) -> _Read:
     """Reads everything at once: the one time in a round that the host waits for the device."""
     canvas, history = state.here, state.cache.history
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
@@ -205,30 +209,35 @@ def _read(decoder: Decoder, state: State, seen: Look, own: Int[Tensor, "B N"] | 
     numbers = [
         schedule.numbers(canvas, decoder.block_length, state.schedule),
         None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
-        own,
+        verified,
     ]
     for found, owner in zip(numbers, (schedule, cache, verifier), strict=True):
         require_numbers(found, len(canvas), owner=owner)
-    broken = [breach.found.any()[None] for breach in state.breaches]
+    broken = [breach.by_entry() for breach in state.breaches]
     asked = [found.flatten() for found in numbers if found is not None]
     told = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
-    for breach in state.breaches:
-        if next(told):
-            culprit, duty = breach.culprit, breach.duty
-            # Only now may the host ask: no sampler can commit where nothing is eligible.
-            if not seen.view.eligible.any(-1).all():
-                culprit = verifier if decoder.opens_whole_blocks else schedule
-                duty = "leave at least one unsettled position of every row eligible"
-            raise RuntimeError(
-                f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."
-            )
     B = len(canvas)
-    return _Read(
-        list(islice(told, B)),
-        list(islice(told, B)),
-        *([None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)]
-          for n in numbers),
-    )  # fmt: skip
+    errors = [""] * B
+    for breach in state.breaches:
+        rows = range(B) if breach.rows is None else breach.rows
+        for row, is_broken in zip(rows, islice(told, len(rows)), strict=True):
+            if is_broken and not errors[row]:
+                errors[row] = _error(decoder, state, seen, breach)
+    unsettled, ended = list(islice(told, B)), list(islice(told, B))
+    own = [
+        [None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)] for n in numbers
+    ]
+    return _Read(unsettled, ended, own[0], own[1], own[2], errors)
+
+
+def _error(decoder: Decoder, state: State, seen: Look, breach: Breach) -> str:
+    """Returns the sentence that names a broken rule and the plug-in that broke the rule."""
+    culprit, duty = breach.culprit, breach.duty
+    # Only now may the host ask: no sampler can commit where nothing is eligible.
+    if not seen.view.eligible.any(-1).all():
+        culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
+        duty = "leave at least one unsettled position of every row eligible"
+    return f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."
 
 
 def _stopped(decoder: Decoder, state: State) -> list[int]:

@@ -24,7 +24,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     if seen.rows is not None:
         index = torch.tensor(seen.rows, device=state.device)
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
-    state = check_decision(decoder, state, view, decision, window.part(canvas.given))
+    state = check_decision(decoder, state, seen, decision, window.part(canvas.given))
     canvas = truncated(decoder, rows, settled(decoder, canvas, window, view, decision))
     if index is not None:
         whole = state.here
@@ -35,34 +35,34 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
 
 
 def check_decision(
-    decoder: Decoder, state: State, view: View, decision: Decision, given: Bool[Tensor, "B W"]
+    decoder: Decoder, state: State, seen: Look, decision: Decision, given: Bool[Tensor, "B W"]
 ) -> State:
     """Notes where a decision breaks the sampler's contract.
 
     Args:
         decoder: Names the sampler.
         state: Collects what was found.
-        view: What the sampler was shown.
+        seen: The view that the sampler was shown, and its rows.
         decision: What it decided.
         given: Columns of the window whose tokens never change.
     """
-    sampler, commit = decoder.rule, decision.commit
+    sampler, commit, view, rows = decoder.rule, decision.commit, seen.view, seen.rows
     allowed, tokens = _writable(decoder, view, decision)
     moves = commit if decision.settle is None else commit | decision.settle
     idle = ~(moves & allowed).any(-1)
     duty = "commit at least one eligible position of every running row"
-    state = state.forbid(idle, sampler, duty)
+    state = state.forbid(idle, sampler, duty, rows)
     where = "masked" if sampler.scope != "block" else "eligible"
-    state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only")
+    state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only", rows)
     is_mask = tokens == decoder.model.mask_id
-    state = state.forbid(commit & is_mask, sampler, "commit tokens other than [MASK]")
+    state = state.forbid(commit & is_mask, sampler, "commit tokens other than [MASK]", rows)
     if decision.settle is not None:
         empty = decision.settle & view.masked & ~commit
-        state = state.forbid(empty, sampler, "settle positions only that hold a token")
+        state = state.forbid(empty, sampler, "settle positions only that hold a token", rows)
     if decision.remask is not None:
         open_again = decision.remask & (view.masked | given)
         duty = "re-mask positions only that a sampler committed"
-        state = state.forbid(open_again, sampler, duty)
+        state = state.forbid(open_again, sampler, duty, rows)
     return state
 
 

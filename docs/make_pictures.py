@@ -383,7 +383,7 @@ def _around_the_round(picture: Picture) -> None:
     picture.box(20, 180, (180, 98), ("State", *parts, "row n of all others"))
     picture.arrow((90, 104), (90, 180))
     picture.text(98, 146, "join, in any round", size=12, kind="note")
-    picture.box(20, 380, (180, 64), ("Answered", "number, output,", "forwards so far"))
+    picture.box(20, 380, (180, 64), ("Answered", "request, output,", "forwards so far"))
     picture.arrow((90, 278), (90, 380))
     picture.text(98, 325, "leave: ended; rows that", size=12, kind="note")
     picture.text(98, 342, "are cancelled leave too", size=12, kind="note")

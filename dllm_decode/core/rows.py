@@ -74,6 +74,7 @@ class Row(NamedTuple):
         query_positions: Columns computed for it, over all forwards.
         target_nfe: Forwards of a verifier's target.
         told: Numbers read after the last round.
+        error: The rule that was broken in this row, which ends it; empty: none.
     """
 
     request: Request
@@ -92,6 +93,7 @@ class Row(NamedTuple):
     query_positions: int = 0
     target_nfe: int = 0
     told: Told = Told()
+    error: str = ""
 
     @property
     def prompt_length(self) -> int:

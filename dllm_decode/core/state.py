@@ -1,5 +1,6 @@
 """Everything that changes during a decode, as one value."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,11 +65,17 @@ class Breach(NamedTuple):
         found: True where it was.
         culprit: The plug-in, or the model's name.
         duty: What the culprit must do.
+        rows: The row of each entry of `found`; `None`: all rows, in order.
     """
 
-    found: Bool[Tensor, "*shape"]
+    found: Bool[Tensor, "N ..."]
     culprit: object
     duty: str
+    rows: Sequence[int] | None = None
+
+    def by_entry(self) -> Bool[Tensor, " N"]:
+        """Returns the entries in which the rule was broken."""
+        return self.found if self.found.ndim == 1 else self.found.flatten(1).any(-1)
 
 
 class State(NamedTuple):
@@ -129,9 +136,15 @@ class State(NamedTuple):
         assert self.canvas is not None
         return self.canvas
 
-    def forbid(self, found: Bool[Tensor, "*shape"], culprit: object, duty: str) -> "State":
-        """Notes where a plug-in broke its contract; the round's one host read raises for it."""
-        return self._replace(breaches=(*self.breaches, Breach(found, culprit, duty)))
+    def forbid(
+        self,
+        found: Bool[Tensor, "N ..."],
+        culprit: object,
+        duty: str,
+        rows: Sequence[int] | None = None,
+    ) -> "State":
+        """Notes where a plug-in broke its contract, see `Breach`; the round ends these rows."""
+        return self._replace(breaches=(*self.breaches, Breach(found, culprit, duty, rows)))
 
     def with_drafts(
         self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
