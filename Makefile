@@ -19,6 +19,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # What is imported is compiled then, once; to compile all that is installed takes most of the set-up.
 PIP := --quiet --no-compile --constraint constraints.txt
 
+# Checks types and shapes of all arguments at run time, which takes three times as long.
+TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,beartype.beartype
+# Modules that call every room.
+TYPED_TESTS := $(patsubst %,tests/unit/test_%.py,view canvas forward caches decode drafting guided \
+  groups moe layers block_diffusion samplers_local_leap wino learn2pd certainty likelihood metrics \
+  trace)
+
 .PHONY: help demo test test-all test-gpu gpu-day bench docs fix lint types check clean
 .DELETE_ON_ERROR:
 
@@ -30,9 +37,10 @@ demo: $(BASE)  ## set up, then run the main example
 
 test: $(READY)  ## set up, then run the tests (CPU, no network)
 	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS)
 
-test-all: $(READY)  ## the slow tests too
-	$(PY) -m pytest -n 2 -m "not gpu"
+test-all: $(READY)  ## the slow tests too, all with types checked
+	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu"
 
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -m gpu -rs

@@ -172,7 +172,7 @@ def predict_all(
 def num_calls(model: MaskPredictor, groups: Sequence[ForwardInputs]) -> int:
     """Counts the calls of the model that `predict_all` makes for these groups."""
     # The number first: to ask a protocol takes as long as a small operation on a tensor.
-    return 1 if len(groups) == 1 or isinstance(model, GroupPredictor) else len(groups)
+    return 1 if len(groups) > 1 and isinstance(model, GroupPredictor) else len(groups)
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 import pytest
 
+from benchmarks import rounding
 from benchmarks.many import main
 
 
@@ -17,3 +18,12 @@ def test_rows_that_join_save_calls_and_change_no_text(capsys: pytest.CaptureFixt
         assert int(many[3]) < int(batches[3])
         assert int(many[4]) < 1.15 * int(batches[4])
         assert many[6] == batches[6] == "12"
+
+
+def test_layouts_that_are_equal_give_equal_answers_in_float64(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rounding.main(["--limit", "3", "--temperature", "4"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "float" in line]
+    assert [row[1] for row in rows] == ["float64", "float32", "bfloat16"]
+    assert rows[0][3::2] == ["4", "0", "0", "0", "0"]
