@@ -1,3 +1,3 @@
-"""Speed and memory of decoding, side by side with a plain reference loop."""
+"""Speed and memory of decoding, compared with a plain reference loop."""
 
 import dllm_decode.launch  # noqa: F401 - before a benchmark loads torch

@@ -1,6 +1,6 @@
-"""Speed and memory of decoding beside a plain reference loop, in one run.
+"""Speed and memory of decoding, compared with a plain reference loop, in one run.
 
-Part "check", where there is an accelerator, compares its answers with the CPU's; "table" compares
+Part "check", if there is an accelerator, compares its answers with the CPU's; "table" compares
 the plain loop with `decode`, its caches and its verifiers; "growth" times a step by prompt length
 and batch size. Every contender has a process of its own. `python -m benchmarks gpu --help`: a day
 on a GPU.
@@ -35,7 +35,7 @@ BUSY = ", with one busy neighbour"
 
 
 class Record:
-    """What was measured so far, on disk as soon as it is known."""
+    """The figures measured so far, written to disk at once."""
 
     def __init__(self, setting: Setting, path: Path | None, words: list[str]) -> None:
         self._path = path

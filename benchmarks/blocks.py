@@ -3,9 +3,8 @@
     python -m benchmarks.blocks --num-examples 200
     python -m benchmarks.blocks --oracle "lists/shuffle?n=6" --num-examples 1000
 
-On the embedded model, prompts are decoded one by one: in a batch, the row with the most columns
-sets the number of all. On the oracle, whose conditionals are exact, only the order of the commits
-can err; it has no cache.
+On the embedded model, prompts are decoded one by one. On the oracle, whose conditionals are exact,
+only the order of the commits can err; it has no cache.
 """
 
 import argparse

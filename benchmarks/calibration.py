@@ -53,7 +53,7 @@ CALIBRATED_ON, CHECKED_ON = "val", "test"
 
 @dataclass(frozen=True)
 class Study:
-    """What is checked.
+    """The tasks, calibrations and guarantee to check.
 
     Attributes:
         tasks: Addresses of `TASKS`.
@@ -61,7 +61,7 @@ class Study:
         num_prompts: Prompts of a calibration.
         num_checked: Prompts on which certified settings are measured.
         num_resampled: Calibrations that are drawn from the measured prompts.
-        guarantee: What is promised.
+        guarantee: The promised guarantee.
         ladder: Samplers from cautious to bold.
         batch_size: Rows decoded together.
     """
@@ -89,7 +89,7 @@ class Measured:
     Attributes:
         sampler: Its repr.
         accuracy: Share of right answers.
-        drop: Of the accuracy, against the reference.
+        drop: Drop of the accuracy, against the reference.
         low: Lower end of its 95 % interval.
         high: Upper end.
         speedup: Forwards of the reference over its own.
@@ -105,10 +105,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One calibration and what became of its promise.
+    """One calibration, and whether its promise held.
 
     Attributes:
-        seed: Of its prompts.
+        seed: Seed of its prompts.
         sampler: The setting that it chose; the reference if it certified none.
         num_certified: Settings that it certified.
         num_prompts: Prompts that its last certificate needed.
@@ -133,9 +133,9 @@ class Resampled:
     The drops on all of these are their true drops, so a broken promise is known for certain.
 
     Attributes:
-        num_runs: How many.
-        num_broken: Those that certified any setting which truly loses too much.
-        speedup: Mean of what they chose.
+        num_runs: Number of calibrations.
+        num_broken: Calibrations that certified any setting which truly loses too much.
+        speedup: Mean speed-up of the chosen settings.
     """
 
     num_runs: int
@@ -145,7 +145,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found for one task.
+    """The results of one task.
 
     Attributes:
         task: Its address.
@@ -162,7 +162,7 @@ class Finding:
     resampled: Resampled
 
     def of(self, sampler: str) -> Measured:
-        """Returns what was measured of a setting."""
+        """Returns the measurement of a setting."""
         return next(one for one in self.measured if one.sampler == sampler)
 
     def best(self, max_drop: float) -> Measured:
@@ -333,7 +333,7 @@ def _records(decoder: Decoder, one: Checked) -> Iterator[Record]:
 
 
 def measured_of(plan: Sequence[Checked], scores: Scores, nfe: Scores) -> tuple[Measured, ...]:
-    """Returns what a table says of each setting; the first is the reference."""
+    """Returns a table's measurement of each setting; the first is the reference."""
     found = []
     for one, own, forwards in zip(plan, scores, nfe, strict=True):
         interval = paired_score_interval(scores[0].tolist(), own.tolist())
@@ -351,7 +351,7 @@ def measured_of(plan: Sequence[Checked], scores: Scores, nfe: Scores) -> tuple[M
 def calibration_of(
     study: Study, seed: int, plan: Sequence[Checked], decoder: Decoder, measured: Sequence[Measured]
 ) -> Calibration:
-    """Calibrates, as the command does, and looks up what the chosen setting does on the check."""
+    """Calibrates, as the command does, and looks up the chosen setting's result on the check."""
     list(_records(decoder, plan[0]))
     card = calibrate(plan[0], plan[1:], study.guarantee, decoder)
     chosen = Settings.of(dict(card.setting)).sampler
@@ -370,7 +370,7 @@ def calibration_of(
 
 
 def resample(study: Study, scores: Scores, speedups: Sequence[float]) -> Resampled:
-    """Draws calibrations from the prompts of the check, whose drops are then the true ones.
+    """Simulates calibrations by resampling the check's prompts, whose drops are the true ones.
 
     All calibrations advance together, setting by setting, until each meets the first that it
     cannot certify. The betting test may stop at any prompt; that it ever certifies is what counts.

@@ -1,4 +1,4 @@
-"""What is compared: the plain reference loop, and `decode` with its caches and verifiers."""
+"""The contenders: the plain reference loop, and `decode` with its caches and verifiers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ def run_decode(setting: Setting, machine: Machine, options: str) -> Measurement:
 
 
 def warm_up(model: MaskedTransformer, setting: Setting, pair: tuple[CachePolicy, Verifier]) -> None:
-    """Runs what will be measured: shortened without graphs, else until none is added."""
+    """Warms up: runs a shortened decode without graphs, else decodes until no graph is added."""
     if model.device.type != "cuda":
         _decode(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)), pair)
         return
@@ -120,7 +120,7 @@ def num_graphs(model: MaskedTransformer) -> int:
 
 
 def parse_pair(options: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
-    """Reads "DualCache(), SelfVerify(4)"; `target()` stands for a causal target."""
+    """Reads "DualCache(), SelfVerify(4)"; `target()` is a causal target."""
     named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
     named |= {"pair": _pair, "target": target}
     cache, verifier = parse_expression(f"pair({options})", named)
@@ -132,7 +132,7 @@ def _pair(cache: CachePolicy, verifier: Verifier) -> tuple[CachePolicy, Verifier
 
 
 def _tiny(setting: Setting) -> Setting:
-    """Is run first: it loads the libraries' own code and buffers, which no model answers for."""
+    """Returns a tiny setting to run first, so that libraries load their own code and buffers."""
     return replace(setting, geometry="tiny", prompt_length=8)
 
 

@@ -1,4 +1,4 @@
-"""Whether an accelerator gives the answers of the CPU."""
+"""Compares an accelerator's answers with those of the CPU."""
 
 from dataclasses import dataclass, replace
 
@@ -28,11 +28,11 @@ class Correctness:
 
     Attributes:
         num_tokens: Answer tokens, of all rows, that each contender decoded in float32.
-        same_tokens: How many of them are the CPU's, by cache and verifier.
+        same_tokens: How many of these tokens are the CPU's, by cache and verifier.
         argmax_agreement: Share of columns whose likeliest token in bfloat16 on the device is that
             in float32 on the CPU.
         cpu_argmax_agreement: As before, with bfloat16 on the CPU.
-        num_columns: How many columns those are shares of.
+        num_columns: Number of columns of the two shares before.
         float32_error: Greatest difference of a float32 logit from the CPU's.
     """
 

@@ -1,4 +1,4 @@
-"""A block step of a mixture of experts beside its own floor: python -m benchmarks.experts."""
+"""A block step of a mixture of experts and its own floor: python -m benchmarks.experts."""
 
 import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
@@ -73,10 +73,10 @@ class Proportions:
         )
 
     def model(self, setting: Setting) -> MaskedTransformer:
-        """Builds it with random weights, block-causal.
+        """Builds the model with random weights, block-causal.
 
-        Masks, which are one token, then share more experts than words do: see the share of experts
-        that are active, which a trained model has to be compared by.
+        Masks, which are one token, share more experts than words do. Compare with a trained model
+        by the share of active experts.
         """
         config = self.config()
         with torch.device("meta"):
@@ -101,11 +101,11 @@ class Proportions:
 
 @dataclass
 class Needs:
-    """What each forward of a model needs at least.
+    """The least that each forward of a model must read and compute.
 
     Attributes:
-        weight_bytes: Of weights that the forward reads: experts without a token are left out.
-        flops: Of its matrix products; those of attention are left out on a CPU.
+        weight_bytes: Bytes of weights that the forward reads, without experts without a token.
+        flops: Operations of its matrix products; on a CPU without those of attention.
         num_active: Experts with a token, summed over layers.
     """
 

@@ -1,4 +1,4 @@
-"""What the machine allows: measured rates, and the least seconds that a forward can take."""
+"""The machine's measured rates, and the least seconds that a forward can take."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ TRIES = 5
 
 
 class Columns(NamedTuple):
-    """What one forward computes, of rows that compute equally many columns.
+    """The columns of one forward, for rows that compute equally many columns.
 
     Attributes:
         rows: B.
@@ -30,11 +30,11 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What one machine can do in one dtype.
+    """The rates of one machine in one dtype.
 
     Attributes:
-        bytes_per_s: Read and written by a copy that no cache holds.
-        flops_per_s: Of the fastest matrix product found.
+        bytes_per_s: Bytes read and written by a copy that no cache holds.
+        flops_per_s: Operations of the fastest matrix product found.
     """
 
     bytes_per_s: float
@@ -80,7 +80,7 @@ def least_seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns once the device has done all that it was told to."""
+    """Returns once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

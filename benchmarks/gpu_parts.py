@@ -1,4 +1,4 @@
-"""What a day on a GPU measures, part by part; each returns rows for a table, and text."""
+"""The measurements of a day on a GPU; each part returns rows for a table, and text."""
 
 import gc
 import os
@@ -161,7 +161,7 @@ def tests(setting: Setting) -> Found:
 
 
 def correctness(setting: Setting) -> Found:
-    """Tokens and logits beside the CPU's, with the same weights."""
+    """Tokens and logits compared with the CPU's, with the same weights."""
     found = asdict(check_against_cpu(setting))
     same = found.pop("same_tokens")
     rows = [{"what": name, "tokens": found["num_tokens"], "same": n} for name, n in same.items()]

@@ -11,7 +11,7 @@ from dllm_decode import CachePolicy, DualCache, NoCache, decode
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
 
-# With a block of 32 behind it, 736 is a canvas of 768 columns.
+# With a block of 32 after it, 736 is a canvas of 768 columns.
 PROMPT_LENGTHS = (128, 256, 512, 736, 1024, 2048, 4096)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 TRIES = 3
@@ -19,12 +19,12 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Step:
-    """What one more step of a decode costs: forward, sampler and loop.
+    """Cost of one more step of a decode: forward, sampler and loop.
 
     Attributes:
-        seconds: For all rows.
-        floor_s: The least that its forward can take.
-        rate_share: Its matrix products over what the machine could do in that time.
+        seconds: Seconds for all rows.
+        floor_s: Least seconds that its forward can take.
+        rate_share: Its matrix products over those that the machine could do in that time.
     """
 
     seconds: float
@@ -40,10 +40,10 @@ class Point:
         prompt_length: Tokens.
         batch_size: Rows.
         full: A step without a cache: all columns, the head on the block.
-        block: A step with `DualCache` behind its first: the block alone.
+        block: A step with `DualCache` after its first: the block alone.
         first_s: Seconds from the call of `decode` to the end of the first step, with `DualCache`.
         s_per_token: Seconds of the whole block with `DualCache`, over its tokens in all rows.
-        extra_peak_bytes: The most that `DualCache` held beyond the weights.
+        extra_peak_bytes: Most bytes that `DualCache` held in addition to the weights.
     """
 
     prompt_length: int
@@ -56,7 +56,7 @@ class Point:
 
 
 def points_of(setting: Setting, prompt_lengths: list[int], batch_sizes: list[int]) -> list[Setting]:
-    """Lists what is measured: each length in one row, and each number of rows of one length."""
+    """Lists the points: each length in one row, and each number of rows of one length."""
     one_block = replace(setting, gen_length=setting.block_length)
     lengths = [replace(one_block, prompt_length=n, batch_size=1) for n in prompt_lengths]
     batches = [replace(one_block, batch_size=size) for size in batch_sizes]

@@ -1,4 +1,4 @@
-"""Counts what `decode_many` saves: python -m benchmarks.many."""
+"""Counts the calls that `decode_many` saves: python -m benchmarks.many."""
 
 import argparse
 import time
@@ -38,12 +38,12 @@ WORLDS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What some prompts cost.
+    """Answers to some prompts, and their cost.
 
     Attributes:
         answers: One a prompt.
-        calls: Of the model.
-        columns: Computed in all calls, summed over rows.
+        calls: Calls of the model.
+        columns: Columns computed in all calls, summed over rows.
         cpu_s: Seconds of the processor for all of them, which other programs change little.
     """
 

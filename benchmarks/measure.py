@@ -18,7 +18,7 @@ from dllm_decode.models.targets.causal import Past, Reading
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a contender did and what it cost.
+    """The answers of a contender, and their cost.
 
     Attributes:
         tokens: The answers, to compare contenders.
@@ -30,10 +30,9 @@ class Measurement:
         target_s: Seconds of it inside a causal target.
         floor_s: Least seconds of these forwards; `None` as before.
         memory_bytes: Keys and values.
-        logits_bytes: Of one block in every row.
+        logits_bytes: Logits of one block in every row.
         weight_bytes: All parameters of the mask predictor, embedding included.
-        extra_peak_bytes: The most that was held beyond the weights; `None`: the system does not
-            tell.
+        extra_peak_bytes: Most bytes held in addition to the weights; `None`: not known.
     """
 
     tokens: list[list[int]]
@@ -71,7 +70,7 @@ class Watch:
     """Times the forwards of models; nothing waits for a device while they run.
 
     Attributes:
-        forwards: What each forward of the mask predictor computed, group by group.
+        forwards: Columns of each forward of the mask predictor, group by group.
         memory_bytes: The most that one memory holds.
     """
 
@@ -83,7 +82,7 @@ class Watch:
         self.memory_bytes = 0
 
     def clear(self) -> None:
-        """Forgets what a warm-up took."""
+        """Forgets the times of a warm-up."""
         self._own.clear()
         self._targets.clear()
         self.forwards.clear()

@@ -11,10 +11,10 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """Measures what is held on a device beyond what was held when it was made."""
+    """Measures memory held on a device in addition to the memory held at the start."""
 
     def __init__(self, device: torch.device) -> None:
-        """Frees what can be freed, and starts anew from there."""
+        """Frees unused memory, and starts from there."""
         self._device = device
         gc.collect()
         if device.type == "cuda":
@@ -27,7 +27,7 @@ class PeakMemory:
         self._before = _status_bytes("VmRSS") if self._is_known else 0
 
     def extra_bytes(self) -> int | None:
-        """Returns the greatest excess so far; `None` where the system does not tell."""
+        """Returns the greatest excess so far; `None` if it is not known."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
         return _status_bytes("VmHWM") - self._before if self._is_known else None
@@ -43,7 +43,7 @@ def _reset_resident_peak() -> bool:
 
 
 def _return_free_memory() -> None:
-    # What the C library keeps of memory that was freed would hide as much of what comes.
+    # Freed memory that the C library keeps would hide as much of later allocations.
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):

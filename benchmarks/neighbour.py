@@ -1,4 +1,4 @@
-"""One busy process beside a measurement: threads that wait for each other then wait for it too."""
+"""A busy process during a measurement: threads that wait for each other then wait for it too."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ while os.getppid() == parent:
 def busy_neighbour() -> Iterator[subprocess.Popen[str]]:
     """Keeps a core busy that this process may use, until the block ends.
 
-    The process is pinned to the first such core, where the system can pin; else it is somewhere.
+    The busy process is pinned to the first such core, if the system can pin.
     """
     # Not every system can say, or choose, which processors a process may run on.
     core = str(min(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""

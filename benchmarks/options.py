@@ -18,7 +18,7 @@ QUICK = {
     "prompt_lengths": [128, 512],
     "batch_sizes": [4],
 }
-"""What `--quick` changes, unless it is given."""
+"""Options that `--quick` changes, unless they are given."""
 
 _HELP = {
     "geometry": "sizes of the model; llada-8b on an accelerator",
@@ -35,17 +35,17 @@ _HELP = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
-        setting: Of the table, and where growth starts.
-        parts: Of `PARTS`.
-        with_reference: Whether the table has the plain loop.
+        setting: Setting of the table, and the start of growth.
+        parts: Names in `PARTS`.
+        with_reference: True if the table has the plain loop.
         contenders: Caches and verifiers of the table.
-        neighbour: Cache and verifier that run once more beside a busy process; empty: none do.
+        neighbour: Cache and verifier that run once more during a busy process; empty: none.
         prompt_lengths: Tokens, of the growth.
         batch_sizes: Rows, of the growth.
-        json: Where figures go.
+        json: File for the figures.
     """
 
     setting: Setting

@@ -1,4 +1,4 @@
-"""The plain loop that everything is compared with: what published code does, one row at a time."""
+"""The plain loop that everything is compared with: the published algorithm, one row at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ LogitsOf = Callable[[Tensor], Tensor]
 
 
 class Answer(NamedTuple):
-    """What the loop wrote, and how many forwards it took."""
+    """The tokens that the loop wrote, and its number of forwards."""
 
     tokens: list[int]
     num_forwards: int

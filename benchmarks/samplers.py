@@ -1,4 +1,4 @@
-"""`python -m benchmarks.samplers`: what one step of each sampler costs beside a forward."""
+"""`python -m benchmarks.samplers`: time of one step of each sampler, compared with a forward."""
 
 import argparse
 import time

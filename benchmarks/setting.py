@@ -1,4 +1,4 @@
-"""What is measured: one model, one decode, the same for all contenders."""
+"""The setting of a measurement: one model and one decode, the same for all contenders."""
 
 from dataclasses import dataclass
 
@@ -47,9 +47,9 @@ class Setting:
         block_length: Tokens.
         steps_per_block: Forwards a block; as many as its tokens: one token a step.
         batch_size: Rows.
-        dtype: Of parameters and activations.
+        dtype: Dtype of parameters and activations.
         device: Where it runs.
-        num_threads: Of torch, on the CPU.
+        num_threads: Threads of torch, on the CPU.
     """
 
     geometry: str = "8x512"
@@ -98,8 +98,7 @@ class Setting:
     def target(self) -> CausalTarget:
         """Builds a random causal model with the same vocabulary, an eighth as deep, half as wide.
 
-        It agrees with next to no draft, so what it verifies shows the price of a round, not its
-        worth.
+        The target accepts almost no draft, so that it shows the cost of a round, not the gain.
         """
         sizes = self.sizes
         config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Attention over split keys beside torch's, at the shapes of block steps."""
+"""Attention over split keys compared with torch's, at the shapes of block steps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +21,8 @@ class Shape(NamedTuple):
 
     Attributes:
         model: Whose heads these are.
-        heads: Of queries.
-        kv_heads: Of keys and values.
+        heads: Heads of queries.
+        kv_heads: Heads of keys and values.
         rows: Sequences.
         queries: Columns that are computed.
         keys: Columns that are attended to.
@@ -54,7 +54,7 @@ _FEW = [Shape("small", 4, 2, 2, 8, keys, mask) for keys in (40, 90) for mask in 
 
 
 def split_attention(setting: Setting) -> dict[str, Any]:
-    """Attention over split keys: device time beside torch's and beside reading keys and values."""
+    """Device time of attention over split keys, of torch's, and of reading keys and values."""
     device = torch.device(setting.device)
     bytes_per_s = measure_machine(setting).bytes_per_s
     shapes = _FEW if setting.geometry == "tiny" else SHAPES

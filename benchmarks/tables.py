@@ -1,4 +1,4 @@
-"""Lays out what was measured."""
+"""Lays measurements out in tables."""
 
 from rich.table import Table
 
@@ -92,7 +92,7 @@ def _step_cells(step: Step) -> list[str]:
 
 def table_of_correctness(found: Correctness, setting: Setting) -> Table:
     """Makes one row a check."""
-    table = Table(title=f"{setting.device} beside the CPU, the same weights")
+    table = Table(title=f"{setting.device} compared with the CPU, the same weights")
     table.add_column("check")
     table.add_column("found", justify="right")
     for name, count in found.same_tokens.items():

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def ways_of(proxy: NGram, looks: int, cost: float) -> list[Way]:
-    """Lists what is compared: pairs at the same number of forwards of the mask predictor."""
+    """Lists the ways to compare: pairs at the same number of forwards of the mask predictor."""
     ways: list[tuple[str, Drafting]] = [
         ("path", PathSearch(width=1, weight=1.0)),
         ("path, n-gram", PathSearch(proxy=proxy)),

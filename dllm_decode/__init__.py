@@ -12,7 +12,7 @@ __version__ = "0.2.0"
 
 
 def _require_own_samplers() -> None:
-    """Explains what would otherwise be a missing `samplers.base`, deep inside."""
+    """Raises ImportError with an explanation if another package has the name `samplers`."""
     found = importlib.util.find_spec("samplers")
     if found is not None and found.submodule_search_locations is None:
         raise ImportError(

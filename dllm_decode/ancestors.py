@@ -1,4 +1,4 @@
-"""Which columns of a tree see each other: each its ancestors and itself."""
+"""The attention mask of a tree: each node sees its ancestors and itself."""
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,7 +13,7 @@ def path_parents(num_nodes: int, device: torch.device) -> Int[Tensor, " N"]:
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
-    """Says for each node which nodes lie on the way from the root to it, itself included.
+    """Returns for each node which nodes it sees: its ancestors and itself.
 
     A path gives the lower triangle (causal attention), and nodes that all follow the root give the
     diagonal: branches that do not see each other.
@@ -27,7 +27,7 @@ def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
     # The root is no node: its place, 0, is cut off.
     steps = torch.nn.functional.one_hot(parents + 1, num_nodes + 1)[..., 1:]
     seen = (own | steps.bool()).float()
-    # Seen are `reach` generations; looking through those seen doubles them.
+    # Each node sees `reach` generations; the product sees twice as many.
     reach = 1
     while reach < num_nodes:
         seen, reach = (seen @ seen).clamp_(max=1.0), 2 * reach

@@ -20,7 +20,7 @@ def require_plugins(
     verifier: object,
     blocks: object = Sequential(),
 ) -> None:
-    """Raises ValueError unless each plug-in is an instance of what its place wants."""
+    """Raises ValueError unless each argument is an instance of its class."""
     wanted: tuple[tuple[str, object, type, str], ...] = (
         ("model", model, MaskPredictor, "the model that load_model returns"),
         ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
@@ -36,7 +36,7 @@ def require_plugins(
 
 
 def _hint(name: str, given: object) -> str:
-    """Says how to get the plug-in from what was given in its place."""
+    """Returns a sentence on how to get the plug-in from the value that was given instead."""
     if name == "model" and isinstance(given, tuple):
         return " load_model returns two: model, tokenizer = load_model(...)."
     if name == "model" or not isinstance(given, str):
@@ -62,11 +62,7 @@ def check(
     verifier: Verifier,
     blocks: BlockSchedule = Sequential(),
 ) -> None:
-    """Refuses a decode in which a plug-in needs a fact that another does not give.
-
-    Raises:
-        ValueError: If there is such a fact; names both plug-ins and the remedy.
-    """
+    """Raises ValueError if a plug-in needs a fact that another does not give; names the remedy."""
     refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
     if refusal is not None:
         raise ValueError(refusal)
@@ -103,11 +99,7 @@ def refusal_of(
 def check_options(
     model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
 ) -> None:
-    """Refuses options that the plug-ins do not honour.
-
-    Raises:
-        ValueError: If there is one; names it.
-    """
+    """Raises ValueError if the model or a plug-in does not support an option."""
     for name, ids in (("banned_ids", config.banned_ids), ("deferred_ids", config.deferred_ids)):
         if ids and max(ids) >= model.vocab_size:
             raise ValueError(

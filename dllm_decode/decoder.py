@@ -50,7 +50,7 @@ class Decoder:
 
     @cached_property
     def rule(self) -> Sampler:
-        """The sampler, after what the cache policy commits by itself."""
+        """The sampler, wrapped if the cache policy commits a block's first token."""
         commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
         return EntryToken(self.sampler) if commits_entry else self.sampler
 
@@ -100,17 +100,17 @@ class Decoder:
 
     @cached_property
     def tokens_are_final(self) -> bool:
-        """Whether a token that the sampler has written never changes."""
+        """True if a token that the sampler has written never changes."""
         return Fact.FINAL_TOKENS in self.sampler.gives
 
     @cached_property
     def opens_whole_blocks(self) -> bool:
-        """Whether every unsettled position of a block is open."""
+        """True if every unsettled position of a block is open."""
         return Fact.WHOLE_BLOCKS in self.schedule.gives
 
     @cached_property
     def edits(self) -> bool:
-        """Whether the sampler keeps positions open after they hold a token."""
+        """True if the sampler may keep positions open after they hold a token."""
         return not self.tokens_are_final and not self.sampler.leave_one_out
 
     def request(
@@ -165,14 +165,14 @@ class Drafts(NamedTuple):
     """Several states of some rows that one forward looks at.
 
     Attributes:
-        tokens: The states: whole canvases, as wide as that of the state.
-        rows: The row that each is a state of, in ascending order of `branches`.
-        branches: Branch of its row that each state is, from 0 to `Verifier.num_branches` - 1.
-            Branch 0 reads and writes the row's own cache slots, so that an uncommitted draft there
-            lasts until its columns are computed again; the others leave no trace. A row may have
-            any of them.
-        in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: it
-            is further columns of its row, which share the row's cache.
+        tokens: The states: whole canvases.
+        rows: Row of each state, in ascending order of `branches`.
+        branches: Branch of each state within its row; below `Verifier.num_branches`, unless
+            `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
+            uncommitted draft there lasts until its columns are computed again; the others leave no
+            trace. A row may have any set of branches.
+        in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: a
+            state is further columns of its row, which share the row's cache.
     """
 
     tokens: Int[Tensor, "N L"]
@@ -185,10 +185,10 @@ class Look(NamedTuple):
     """A verifier's result of one round.
 
     Attributes:
-        view: What the rows that take a step are shown.
+        view: The view of the rows that take a step.
         window: The columns of the view, of the same rows.
         rows: The rows that take a step; `None`: all.
-        decision: What is written, within the view's window; `None`: the sampler decides.
+        decision: The verifier's decision within the window; `None`: the sampler decides.
     """
 
     view: View
@@ -202,11 +202,11 @@ class Look(NamedTuple):
 
 
 class Verifier(PlugIn, ABC):
-    """Looks at the model once a round, and says which rows may take a step, or what they write.
+    """Looks at the model once a round, and decides which rows take a step, or their tokens too.
 
-    `state.verifier` is its own, a NamedTuple of tensors, nested as needed, batch axis first: rows
-    that join get zeros, rows that leave take their part along. The loop opens blocks before the
-    look, and asks the sampler after it.
+    `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
+    axis first. Rows that join get zeros, rows that leave take their part along. The loop opens
+    blocks before the look, and asks the sampler after it.
     """
 
     @property
@@ -216,22 +216,22 @@ class Verifier(PlugIn, ABC):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that it was read from, such as a target's weights; see `Sampler.files`."""
+        """Files that the verifier was read from, such as a target's weights."""
         return ()
 
     def check(self, model: MaskPredictor) -> None:
-        """Raises ValueError if it cannot verify for this model; nothing unless overridden."""
+        """Raises ValueError if the verifier cannot serve this model; by default it always can."""
 
     def check_request(self, decoder: Decoder, request: Request) -> None:
-        """Raises ValueError if it cannot serve a request; nothing unless overridden."""
+        """Raises ValueError if the verifier cannot serve a request; by default it always can."""
 
     @property
     def asks_sampler(self) -> bool:
-        """Whether the sampler is asked at all; if not, records of a run do not name it."""
+        """True if the sampler is ever asked; otherwise records of a run do not name the sampler."""
         return True
 
     def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
-        """Returns the tokens that end an answer; the first one fills what follows the end."""
+        """Returns the tokens that end an answer; the first one fills the columns after the end."""
         return model.eos_ids
 
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
@@ -240,36 +240,37 @@ class Verifier(PlugIn, ABC):
 
     @abstractmethod
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        """Runs forwards as needed and returns what the rows that take a step are shown.
+        """Runs forwards as needed and returns the view of the rows that take a step.
 
         At least one row takes a step. `dllm_decode.look.look` makes the sampler's own view;
         `dllm_decode.forward.forward` returns logits of any window, columns and drafts.
         """
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
-        """Takes note of the tokens that the round has written; nothing unless overridden.
+        """Updates `state.verifier` after the round has written tokens; by default does nothing.
 
         Returns:
-            The state, and numbers of each row that the host reads, as `Told.verifier`.
+            The state, and numbers of each row, which the host reads into `Told.verifier`.
         """
         return state, None
 
 
 class Pass(NamedTuple):
-    """Says what one forward computes.
+    """Describes one forward.
 
     Attributes:
         window: The columns to predict.
-        asked: Which columns of the window, the same number in each row; `None`: all.
+        asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
+            the whole window.
         drafts: States of the rows to look at; `None`: the canvas.
         blocks: For each row the columns that the cache policy takes for the open block: first, and
             first after it; `None`: those of `Row.opening`.
-        is_first: Whether the policy takes the forward for the first one of that block.
+        is_first: True if the policy takes the forward for the first one of that block.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
         attend: Which keys each computed column sees, as `ForwardInputs.attend`; then every row must
             compute equally many columns. `None`: as the model attends.
-        leave_one_out: Whether logits that predict each column without seeing it are added.
+        leave_one_out: True if logits that predict each column without seeing it are added.
     """
 
     window: Window

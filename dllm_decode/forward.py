@@ -1,4 +1,4 @@
-"""The one function that calls the model, and counts."""
+"""The one function that calls the model, and counts the calls."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -24,12 +24,12 @@ from samplers.logits.statistics import certain_where
 
 
 def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Calls the model once, and counts the call.
+    """Calls the model once, with guidance twice, and counts the calls.
 
     Returns:
         The state afterwards, and for each row, or each of the drafts, the logits that predict the
-        columns of `spec`: of banned tokens -inf, truncated as the request says. With
-        `leave_one_out` as many columns follow, predicted without being seen.
+        columns of `spec`: -inf for banned tokens, truncated as the request says. With
+        `leave_one_out`, as many columns follow, predicted without being seen.
     """
     plans = _plans(decoder, state, spec)
     layout = _layout(decoder, state, spec, plans)
@@ -60,7 +60,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             chosen = spec.columns[n]
         _require_columns(decoder, spec, chosen, end)
         if sight.with_kv_cache:
-            # A slot holds nothing until its column is computed, so it must not be read before.
+            # A slot holds nothing until its column is computed, so that it must not be read before.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
         plans.append(Plan(chosen, end, max(0, start - sight.shift), hidden))
@@ -115,7 +115,7 @@ def _require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> 
 
 
 def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
-    """Returns the layout of a forward: that of the last forward, if nothing has changed."""
+    """Returns the layout of a forward: the last forward's, if the columns are the same."""
     window, drafts = spec.window, spec.drafts
     if drafts is not None:
         starts = [window.starts[row] for row in drafts.rows]
@@ -208,7 +208,7 @@ def _finished(
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Returns the logits that samplers see: checked, banned, truncated.
 
-    At settled columns that no computed column predicts, they are certain of the token in place.
+    At settled columns that no computed column predicts, the logits are certain of the token there.
     """
     owners = None if spec.drafts is None else spec.drafts.rows
     state = require_finite(state, logits, decoder.model.name, owners)
@@ -236,8 +236,8 @@ def require_finite(
     culprit: str,
     rows: Sequence[int] | None = None,
 ) -> State:
-    """Notes NaN and infinity; a token may be impossible, but not all tokens of a column."""
-    # A sum is five times faster than a maximum, and only a CPU can be asked without waiting.
+    """Forbids NaN and infinity; a token may have -inf, but not all tokens of a column."""
+    # A sum is five times faster than a maximum; on a GPU this check would wait for the device.
     if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
         return state
     duty = "give logits without NaN or infinity"
@@ -246,5 +246,5 @@ def require_finite(
 
 @lru_cache(maxsize=64)
 def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
-    """Returns token ids on a device; they are sent there once."""
+    """Returns token ids on a device; cached, so that each tuple is sent there once."""
     return torch.tensor(ids, dtype=torch.long, device=device)

@@ -35,7 +35,7 @@ Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What `generate` needs of a tokenizer of transformers."""
+    """The methods of a transformers tokenizer that `generate` calls."""
 
     def __call__(self, text: str) -> Any: ...
 
@@ -99,27 +99,27 @@ def generate(
         tokenizer: The model's tokenizer, as `load_model` returns it.
         inputs: A text or texts, which are tokenized as they are; a chat or chats, lists of turns
             with "role" and "content", which go through the tokenizer's chat template; or token
-            ids: a list, lists, a tensor with its `attention_mask`, or what the tokenizer returns.
+            ids: a list, lists, a tensor with its `attention_mask`, or the tokenizer's output.
         sampler: Which positions to commit, and with which token.
-        attention_mask: Of ids in a tensor: 0 where padding stands.
+        attention_mask: For token ids in a tensor: 0 at padding.
         config: The options of the decode.
         cache: Which columns to recompute at each forward.
         verifier: How proposals are checked.
         blocks: Which positions are open, as in `decode`.
         observers: Called after each round with a `StepEvent`.
-        streamer: Of transformers, for a single input. One with `put_draft`, such as
-            `TextDiffusionStreamer`, is shown the whole canvas after each round; any other, such as
+        streamer: A streamer of transformers, for a single input. One with `put_draft`, such as
+            `TextDiffusionStreamer`, is shown the whole answer after each round; any other, such as
             `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
             first, as transformers does; `skip_prompt=True` hides it.
-        stop_strings: Texts that end an answer; what follows them is neither decoded nor returned.
+        stop_strings: Texts that end an answer; they and the text after them are not returned.
         num_rows: Inputs that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
-        max_new_tokens: Another name of `gen_length`, which transformers uses.
-        **options: Fields of `DecodeConfig`, each of which replaces that of `config`.
+        max_new_tokens: The name that transformers has for `gen_length`.
+        **options: Fields of `DecodeConfig`, which override `config`.
 
     Raises:
         TypeError: If an option is unknown.
-        ValueError: If something does not fit; one sentence says what.
+        ValueError: If the arguments do not fit together; the message names those that do not.
     """
     if max_new_tokens is not None:
         if options.get("gen_length") is not None:
@@ -164,7 +164,7 @@ class _Stream:
     ) -> None:
         if len(prompts) != 1:
             raise ValueError(f"streamer must be given with a single input, got {len(prompts)}.")
-        # As transformers does: streamers have an option to skip it.
+        # As transformers does; its streamers have an option to skip the prompt.
         streamer.put(torch.as_tensor(prompts[0]))
         self._is_ended = False
         self._streamer = streamer
@@ -196,7 +196,7 @@ def prompt_ids(
     Warns if the tokenizer does not know a word of a text or chat, and names it.
 
     Raises:
-        ValueError: If there is none, or the inputs are of different kinds.
+        ValueError: If there is no input, or the inputs are of different kinds.
     """
     if isinstance(inputs, str):
         return _ids_of_texts(tokenizer, [inputs])
@@ -260,7 +260,7 @@ def _text_of_chat(tokenizer: Tokenizer, chat: Any) -> str:
 def _warn_of_unknown_words(
     tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt]
 ) -> None:
-    """Warns if the tokenizer reads its unknown token where a word stands."""
+    """Warns if the tokenizer reads a word as its unknown token."""
     unknown = unknown_words(tokenizer, texts, prompts)
     if unknown.words:
         warnings.warn(str(unknown), stacklevel=5)

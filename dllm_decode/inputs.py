@@ -77,7 +77,7 @@ def _cache_rows(
 
 
 def with_room(state: State, drafts: Drafts | None, layout: Layout) -> State:
-    """Returns the state whose cache has room for drafts, and an up-to-date copy for each."""
+    """Returns the state whose cache has room for drafts, and a copy of the row's slots for each."""
     cache = state.cache.kv_cache
     if drafts is None:
         return state
@@ -118,7 +118,7 @@ def _require_drafts(state: State, drafts: Drafts) -> None:
 
 
 class Packed(NamedTuple):
-    """Where each state of a group is in the forward: its row, its number there, and how many."""
+    """Where each state of a group is in the forward: its row, its branch, and branches per row."""
 
     rows: Int[Tensor, " N"]
     branches: Int[Tensor, " N"]

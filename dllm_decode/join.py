@@ -20,7 +20,7 @@ from samplers.state import pad_state, take_state
 
 
 def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
-    """Returns the state with further rows, in their first block. The others are not touched."""
+    """Returns the state with further rows, before their first round. The others do not change."""
     if not requests:
         return state
     new = [_row(decoder, request) for request in requests]
@@ -29,7 +29,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
             BlankRow(r.request.prompt, r.request.template, r.request.gen_length, r.first, r.end)
             for r in new
         ],
-        # So that a window fits that begins with the last block.
+        # A window that begins with the last block must fit.
         width=max(row.end for row in new) + decoder.window_length,
         mask_id=decoder.model.mask_id,
         eos_ids=decoder.verifier.eos_ids(decoder.model),
@@ -130,9 +130,9 @@ class Answered(NamedTuple):
 
     Attributes:
         request: Index of the request.
-        output: One row; the answer is not complete if there is an error.
+        output: The answer and its cost: one row; the answer is not complete if there is an error.
         forwards: Calls of the mask predictor up to now, of the whole decode.
-        target_forwards: The same of a verifier's target.
+        target_forwards: Calls of a verifier's target up to now, of the whole decode.
         error: The rule that a plug-in or the model broke in this row; empty: none.
     """
 

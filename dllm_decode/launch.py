@@ -2,8 +2,8 @@
 
 OpenMP reads its settings once, when torch is loaded. By default its threads wait for each other
 actively: with one other busy process on the machine, a decode then takes up to ten times as long.
-Here they wait passively, and there are no more of them than the process may use. What the user has
-set in the environment stays.
+Here they wait passively, and there are no more of them than the process may use. Variables that the
+user has set in the environment stay.
 """
 
 import os
@@ -27,7 +27,7 @@ def run_main(main: Callable[[], object], *, stopped: str = "Stopped.") -> None:
 
     Args:
         main: Reads the command line itself.
-        stopped: What is said then, such as that the same command goes on.
+        stopped: The line to print, such as that the same command goes on.
     """
     try:
         main()
@@ -40,7 +40,7 @@ def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
     """Returns the processors that a container may use if they are fewer than it sees, else None.
 
     Args:
-        cgroup: Where the kernel tells the limits of this process' group; version 2, then 1.
+        cgroup: Folder with the limits of this process' control group; version 2, then 1.
     """
     limits = _read(cgroup / "cpu.max").split()
     if len(limits) != 2:

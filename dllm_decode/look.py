@@ -19,7 +19,7 @@ from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
 from samplers.view import View
 
-# Numbers of logit columns are rounded up to a multiple of this, so that few shapes occur.
+# Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
 _STRIDE = 8
 
 
@@ -49,7 +49,7 @@ def with_window(decoder: Decoder, state: State) -> State:
 
 
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
-    """Returns the window that the sampler sees of some rows, and what is open in it."""
+    """Returns the window that the sampler sees of some rows, with its open columns."""
     scope = decoder.sampler.scope
     starts = [row.first if scope == "answer" else row.open.phase[0] for row in rows]
     window = Window.of(starts, decoder.window_length, canvas)
@@ -59,14 +59,17 @@ def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
-    """Returns the window's columns whose logits are read, the unsettled ones first; `None`: all."""
+    """Returns offsets of the window's columns whose logits are read; `None`: all.
+
+    At least the unsettled open columns are among them.
+    """
     sampler = decoder.rule
     reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
     if reads_all or sampler.scope != "block":
         return None
     unsettled = window.part(state.here.unsettled)
     if unsettled.device.type != "cpu":
-        # Which are unsettled is not read, because the host would wait for it.
+        # The host would wait for the device to learn which columns are unsettled.
         return None if window.open is None else _between(state, window)
     unsettled = unsettled if window.open is None else unsettled & window.open
     most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
@@ -76,7 +79,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
 
 def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
-    """Returns the columns that are open, a few more in some rows; `None`: all of the window."""
+    """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
     bounds = [row.open.bounds for row in state.rows]
     width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
     if width >= window.width:
@@ -102,9 +105,9 @@ def view_of(
     """Returns the sampler's view of a canvas, given logits of its window.
 
     Args:
-        decoder: Says how much the sampler sees.
-        state: Says what is open.
-        canvas: The tokens: of the state, or a draft of them.
+        decoder: The decoder.
+        state: The rows.
+        canvas: The tokens: the state's, or drafts.
         window: The sampler's window of the same rows.
         computed: Logits of the window.
         rows: Which rows of the state the canvas has; `None`: all.
@@ -134,7 +137,7 @@ def view_of(
         ),
         temperature=temperature_of(decoder, own, masked.device),
         noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
-        # A tensor even where all rows agree: then the part that is a suffix keeps its width.
+        # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
         reads_committed=Fact.LOGITS_OF_COMMITTED in sampler.needs,
@@ -146,7 +149,7 @@ def view_of(
 def leave_one_out_of(
     logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window
 ) -> Float[Tensor, "B W"]:
-    """Returns the probability of each token in place, 0 where there is none."""
+    """Returns the probability of each token of the window, 0 at masks."""
     tokens, masked = window.part(canvas.tokens), window.part(canvas.masked)
     return probability(logits, tokens.masked_fill(masked, 0)).masked_fill(masked, 0.0)
 
@@ -154,9 +157,9 @@ def leave_one_out_of(
 def _shared(
     values: Sequence[int], each: Callable[[], Int[Tensor, " B"]]
 ) -> int | Int[Tensor, " B"]:
-    """Returns one number that all rows share, or each row's as the device computes it.
+    """Returns the number that all rows share, or each row's number as the device computes it.
 
-    To send the numbers at every step would wait for the device.
+    Sending the numbers at every step would wait for the device.
     """
     return values[0] if len(set(values)) == 1 else each()
 

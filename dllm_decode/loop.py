@@ -47,22 +47,22 @@ def decode(
     """Fills the answers to a batch of prompts by iterative unmasking.
 
     The answer is decoded block by block, left to right, unless `blocks` opens several at once. In
-    each round the model is run once, `sampler` proposes which positions to commit, and `verifier`
-    decides what is kept. Each row is in its own block.
+    each round the model is run once, `sampler` decides which positions to commit, and `verifier`
+    which steps or tokens are kept. Each row is in its own block.
 
     Args:
         model: The mask predictor, see `MaskPredictor`.
         prompts: Token ids, one sequence per row; lengths may differ. Also a tensor with its
-            `attention_mask`, or what a tokenizer of transformers returns.
+            `attention_mask`, or the output of a tokenizer of transformers.
         sampler: Which positions to commit, and with which token.
         attention_mask: For prompts in a tensor: 0 at padding.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
-        verifier: How proposals are checked. `NoVerifier` accepts what the sampler decides.
+        verifier: How proposals are checked. `NoVerifier` accepts the sampler's decisions.
         blocks: Which positions are open: one block after another, or several blocks at once.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
-        stop: Which rows stop early, besides those whose answer ends with an EOS.
+        stop: Ends answers early, in addition to an EOS.
         config: The options.
         options: Fields of `DecodeConfig`, which override `config`.
 
@@ -110,12 +110,12 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     prompts at once, apart from rounding; draws at a temperature above 0 included.
 
     Args:
-        model: As in `decode`; so is everything that is not listed here, defaults included.
+        model: As in `decode`, like all arguments that are not listed here.
         prompts: Token ids, any iterable; taken as rows become free.
         sampler: As in `decode`.
         num_rows: Rows of a forward, at most.
-        templates: As in `decode`; any iterable, taken together with the prompts. An empty
-            collection, as by default: everything is open.
+        templates: As in `decode`; any iterable, taken together with the prompts. Empty, as by
+            default: no token is given.
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its
@@ -123,8 +123,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
 
     Raises:
         ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
-            are not as many templates as prompts, at once where both have a length; or, when its
-            turn comes, if a prompt is empty or contains the mask id, or a template is too long.
+            are not as many templates as prompts, at once if both have a length; or, when a row
+            becomes free, if a prompt is empty or contains the mask id, or a template is too long.
     """
     if num_rows < 1:
         raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
@@ -152,7 +152,7 @@ def new_decoder(
     """Returns a decoder whose parts are checked against each other.
 
     Raises:
-        ValueError: If they do not fit together; says both sides and the remedy.
+        ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
     decoder = Decoder(model, sampler, cache, verifier, blocks, config)
@@ -173,9 +173,9 @@ def run(
 ) -> Iterator[Answered]:
     """Answers requests, at most `num_rows` at a time, and yields each as soon as it has ended.
 
-    Requests may be put into the queue or cancelled between two rounds. It returns when no request
-    is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its logits,
-    ends with `Answered.error`; the others are not touched.
+    Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
+    request is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its
+    logits, ends with `Answered.error`; the other requests do not change.
 
     Args:
         decoder: As `new_decoder` returns it.

@@ -1,4 +1,4 @@
-"""The options of a decode that are no plug-ins. This module loads no torch, so that help is fast.
+"""The options of a decode except plug-ins. This module loads no torch, so that help is fast.
 
 A new option is a field of `DecodeConfig`, with its documentation, and a line of `DecodeOptions`.
 """
@@ -43,12 +43,12 @@ class DecodeOptions(RequestOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """Options of a decode that are no plug-ins; the same for `decode`, evaluation and benchmarks.
+    """Options of a decode except plug-ins; the same for `decode`, evaluation and benchmarks.
 
-    The "help" in the metadata of a field is what command lines say of the option.
+    The "help" in the metadata of a field is the help of the option on command lines.
 
     Attributes:
-        gen_length: Answer length in tokens, including what fills up the answer behind its EOS.
+        gen_length: Answer length in tokens, including those that fill up the answer after its EOS.
         block_length: Tokens per block. `None`: the model's own, else 32, never more than
             `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
             a multiple of its own block length.
@@ -56,21 +56,21 @@ class DecodeConfig:
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
         top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
             has: all.
-        cfg_scale: Strength of classifier-free guidance: each canvas is looked at once as it is and
-            once with [MASK] for the prompt and given tokens, in a forward of its own, and logits
-            are those of the second plus (1 + cfg_scale) times the difference; 0: none.
+        cfg_scale: Strength s of classifier-free guidance; 0: none. Each canvas takes a second
+            forward, with [MASK] for the prompt and given tokens, and the logits are
+            second + (1 + s) (first - second).
         confidence_from: "raw": a confidence is a probability at temperature 1 over all tokens, as
-            LLaDA has it. "tempered": at `temperature`, after `top_p` and `top_k`, as Dream has it;
-            so it is wherever `top_p` or `top_k` leave out a token.
-        banned_ids: Token ids that are never proposed, beside the model's own.
+            in LLaDA. "tempered": at `temperature`, after `top_p` and `top_k`, as in Dream; always
+            so if `top_p` or `top_k` is set.
+        banned_ids: Token ids that are never proposed, in addition to the model's own.
         deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
             come first: LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
-        truncate_at_eos: Write EOS over all that lies behind an EOS as soon as it is committed, even
-            while masks before it are left; given tokens stay. Saves forwards, and stakes the
-            answer's length on the first EOS that the sampler commits (Learn2PD's end-of-text
+        truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed, even
+            while masks before it are left; given tokens stay. This saves forwards, but the first
+            EOS that the sampler commits fixes the answer's length (Learn2PD's end-of-text
             prediction, d3LLM's early stop).
 
     Raises:
@@ -111,7 +111,7 @@ class DecodeConfig:
         default=True, metadata={"help": "stop an answer at its end-of-text token (default: yes)"}
     )
     truncate_at_eos: bool = field(
-        default=False, metadata={"help": "fill behind an end-of-text token at once (default: no)"}
+        default=False, metadata={"help": "fill after an end-of-text token at once (default: no)"}
     )
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class DecodeConfig:
 
     @property
     def truncation(self) -> "samplers.logits.truncation.Truncation":
-        """What is done to logits before a sampler sees them if `is_tempered`."""
+        """The truncation of logits before a sampler sees them, if `is_tempered`."""
         from samplers.logits.truncation import Truncation
 
         return Truncation(self.temperature, self.top_p, self.top_k)
@@ -175,7 +175,7 @@ class DecodeConfig:
         """Returns the config with some fields replaced; `None` keeps a field as it is.
 
         Raises:
-            TypeError: If a keyword is no field.
+            TypeError: If a keyword is not a field.
             ValueError: If a field is outside its range.
         """
         known = [option.name for option in fields(self)]
@@ -211,7 +211,7 @@ def require_integer(
 
 def require_number(name: str, value: object) -> None:
     """Raises ValueError unless a value is a finite number of at least 0."""
-    # Not math.isfinite, which fails at integers that no float holds.
+    # Not math.isfinite, which fails for integers that are too large for a float.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     number: Any = value if is_number else None
     if number is None or not abs(number) <= sys.float_info.max:

@@ -1,4 +1,4 @@
-"""How far a decode is, on standard error."""
+"""A progress bar of a decode, on standard error."""
 
 from types import TracebackType
 
@@ -12,9 +12,9 @@ class AnswerProgress:
     """An observer that counts answers that have ended; a context that shows a bar meanwhile.
 
     Args:
-        num_answers: How many there will be.
-        is_shown: Whether anything is shown.
-        console: Where to; `None` is standard error.
+        num_answers: Number of answers in the end.
+        is_shown: True if a bar is shown.
+        console: Console of the bar; `None` is standard error.
     """
 
     def __init__(

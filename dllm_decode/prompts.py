@@ -1,4 +1,4 @@
-"""What prompts and templates must be, and in which forms they come."""
+"""The forms of prompts and templates, and checks of them."""
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ Prompt: TypeAlias = Sequence[int] | Int[Tensor, " _"]
 """Token ids of one prompt."""
 
 Prompts: TypeAlias = Sequence[Prompt] | Shaped[Tensor, "B N"] | Mapping[str, Any]
-"""A batch of prompts: one sequence a row; a tensor with its `attention_mask`; or what a tokenizer
-of transformers returns (`BatchEncoding`), which has both."""
+"""A batch of prompts: one sequence a row; a tensor with its `attention_mask`; or the output of a
+tokenizer of transformers (`BatchEncoding`), which has both."""
 
 
 def token_lists(
@@ -25,10 +25,10 @@ def token_lists(
 
     Args:
         prompts: In any form.
-        attention_mask: Of a tensor: 0 where padding stands, on either side.
+        attention_mask: For a tensor: 0 at padding, on either side.
 
     Raises:
-        ValueError: If padding cannot be told from tokens, or `prompts` is no batch.
+        ValueError: If padding cannot be told from tokens, or `prompts` is not a batch.
     """
     if isinstance(prompts, Mapping):
         if "input_ids" not in prompts:
@@ -51,7 +51,7 @@ def _require_rows(prompts: object) -> None:
 
 
 def _hint(found: object) -> str:
-    """Says what to do with what is no prompt."""
+    """Returns a sentence on how to pass a value that is not a prompt."""
     if isinstance(found, str):
         return " `generate` takes texts."
     return " A single prompt is a batch of one: [prompt]." if isinstance(found, int) else ""
@@ -101,8 +101,8 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: i
     """Returns a prompt's token ids as integers.
 
     Raises:
-        ValueError: If the prompt is empty, contains the mask id or what is no token id of the
-            model, or leaves no room for the answer.
+        ValueError: If the prompt is empty, contains the mask id or a value that is not a token id
+            of the model, or leaves no room for the answer.
     """
     tokens = integers(prompt, row=row)
     check_prompt(tokens, model.mask_id, row=row)
@@ -123,7 +123,7 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: i
 
 
 def integers(prompt: Iterable[Any], *, row: int) -> list[int]:
-    """Returns a prompt's token ids as integers; ValueError if they are none."""
+    """Returns a prompt's token ids as integers; raises ValueError if one is not an integer."""
     listed = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     tokens = []
     for token in listed:
@@ -160,7 +160,7 @@ def check_template(template: Sequence[int], gen_length: int, *, row: int) -> Non
 
 
 def check_number(num_templates: int, num_prompts: int) -> None:
-    """Raises ValueError unless there is no template, or one for each prompt."""
+    """Raises ValueError unless there are no templates, or one for each prompt."""
     if num_templates not in (0, num_prompts):
         raise ValueError(
             f"templates must hold one answer per prompt, {num_prompts}, got {num_templates}."
@@ -168,7 +168,7 @@ def check_number(num_templates: int, num_prompts: int) -> None:
 
 
 def check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
-    """Raises ValueError unless there is none, or one for each prompt, and none is too long."""
+    """Raises ValueError unless templates are none or one for each prompt, and none is too long."""
     if gen_length < 1:
         raise ValueError(f"gen_length must be at least 1 token, got {gen_length}.")
     check_number(len(templates), num_prompts)

@@ -1,7 +1,7 @@
 """One round of all rows.
 
     state --> open_blocks --> look ----------> decide --------> settle ----> read --------> state
-              what is open:   forwards and     which columns,   the canvas   the one time
+              open columns:   forwards and     which columns,   the canvas   the one time
               the schedule    a view:          which tokens:    with new     that the host
                               the verifier     the sampler      tokens       waits
 
@@ -36,7 +36,7 @@ def step(
     Args:
         decoder: The model and the plug-ins.
         state: The rows, of which there is at least one.
-        observers: Called with what the round did.
+        observers: Called with the round's `StepEvent`.
 
     Returns:
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
@@ -55,7 +55,7 @@ def step(
 
 
 def _looked(decoder: Decoder, state: State) -> tuple[State, Look]:
-    """Returns what the verifier's look returned; RuntimeError if that is of another kind."""
+    """Returns the result of the verifier's look; raises RuntimeError if it is of another kind."""
     found: object = decoder.verifier.look(decoder, state)
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
         return found
@@ -66,7 +66,7 @@ def _looked(decoder: Decoder, state: State) -> tuple[State, Look]:
 
 
 def open_blocks(decoder: Decoder, state: State) -> State:
-    """Lets the schedule say what is open in each row, before the look.
+    """Lets the schedule open positions in each row, before the look.
 
     Raises:
         RuntimeError: If the schedule opens nothing, or the sampler takes more steps than promised.
@@ -78,7 +78,7 @@ def open_blocks(decoder: Decoder, state: State) -> State:
 
 
 def _opened(decoder: Decoder, row: Row) -> Row:
-    """Returns a row with what is open in it now; the same row if that has not changed."""
+    """Returns a row with its new opening; the same object if the opening has not changed."""
     progress = Progress(
         first=row.first,
         end=row.end,
@@ -106,7 +106,7 @@ def _opened(decoder: Decoder, row: Row) -> Row:
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
-    """Counts the positions that the sampler's state lasts for and that are not given."""
+    """Counts the positions of a row's phase that are not given."""
     start, stop = (max(0, column - row.prompt_length) for column in row.open.phase)
     given = row.request.template[start:stop]
     return stop - start - sum(token != mask_id for token in given)
@@ -116,8 +116,8 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     """Asks the sampler for its decision, between the schedule's two hooks.
 
     Returns:
-        The state with what sampler and schedule remember, the look with the view that the sampler
-        was shown, and the decision.
+        The state with the new states of sampler and schedule, the look with the view that the
+        sampler was shown, and the decision.
     """
     if seen.decision is not None:
         return state, seen, seen.decision
@@ -140,7 +140,7 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
 
 
 def _begun(sampler: Sampler, state: State, seen: Look, view: View) -> Any:
-    """Returns the sampler's state of the rows of a view, begun anew where a row is fresh."""
+    """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
     is_fresh = [state.rows[n].is_fresh for n in seen.stepping(len(state.rows))]
     held, device = state.sampler, state.device
     if seen.rows is not None and held is not None:
@@ -158,7 +158,7 @@ class _Read(NamedTuple):
 
     Attributes:
         unsettled: First unsettled column; the canvas' width if there is none.
-        has_ended: Whether an EOS is settled before that column.
+        has_ended: True if an EOS is settled before that column.
         schedule: Numbers of the block schedule.
         cache: Numbers of the cache policy.
         verifier: Numbers of the verifier.
@@ -174,7 +174,7 @@ class _Read(NamedTuple):
 
 
 def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
-    """Lets the host learn how far the rows have come, and which have ended.
+    """Reads on the host how far the rows have come; returns the state and the rows that ended.
 
     A row ends with an error if a plug-in broke its contract there.
     """
@@ -191,7 +191,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
         if found.errors[n]:
             rows[n] = rows[n]._replace(error=found.errors[n])
             done.append(n)
-        # A block-causal model decodes its last block whole, also the columns after the answer.
+        # A block-causal model decodes its whole last block, also the columns after the answer.
         is_full = found.unsettled[n] >= max(row.answer_end, row.open.phase[1])
         if is_full or (row.request.stop_at_eos and found.has_ended[n]):
             done.append(n)
@@ -233,7 +233,7 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach) -> str:
     """Returns the sentence that names a broken rule and the plug-in that broke the rule."""
     culprit, duty = breach.culprit, breach.duty
-    # Only now may the host ask: no sampler can commit where nothing is eligible.
+    # No sampler can commit where nothing is eligible. Checked only now, because it waits.
     if not seen.view.eligible.any(-1).all():
         culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"
@@ -241,7 +241,7 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach) -> str:
 
 
 def _stopped(decoder: Decoder, state: State) -> list[int]:
-    """Returns the rows that their own stop rule ends; the host reads the tokens for them alone."""
+    """Returns the rows that their own stop rule ends; the host reads tokens only if one has any."""
     asking = [n for n, row in enumerate(state.rows) if row.request.stop.reads_tokens]
     if not asking:
         return []

@@ -37,13 +37,13 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
 def check_decision(
     decoder: Decoder, state: State, seen: Look, decision: Decision, given: Bool[Tensor, "B W"]
 ) -> State:
-    """Notes where a decision breaks the sampler's contract.
+    """Returns the state with a breach for each rule that a decision may break.
 
     Args:
-        decoder: Names the sampler.
-        state: Collects what was found.
+        decoder: The decoder.
+        state: The state.
         seen: The view that the sampler was shown, and its rows.
-        decision: What it decided.
+        decision: The sampler's decision.
         given: Columns of the window whose tokens never change.
     """
     sampler, commit, view, rows = decoder.rule, decision.commit, seen.view, seen.rows
@@ -98,7 +98,7 @@ def settled(
 
 
 def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
-    """Returns the canvas in which a committed EOS ends the answer, in rows that ask for it."""
+    """Returns the canvas in which a committed EOS ends the answer, in rows with this option."""
     asks = [row.request.truncate_at_eos for row in rows]
     if not any(asks):
         return canvas

@@ -1,4 +1,4 @@
-"""Sizes in steps: libraries keep scratch, and graphs are recorded, for each size there is."""
+"""Rounds sizes up, because libraries keep scratch memory, and graphs are recorded, for each."""
 
 
 def round_up(count: int, step: int) -> int:

@@ -17,7 +17,7 @@ _MASK = "·"
 
 @runtime_checkable
 class PrefixStreamer(Protocol):
-    """What transformers' `TextStreamer` offers: tokens in their order, once each."""
+    """The interface of transformers' `TextStreamer`: tokens in their order, once each."""
 
     def put(self, value: torch.Tensor) -> None: ...
 
@@ -26,7 +26,7 @@ class PrefixStreamer(Protocol):
 
 @runtime_checkable
 class DraftStreamer(Protocol):
-    """What transformers' `TextDiffusionStreamer` offers: drafts that are overwritten, then text."""
+    """The interface of transformers' `TextDiffusionStreamer`: drafts to overwrite, then text."""
 
     def put_draft(self, value: torch.Tensor) -> None: ...
 
@@ -44,13 +44,13 @@ def stream_to_terminal(
         with stream_to_terminal(tokenizer) as watch:
             decode(model, prompts, sampler, observers=[watch])
 
-    Tokens of the last step are highlighted, masks are dots. Where the output is no terminal, only
-    the final answer is written. Also for `decode_many`, while the answer is iterated for.
+    Tokens of the last step are highlighted, masks are dots. If the output is not a terminal, only
+    the final answer is written. With `decode_many`, the answer is shown while you iterate.
 
     Args:
         tokenizer: Turns one id into text.
-        row: Which answer, by the index of its prompt.
-        console: Where to; `None` is standard output.
+        row: Index of the prompt whose answer is shown.
+        console: Console to write to; `None` is standard output.
     """
     console = Console() if console is None else console
     view = _LiveView(tokenizer, row)
@@ -99,11 +99,12 @@ class _LiveView:
 def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
     """Returns an observer that feeds a transformers `TextDiffusionStreamer`.
 
-    Each round's open answer is a draft; when the row is finished its answer is put for good.
+    The streamer gets the whole answer as a draft after each round, and the final answer once no
+    unsettled position is left.
 
     Args:
         streamer: Such as `TextDiffusionStreamer(tokenizer)`; it shows one row.
-        row: Which answer, by the index of its prompt.
+        row: Index of the prompt whose answer is shown.
     """
 
     def observe(event: StepEvent) -> None:
@@ -123,16 +124,15 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
 
 
 class PrefixStream:
-    """An observer that feeds a transformers `TextStreamer`: the tokens that nothing precedes open.
+    """An observer that feeds a transformers `TextStreamer` with the final beginning of an answer.
 
     Tokens appear in their order, each once, as soon as all tokens before them are settled; if the
     sampler may change settled tokens, when their block is finished.
 
     Args:
         streamer: Such as `TextStreamer(tokenizer)`; it shows one row.
-        row: Which answer, by the index of its prompt.
-        waits_for_block: Whether tokens of the open block may still change, since the sampler
-            re-masks or edits; then they appear when the block is finished.
+        row: Index of the prompt whose answer is shown.
+        waits_for_block: Without effect, because `StepEvent.is_final` says the same.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class PrefixStream:
             self._put(final_tokens(rows, after, is_final=event.is_final)[0])
 
     def close(self, answer: list[int]) -> None:
-        """Puts what is left of an answer, and ends."""
+        """Puts the rest of an answer, and ends the stream."""
         self._put(answer)
         self._streamer.end()
 
@@ -161,6 +161,6 @@ class PrefixStream:
 
 
 def _separator_of(tokenizer: Detokenizer, token: int) -> str:
-    """Returns what a tokenizer writes between tokens: a space if tokens are words, else nothing."""
+    """Returns the text between two tokens: a space if tokens are words, else nothing."""
     piece = tokenizer.decode([token])
     return " " if tokenizer.decode([token, token]) == f"{piece} {piece}" else ""

@@ -14,7 +14,7 @@ from samplers.logits.truncation import Truncation
 def temperature_of(
     decoder: Decoder, rows: Sequence[Row], device: torch.device
 ) -> float | Float[Tensor, " B"]:
-    """Returns the temperature of draws; logits that are truncated are divided by theirs before."""
+    """Returns the temperature of draws; truncated logits are already divided by the temperature."""
     values = [row.request.temperature for row in rows]
     if any(_is_tempered(decoder, row) for row in rows):
         values = [
@@ -29,7 +29,7 @@ def truncation_of(decoder: Decoder, rows: Sequence[Row], device: torch.device) -
     is_tempered = [_is_tempered(decoder, row) for row in rows]
     if not any(is_tempered):
         return None
-    # A row that is not truncated keeps its logits: divided by 1, all tokens kept.
+    # A row that is not truncated keeps its logits, because a temperature of 0 changes none.
     requests = [row.request for row in rows]
     pairs = zip(requests, is_tempered, strict=True)
     temperatures = [request.temperature if found else 0.0 for request, found in pairs]

@@ -13,12 +13,12 @@ _NUM_SHOWN = 20
 
 @dataclass(frozen=True)
 class UnknownWords:
-    """What a tokenizer does not know of some prompts.
+    """The words of some prompts that a tokenizer does not know.
 
     Attributes:
-        words: Each once, in the order of the prompts.
-        num_prompts: Prompts that hold one.
-        token: Text of the token that stands for each.
+        words: The words, each once, in the order of the prompts.
+        num_prompts: Number of prompts with an unknown word.
+        token: Text of the token that the model reads for each unknown word.
     """
 
     words: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class UnknownWords:
     token: str = ""
 
     def __str__(self) -> str:
-        """Names the first of them, and says what becomes of them."""
+        """Names the first words, and the token that the model reads for them."""
         shown = ", ".join(self.words[:_NUM_SHOWN])
         num_more = len(self.words) - _NUM_SHOWN
         more = f" and {num_more} more" if num_more > 0 else ""

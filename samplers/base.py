@@ -1,4 +1,4 @@
-"""The contract between the engine and a sampler: what it sees, what it decides, what it is."""
+"""The contract between the engine and a sampler."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from samplers.view import Scope, View
 
 @dataclass(frozen=True)
 class Decision:
-    """What a sampler decides in one step.
+    """A sampler's decision in one step.
 
     Attributes:
         commit: Open positions that get a token.
         tokens: The tokens to write where `commit`; `None`: the view's proposal.
         settle: Positions that are settled: each of them holds a token, and keeps it from now on.
-            `None`: those of `commit`. A position that gets a token and is not settled stays open,
-            so that a later step may write another token (LLaDA 2.1).
+            `None`: the positions of `commit`. A position that gets a token and is not settled stays
+            open, so that a later step may write another token (LLaDA 2.1).
         remask: Settled positions to make [MASK] again; `None`: none.
 
     A sampler that returns `settle` or `remask` must not give `Fact.FINAL_TOKENS`, and must need
@@ -41,9 +41,9 @@ class Sampler(PlugIn, ABC, Generic[State]):
     """A rule for unmasking: which positions to commit, given one view of the canvas.
 
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
-    `step` is pure: it changes nothing it is given. What a rule remembers is its `State`: None, a
+    `step` is pure: it changes nothing it is given. The memory of a rule is its `State`: None, a
     tensor, or a NamedTuple of tensors (nested as needed), batch axis first. The state starts anew
-    at every block, and rows that have finished leave it. Beside the batch axis, the shapes of a
+    at every block, and rows that have finished leave it. Apart from the batch axis, the shapes of a
     state depend on the columns of the view, on `View.block_width` and on V alone, because rows that
     join a batch bring states of their own.
 
@@ -56,12 +56,12 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     @property
     def scope(self) -> Scope:
-        """The positions it must see: the open block, from there to the end, or all."""
+        """The positions that the rule must see: the open block, from there to the end, or all."""
         return "block"
 
     @property
     def leave_one_out(self) -> bool:
-        """Asks for `View.leave_one_out`, which about doubles the columns of a forward."""
+        """True if the rule reads `View.leave_one_out`, which about doubles a forward's columns."""
         return False
 
     @property
@@ -91,25 +91,25 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        """`FINAL_TOKENS` unless overridden: what the rule commits is settled for good."""
+        """`FINAL_TOKENS` unless overridden: a token that the rule commits never changes."""
         return frozenset({Fact.FINAL_TOKENS})
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that it reads, such as weights: when they change, old answers no longer hold."""
+        """Files that the rule reads, such as weights; if one changes, old answers are invalid."""
         return ()
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
-        """Raises ValueError if it was made for another model; nothing unless overridden.
+        """Raises ValueError if the rule was made for another model; by default it fits any.
 
         Args:
-            name: Of the model, for people: two models may share it.
-            fingerprint: Equal for equal weights, whatever their name; the name of a model that has
-                no other.
+            name: Name of the model, for people: two models may share it.
+            fingerprint: Equal for equal weights under any name; the model's name if it has no
+                fingerprint.
         """
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
-        """Raises ValueError if it cannot serve such a decode; nothing unless overridden."""
+        """Raises ValueError if the rule cannot serve such a decode; by default it always can."""
 
     def max_steps(self, num_masks: int) -> int:
         """Returns the number of steps within which a block of so many masks is finished."""
@@ -123,8 +123,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         """Decides one step.
 
-        Every row with an eligible position commits at least one. Only eligible positions are
-        committed, unless `scope` is not "block": then any masked position in view may be.
+        Every row with an eligible position commits at least one. With the scope "block" only
+        eligible positions may be committed, with another scope also any masked position in view.
         """
 
 
@@ -132,7 +132,7 @@ def first_state(sampler: Sampler[State], view: View) -> State:
     """Returns a sampler's state at the start of a block.
 
     Raises:
-        RuntimeError: If it is of a kind whose rows cannot be taken.
+        RuntimeError: If the state is of a kind whose rows cannot be taken.
     """
     state = sampler.init(view)
     check_state(state, len(view.tokens), owner=sampler)
@@ -143,8 +143,8 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
     """Lets a sampler decide one step.
 
     Raises:
-        RuntimeError: If it returns no decision of the view's shape, or a state whose rows cannot
-            be taken, or of another kind than the one before.
+        RuntimeError: If the sampler returns no decision of the view's shape, or a state whose rows
+            cannot be taken, or of another kind than the state before.
     """
     returned: object = sampler.step(view, state)
     if not isinstance(returned, tuple) or len(returned) != 2:
@@ -215,7 +215,7 @@ def _require_tensor(
         kind = "bool" if found.dtype is torch.bool else "integer" if is_integer else "other"
         if kind == wanted and tuple(found.shape) == shape:
             return
-    # A tensor is described by its shape: showing its numbers would wait for the device.
+    # A tensor is described by its shape, because showing its numbers would wait for the device.
     got = _described(found) if isinstance(found, Tensor) else shown(found)
     raise RuntimeError(
         f"step of {sampler!r} must return {name} of kind {wanted} and shape {shape}, got {got}."

@@ -28,7 +28,7 @@ def require_number(name: str, value: object) -> float:
     """Returns a value that is a number.
 
     Raises:
-        ValueError: If it is none, is NaN, or is True or False.
+        ValueError: If the value is not a number, is NaN, or is True or False.
     """
     if not isinstance(value, Real) or not _is_number(value):
         raise ValueError(f"{name} must be a number, got {shown(value)}.")
@@ -42,7 +42,7 @@ def require_probability(name: str, value: object) -> None:
 
 
 def require_share(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a number in [0, 1] that is no probability."""
+    """Raises ValueError unless a value is a number in [0, 1]; the message says "share"."""
     if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
         raise ValueError(f"{name} must be a share in [0, 1], got {shown(value)}.")
 
@@ -52,8 +52,8 @@ def require_non_negative(name: str, value: object, *, unit: str = "a number") ->
 
     Args:
         name: The argument.
-        value: What was given.
-        unit: What the number is, for the message, such as "an entropy in nats".
+        value: The argument's value.
+        unit: Kind of number, for the message, such as "an entropy in nats".
     """
     if not _is_number(value) or not require_number(name, value) >= 0.0:
         raise ValueError(f"{name} must be {unit} of at least 0, got {shown(value)}.")
@@ -70,9 +70,9 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
 
     Args:
         name: The argument.
-        value: What was given; 2.0 is no whole number here.
-        least: The smallest that is allowed.
-        unit: What is counted, for the message, such as "tokens".
+        value: The argument's value; 2.0 is not a whole number here.
+        least: The smallest allowed number.
+        unit: The things counted, for the message, such as "tokens".
     """
     counted = f"a whole number of {unit}" if unit else "a whole number"
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
@@ -89,7 +89,7 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def require_plugin(name: str, value: object, kind: type, example: str) -> None:
-    """Raises ValueError unless a value is an instance of what its place wants."""
+    """Raises ValueError unless a value is an instance of a class; names an example."""
     if not isinstance(value, kind):
         got = f"the class {value.__name__}" if isinstance(value, type) else shown(value)
         raise ValueError(f"{name} must be a {kind.__name__} such as {example}, got {got}.")
@@ -104,5 +104,6 @@ def require_tuple(name: str, value: object) -> None:
 def _is_number(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool) or value != value:
         return False
-    # An integer that no float holds cannot be compared with one, nor be turned into one.
+    # An integer that is too large for a float cannot be compared with a float, nor be turned into
+    # one.
     return not isinstance(value, Integral) or abs(int(value)) <= _MOST

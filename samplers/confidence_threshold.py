@@ -12,7 +12,7 @@ from samplers.view import View
 class ConfidenceThreshold(Sampler[None]):
     """Commits every eligible position whose confidence reaches a threshold.
 
-    A row in which no position does commits its single most confident one, so each step makes
+    A row in which no position does commits its single most confident one, so that each step makes
     progress. `threshold=1.0` is in effect one token a step; `threshold=0.0` is a whole block.
 
     Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, confidence-aware

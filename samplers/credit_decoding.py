@@ -13,7 +13,8 @@ from samplers.facts import Fact
 from samplers.view import View
 from samplers.wrapper import Wrapper
 
-# Of token and credit, a position; more than a short block needs, should it take more steps.
+# Least number of pairs of token and credit per position, because a short block may take more steps
+# than it has positions.
 _MIN_SLOTS = 32
 
 
@@ -39,17 +40,17 @@ class CreditDecoding(Wrapper[Credit]):
     C[v] becomes beta C[v] + [v = v*] p[v]^gamma. The base then sees p multiplied by
     (1 + C)^alpha and normalised: its proposals, confidences, margins and entropies all follow.
 
-    Credit starts at nothing in each block and is dropped where a token is committed. It is kept
-    exactly, as pairs of token and credit: a position has credit only for tokens that were most
-    likely in one of its steps, and a block has no more steps than positions.
+    Credit starts at 0 in each block and is dropped where a token is committed. It is kept exactly,
+    as pairs of token and credit: a position has credit only for tokens that were most likely in one
+    of its steps, and a block has no more steps than positions.
 
     Source: Wang et al. 2025, "CreditDecoding", https://arxiv.org/abs/2510.06133, Eq. 6-7: the
     credit is updated first, then fused with the same step's logits.
 
     Differs: The base decides, the paper's is a threshold; hence a row commits at least one token.
     Constants are those of the final paper; the authors' dInfer has alpha 0.7, beta 0.8, and also
-    commits what is within 1e-5 of the best. The variant with adaptive constants is not offered. At
-    a temperature above 0 tokens are drawn from the fused distribution.
+    commits positions within 1e-5 of the best. The variant with adaptive constants is not offered.
+    At a temperature above 0 tokens are drawn from the fused distribution.
 
     Attributes:
         base: The sampler that decides; one that gives `Fact.FINAL_TOKENS`.
@@ -73,7 +74,7 @@ class CreditDecoding(Wrapper[Credit]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        # Credit belongs to a position, whichever masks are open around it.
+        # Credit belongs to a position, and does not depend on which masks are open around it.
         return self.base.needs
 
     def init(self, view: View) -> Credit:

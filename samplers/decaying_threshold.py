@@ -19,8 +19,8 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
 
     With r the share of positions that are still masked, the threshold is
     `threshold` (1 - `decay` (1 - r)). The share is taken over the open block, the `window`
-    positions behind it, and the last position of the answer if it lies further behind. Positions
-    behind the block are masked as a rule, so r stays near 1 until the last blocks.
+    positions after it, and the last position of the answer if that comes after the window.
+    Positions after the block are usually masked, so that r stays near 1 until the last blocks.
 
     A block's first step has the plain threshold, and a row in which no position reaches it commits
     its single most confident one. The state is the number of steps taken in the block.
@@ -28,15 +28,16 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
     Source: Streaming-dLLM 2026, https://arxiv.org/abs/2601.17917, the dynamic threshold, as in the
     authors' code; there it goes with a forward that sees no more than the window.
 
-    Differs: What the model sees is the cache policy's matter. Where a template gives tokens behind
-    the block, the masks in the window are taken to be as many as are left. Confidence is a float32
-    softmax (float64 for float64 logits), the authors' float64. On a device without float64 the
-    share and the threshold are float32 too, within 2^-22 of the exact ones.
+    Differs: The cache policy, not this rule, decides which columns the model sees. If a template
+    gives tokens after the block, the masks that are left are taken to be in the window, as far as
+    they fit. Confidence is a float32 softmax (float64 for float64 logits), the authors' float64. On
+    a device without float64 the share and the threshold are float32 too, within 2^-22 of the exact
+    ones.
 
     Attributes:
         threshold: Least probability, in [0, 1], of the proposed token while all is masked.
         decay: Share, in [0, 1], of the threshold that is lost when nothing is masked.
-        window: Positions behind the block that count, at least 0.
+        window: Positions after the block that count, at least 0.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -62,10 +63,10 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
         return Decision(commit=commit), state + 1
 
     def _masked_share(self, view: View) -> Float[Tensor, " B"]:
-        """Returns the share of masks in the block and in what counts behind it."""
+        """Returns the share of masks in the block and the positions that count after it."""
         in_block = view.in_answer.sum(-1)
-        behind = (view.gen_length - 1 - view.positions[:, -1]).clamp(min=0)
-        counted = torch.where(behind > self.window, self.window + 1, behind)
+        after = (view.gen_length - 1 - view.positions[:, -1]).clamp(min=0)
+        counted = torch.where(after > self.window, self.window + 1, after)
         masks = view.eligible.sum(-1)
-        masks_behind = torch.minimum(counted, (view.num_left - masks).clamp(min=0))
-        return (masks + masks_behind).to(widest(masks.device)) / (in_block + counted).clamp(min=1)
+        masks_after = torch.minimum(counted, (view.num_left - masks).clamp(min=0))
+        return (masks + masks_after).to(widest(masks.device)) / (in_block + counted).clamp(min=1)

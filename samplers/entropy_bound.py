@@ -16,8 +16,8 @@ class EntropyBound(Sampler[None]):
     """Commits positions, best first, while the entropy they hold together stays bounded.
 
     In `order` the largest prefix is committed whose summed entropy, less its highest single
-    entropy, is at most `bound`. That difference bounds what the prefix' positions can tell about
-    each other. One position always qualifies.
+    entropy, is at most `bound`. That difference bounds the information that the prefix' positions
+    have about each other. One position always qualifies.
 
     Source: Ben-Hamu et al. 2025, "Accelerated Sampling from Masked Diffusion Models via Entropy
     Bounded Unmasking", https://arxiv.org/abs/2505.24857. The bound supposes tokens drawn at

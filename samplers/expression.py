@@ -29,14 +29,14 @@ def parse_plugin(
 ) -> Plugin:
     """Builds a sampler, cache policy, verifier or schedule that an expression describes.
 
-    Beside the known names, `my_package.my_module:MarginThreshold(0.8)` is a class of the user's
-    own, also as an argument: `CreditDecoding(my_module:MarginThreshold(0.8))`. Its module is
+    In addition to the known names, `my_package.my_module:MarginThreshold(0.8)` is a class of the
+    user's own, also as an argument: `CreditDecoding(my_module:MarginThreshold(0.8))`. Its module is
     imported; the expression is parsed, never evaluated.
 
     Args:
         text: The expression.
-        base: What is wanted, such as `Sampler`.
-        known: What may be called by its bare name.
+        base: Class of the result, such as `Sampler`.
+        known: Constructors that the expression may call by name.
         parts: Further base classes that an imported argument may have.
 
     Raises:
@@ -63,11 +63,11 @@ def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..
 
     Args:
         module: Dotted name of the module.
-        name: Of the class.
-        bases: It must derive from one of these.
+        name: Name of the class.
+        bases: Classes from one of which the class must derive.
 
     Raises:
-        ValueError: If there is no such module or class, or it is of another kind.
+        ValueError: If there is no such module or class, or the class is of another kind.
     """
     given = f"{module}:{name}"
     try:
@@ -92,12 +92,12 @@ def _kind(found: object) -> str:
 def parse_expression(text: str, constructors: Constructors) -> Any:
     """Builds the object that a constructor expression describes.
 
-    The text is what `repr` prints: a call of a known name whose arguments are literals or further
-    such calls. Without parentheses a name stands for its defaults.
+    The text is as `repr` prints it: a call of a known name whose arguments are literals or further
+    such calls. A name without parentheses is a call without arguments.
 
     Args:
         text: The expression.
-        constructors: What may be called, by name.
+        constructors: Constructors by name.
 
     Raises:
         ValueError: If the text is not such an expression, names something unknown, or the
@@ -114,7 +114,7 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
 def _built(text: str, constructors: Constructors) -> Any:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    # Which of these a text that is nested too deeply or holds a NUL raises depends on the version.
+    # The last two are for text that is nested too deeply or holds a NUL, depending on the version.
     except (SyntaxError, ValueError, MemoryError):
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {shown(text)}."

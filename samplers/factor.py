@@ -23,9 +23,9 @@ class Factor(Sampler[None]):
     (n + 1) e <= 1, greedy parallel decoding equals greedy decoding of the joint distribution.
 
     Variants: "paper" is the rule above. "inclusive" accepts equality, `<=`. "official" accepts
-    equality too, and reproduces what the public implementations do at the end of the scan: if all
-    but the least confident position pass, that one is committed as well, however unsure. With two
-    positions left it always commits both.
+    equality too, and ends the scan like the public implementations: if all but the least confident
+    position pass, that one is committed as well, however unsure. With two positions left it always
+    commits both.
 
     Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, factor-based parallel
     decoding; the variants as in the public implementations of the rule.
@@ -35,7 +35,7 @@ class Factor(Sampler[None]):
     Attributes:
         factor: How much joint error is accepted, at least 0; 0 is one token a step, infinity a
             whole block.
-        variant: Which reading of the rule.
+        variant: Reading of the rule, see above.
 
     Raises:
         ValueError: If an attribute is outside its range.

@@ -75,8 +75,8 @@ class Fact(Enum):
 class PlugIn:
     """A sampler, a cache policy, a verifier or a block schedule: needs facts and gives facts.
 
-    A fact that is forgotten never leads to wrong tokens: without a fact in `gives` more
-    combinations are refused, and needs that can be derived or noticed are not left to the author.
+    A fact that is forgotten never leads to wrong tokens: a fact missing from `gives` makes more
+    combinations be refused, and needs that can be derived or noticed are not left to the author.
     """
 
     @property

@@ -37,10 +37,10 @@ class FixedSchedule(Sampler[Progress]):
 
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
     floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
-    More steps than masks is one token a step. The last step commits all that is left, should an
-    earlier one have committed less than its share; with `entry="official"` of a cache the first one
-    does. The positions committed are the first in `order`: highest confidence, highest margin (most
-    likely less second most likely), lowest entropy, or random.
+    More steps than masks is one token a step. The last step commits all masks that are left,
+    because an earlier step may have committed less than its share (with `entry="official"` of a
+    cache the first one does). The positions committed are the first in `order`: highest confidence,
+    highest margin (most likely less second most likely), lowest entropy, or random.
 
     Dream's schedule has the time grid t_k = 1 - k (1 - eps) / S, eps = 0.001. Step k commits
     floor(m (1 - t_{k+1} / t_k)) of the m positions masked by then, the last step all.
@@ -94,7 +94,7 @@ class FixedSchedule(Sampler[Progress]):
     def _dream_quota(
         self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]
     ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-        """Returns the first quota above zero from here on, and the step it belongs to."""
+        """Returns the first quota above zero from this step on, and that quota's step."""
         num_masks = in_float64(masks)
         grid = torch.linspace(
             1.0, _DREAM_EPS, self.steps_per_block + 1, dtype=torch.float64, device=num_masks.device

@@ -17,15 +17,15 @@ class Hierarchy(Sampler[None]):
     """Commits the most confident position of every run of masks, and all very confident ones.
 
     A run is a maximal stretch of neighbouring eligible positions; committed tokens and the block's
-    edges end it. Committed are: in each run the most confident position, if its confidence exceeds
+    edges end it. A step commits in each run the most confident position, if its confidence exceeds
     `low_threshold`; every position whose confidence exceeds `high_threshold`; and the row's most
     confident position. Splitting the runs keeps tokens that depend on each other apart.
 
     Source: "Hierarchy-dLLM" 2025, https://openreview.net/forum?id=ZsIQUjQtdW; the comparisons are
     `>`, as in the authors' code in dInfer, https://github.com/inclusionAI/dInfer.
 
-    Differs: Of equal confidences in one run the leftmost is committed, in the authors' code all.
-    Their variant that re-masks is not offered: it overwrites committed tokens.
+    Differs: Among equal confidences in one run the leftmost is committed, in the authors' code all.
+    Their variant that re-masks is not offered, because it overwrites committed tokens.
 
     Attributes:
         low_threshold: Probability, in [0, 1], that a run's best proposal must exceed.

@@ -15,7 +15,7 @@ from samplers.view import View
 
 @dataclass(frozen=True)
 class JointThreshold(Sampler[Int[Tensor, " B"]]):
-    """Commits what is confident, and edits tokens that the model has come to see otherwise.
+    """Commits confident proposals, and replaces tokens that the model no longer prefers.
 
     A step commits every eligible position whose confidence exceeds `threshold`, and at least the
     `at_least` most confident ones. It also edits every position of the block that a sampler has
@@ -23,23 +23,23 @@ class JointThreshold(Sampler[Int[Tensor, " B"]]):
     follow one forward.
 
     A full block goes on until a step edits nothing, or for `max_edit_steps` steps: at an edit
-    threshold of 0 tokens may alternate without end, and only this budget stops them. So a block of
-    m masks takes at most m + `max_edit_steps` steps.
+    threshold of 0 tokens may alternate without end, and only this budget stops them. A block of m
+    masks therefore takes at most m + `max_edit_steps` steps.
 
     Source: LLaDA 2.1 2026, the M2T and T2T rule as in SGLang's `joint_threshold.py` and dllm's
     sampler. Speed mode is (0.5, 0, 16), quality mode (0.7, 0.5, 16), dllm's default
     (0.95, 0.9, 16).
-    Differs: A step that the budget forbids is not run, where SGLang runs it and drops what it
-    found; nor is a forward spent on storing keys and values. [MASK] is never written. At a
-    temperature above 0 a full block meets the same noise at each step.
+    Differs: A step that the budget forbids is not run; SGLang runs the step and drops its result.
+    No forward is spent on storing keys and values. [MASK] is never written. At a temperature above
+    0 a full block draws with the same noise at each step.
 
     Attributes:
         threshold: Probability, in [0, 1], that a proposal must exceed to be committed.
         edit_threshold: Probability, in [0, 1], that a token must exceed to take another's place.
         max_edit_steps: Steps that a full block may take, at least 0.
         at_least: Positions that a step commits, if so many are left, at least 1.
-        penalty: What is taken from the logit of the token that stands in the block's column
-            before, at least 0.
+        penalty: Number, at least 0, subtracted at each column from the logit of the token in the
+            block's column before it.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -87,7 +87,7 @@ class JointThreshold(Sampler[Int[Tensor, " B"]]):
         return Decision(commit | edit, seen.proposal, settle), spent
 
     def _penalised(self, view: View) -> View:
-        """Makes a token less likely right behind itself."""
+        """Makes a token less likely right after itself."""
         if not self.penalty:
             return view
         logits = view.logits.clone()

@@ -15,13 +15,13 @@ from samplers.view import View
 
 
 class History(NamedTuple):
-    """What is known of a block's earlier steps.
+    """The history of a block's earlier steps.
 
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
         stable: Latest steps in a row in which the position's distribution hardly moved.
-        logits: The last step's.
+        logits: Logits of the last step.
     """
 
     masks: Int[Tensor, " B"]
@@ -40,14 +40,14 @@ class Klass(Sampler[History]):
     most confident ones, as many as the even schedule of `FixedSchedule` has at this step, and at
     least one.
 
-    History starts with the block: a divergence needs two forwards, so the first `num_stable_steps`
-    steps can only fall back. The state is the last step's logits, as large as a view.
+    History starts with the block. A divergence needs two forwards, so that the first
+    `num_stable_steps` steps can only fall back. The state holds logits as large as a view's.
 
     Source: Kim et al. 2025, "KLASS: KL-Guided Fast Inference in Masked Diffusion Models",
     https://arxiv.org/abs/2511.05664. The probabilities are smoothed by 1e-12 inside the
     logarithms, as in the authors' code.
 
-    Differs: History is reset at each block, where the authors keep that of positions beyond it.
+    Differs: History is reset at each block; the authors keep the history of positions beyond it.
     Their fallback may take more positions than are masked and then overwrites committed tokens; a
     block of theirs may end with masks left. Neither happens here. At a temperature above 0 they
     compare distributions disturbed by the sampling noise; here noise draws tokens only. Their

@@ -35,9 +35,9 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
     The state marks columns that continue a short last block.
 
     The filter is a safetensors file that says for which model and block length it was trained;
-    `decode` refuses any other. A model is known by the fingerprint of its weights, so a copy of it
-    is served under any name; files without a fingerprint name the model. It is read when it is
-    first needed.
+    `decode` refuses any other. A model is known by the fingerprint of its weights, so that a copy
+    of the model may have any name; files without a fingerprint name the model. The file is read
+    when it is first needed.
 
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188. The paper's end-of-text
@@ -45,7 +45,7 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     Differs: An EOS ends the answer when it is committed, in the paper also when it is the most
     likely token of any masked position. The paper does not say how a short block is continued, nor
-    the activation: here 1 and ReLU. Beside the filter it commits as many as the fixed schedule
+    the activation: here 1 and ReLU. The paper also commits as many positions as the fixed schedule
     would; here, as in its experiments, one. At a temperature above 0 scores still describe the most
     likely token.
 
@@ -55,7 +55,7 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     Raises:
         ValueError: If the threshold is not a probability or, at the start of `decode`, the file is
-            no filter, or one for another model or block length.
+            not a filter, or a filter for another model or block length.
         FileNotFoundError: If, at the start of `decode`, there is no such filter.
     """
 
@@ -83,7 +83,7 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
         trained = self.loaded
-        # Older files know no more than the name.
+        # Older files have only the name.
         wanted, got = (
             (trained.fingerprint, fingerprint) if trained.fingerprint else (trained.model, name)
         )
@@ -120,13 +120,13 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
 @dataclass(frozen=True)
 class Filter:
-    """A network that scores the positions of a block, and what it was trained for.
+    """A network that scores the positions of a block, for one model and block length.
 
     Attributes:
         network: Maps the block's confidences to one logit a position, in float64.
         block_length: Positions of a block, in tokens.
         model: Name of the model.
-        fingerprint: Of the model; "" in files that have none.
+        fingerprint: Fingerprint of the model; "" in files that have none.
     """
 
     network: nn.Module
@@ -139,9 +139,9 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
     """Builds an untrained filter network.
 
     Args:
-        block_length: Inputs and outputs.
+        block_length: Number of inputs and of outputs.
         hidden_sizes: Units of each hidden layer.
-        activation: Between layers: relu, tanh or gelu.
+        activation: Activation between layers: relu, tanh or gelu.
 
     Raises:
         ValueError: If the activation is not one of these.

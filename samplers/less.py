@@ -18,14 +18,14 @@ _NUM_TOP = 8
 
 
 class Evidence(NamedTuple):
-    """What is known of a block's earlier steps.
+    """The history of a block's earlier steps.
 
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
         agreed: Latest steps in a row with the same most likely token.
         tokens: The most likely tokens of the last step, -1 before the first.
-        probabilities: Of these tokens.
+        probabilities: Probabilities of these tokens.
     """
 
     masks: Int[Tensor, " B"]
@@ -46,13 +46,14 @@ class Less(Sampler[Evidence]):
     accepted positions are committed; a row without any falls back to the most confident ones, as
     many as the even schedule of `FixedSchedule` has at this step, and at least one.
 
-    History starts with the block, so the first `num_stable_steps` steps can only fall back.
+    History starts with the block, so that the first `num_stable_steps` steps can only fall back.
 
     Source: "LESS" 2026, https://arxiv.org/abs/2606.16908, the rule for LLaDA.
 
-    Differs: A token among the eight of one step only counts as probability 0 in the other step,
-    what it had there is in the rest: no more than eight are kept. At a temperature above 0 the
-    authors compare distributions disturbed by the sampling noise; here noise draws tokens only.
+    Differs: No more than eight probabilities are kept, so that a token among the eight of one step
+    only counts as 0 in the other, where its probability is part of the rest. At a temperature above
+    0 the authors compare distributions disturbed by the sampling noise; here noise draws tokens
+    only.
 
     Attributes:
         threshold: Least probability, in [0, 1], of the proposed token.
@@ -106,7 +107,7 @@ def _coarse_divergence(
     old_tokens: Int[Tensor, "B W n"],
     old_shares: Float[Tensor, "B W n"],
 ) -> Float[Tensor, "B W"]:
-    """Returns the Jensen-Shannon divergence in nats, what lies outside the given tokens as one."""
+    """Returns the Jensen-Shannon divergence in nats, with all other tokens as one."""
     same = tokens[..., :, None] == old_tokens[..., None, :]
     old_here = (same * old_shares[..., None, :]).sum(-1)
     gone = old_shares.masked_fill(same.any(-2), 0.0)

@@ -41,7 +41,7 @@ class Prophet(Wrapper[Foretold]):
 
     At each step the gap between the two highest logits is averaged over the answer's tokens that
     are still masked. When it reaches the threshold of the current phase, or no such mask is left,
-    every mask of the row, in this block and behind, takes its proposal. Otherwise the base decides.
+    every mask of the row, in this block and after, takes its proposal. Otherwise the base decides.
 
     The phase follows progress: the first of `thresholds` holds below the first of `edges`, and so
     on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
@@ -65,7 +65,7 @@ class Prophet(Wrapper[Foretold]):
         edges: Progress, in [0, 1] and ascending, at which the next phase begins.
         answer_start: First position of the answer in the generation; `None`: see above.
         answer_length: Tokens of the answer, at least 1.
-        marker: Token ids behind which the answer is looked for; empty: not looked for.
+        marker: Token ids after which the answer begins; empty: no marker.
         gap: Which of the answer's positions are averaged.
         num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
 
@@ -92,7 +92,7 @@ class Prophet(Wrapper[Foretold]):
             require_count("Each token of marker", token, 0)
         if self.answer_start is not None and self.marker:
             raise ValueError(
-                "The answer must be at answer_start or behind marker, got both. Leave one out."
+                "The answer must be at answer_start or after marker, got both. Leave one out."
             )
         require_count("answer_length", self.answer_length, 1, unit="tokens")
         require_choice("gap", self.gap, get_args(Averaged))
@@ -129,8 +129,8 @@ class Prophet(Wrapper[Foretold]):
         decided = self._decided(view, steps) & view.eligible.any(-1)
         tokens = part.proposal if decision.tokens is None else decision.tokens
         commit, tokens = view.widened(decision.commit, scope), view.widened(tokens, scope)
-        # The proposals of all that lies behind cost a pass that nearly every step can do without;
-        # on an accelerator, asking costs more, unless tokens would have to be drawn.
+        # The proposals of later columns cost a pass that nearly every step can do without. On an
+        # accelerator, reading `decided` costs more, unless tokens would have to be drawn.
         if (decided.device.type != "cpu" and view.is_greedy) or decided.any():
             filled = decided[:, None]
             commit = torch.where(filled, view.masked, commit)
@@ -154,7 +154,7 @@ class Prophet(Wrapper[Foretold]):
         if self.num_steps:
             before = (view.start + view.block_start) * self.num_steps // view.gen_length
             progress = (before + steps + 1).to(widest(steps.device)) / self.num_steps
-        # Numbers one by one: a tensor of them would have to be sent to the device every step.
+        # One number at a time, because a tensor would be sent to the device at every step.
         threshold = torch.full_like(progress, self.thresholds[0])
         for edge, later in zip(self.edges, self.thresholds[1:], strict=True):
             threshold = torch.where(progress >= edge, later, threshold)
@@ -192,7 +192,7 @@ class _Answer(NamedTuple):
 
     Attributes:
         columns: Columns of the window.
-        in_view: Where these are positions of the answer; others only fill up the tensor.
+        in_view: True where a column is a position of the answer; the others fill up the tensor.
         exists: Rows that have an answer.
     """
 

@@ -1,4 +1,4 @@
-"""A threshold beside a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
+"""A threshold together with a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -30,16 +30,16 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class QuotaThreshold(Sampler[Plan]):
-    """Commits confident positions, as many as a schedule asks for at least, or allows at most.
+    """Commits confident positions, with a schedule as the least or the highest number.
 
-    With quota "least", n positions are due in a step, by the even schedule of a whole block, also
-    where some of it is given. If at least n confidences exceed the threshold, exactly those
+    With quota "least", n positions are due in a step, by the even schedule of a whole block, even
+    if some of its tokens are given. If at least n confidences exceed the threshold, exactly those
     positions are committed, else the n most confident.
 
-    With quota "most", at most as many are committed by a step as by the even schedule of the
-    block's masks, so that what a step leaves unused is left to later ones. Of the most confident
-    that the quota allows, those whose confidence reaches the threshold are committed, and always
-    the first. Steps behind the schedule's last may commit all that is left.
+    With quota "most", a block has after each step at most as many commits as by the even schedule
+    of its masks, so that later steps may use the quota that a step has left. Among the most
+    confident positions that the quota allows, those whose confidence reaches the threshold are
+    committed, and always the first. Steps after the schedule's last may commit all masks left.
 
     Source: "least": Bie et al. 2025, "LLaDA2.0: Scaling Up Diffusion Language Models to 100B",
     https://arxiv.org/abs/2512.15745, `generate` of the authors' model code. "most": Wu et al. 2025,
@@ -50,7 +50,7 @@ class QuotaThreshold(Sampler[Plan]):
     Attributes:
         threshold: Probability, in [0, 1], of a confident proposal.
         steps_per_block: Steps of the schedule, at least 1.
-        quota: Whether the schedule is a lower bound or an upper bound.
+        quota: The schedule is a lower bound ("least") or an upper bound ("most").
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -66,7 +66,7 @@ class QuotaThreshold(Sampler[Plan]):
         require_choice("quota", self.quota, get_args(Quota))
 
     def init(self, view: View) -> Plan:
-        # Columns that are nobody's may follow a short last block.
+        # Columns after the row's end may follow a short last block.
         is_own = view.masked | ~view.after_answer
         total = (is_own if self.quota == "least" else view.eligible).sum(-1)
         return Plan(total, torch.zeros_like(total))
@@ -82,7 +82,7 @@ class QuotaThreshold(Sampler[Plan]):
         return Decision(torch.where(enough[:, None], confident, best)), after
 
     def _at_most(self, view: View, state: Plan) -> Tensor:
-        """Selects what is confident within the quota, and the most confident of all."""
+        """Selects the confident positions within the quota, and the most confident one."""
         masks, steps = state
         left = view.eligible.sum(-1)
         quota = _planned(masks, self.steps_per_block, steps + 1) - (masks - left)

@@ -44,8 +44,8 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
 def parse(text: str) -> Sampler:
     """Builds the sampler that an expression describes.
 
-    `ConfidenceThreshold(0.9)` is one of this package; for these, `parse` is the inverse of `repr`.
-    `my_package.my_module:MarginThreshold(0.8)` is one of the user's own, whose module is imported.
+    For samplers of this package, such as `ConfidenceThreshold(0.9)`, it is the inverse of `repr`.
+    `my_package.my_module:MarginThreshold(0.8)` imports that module and builds the user's own.
     A sampler may be an argument of another: `CreditDecoding(LocalLeap(radius=6))`.
 
     Raises:

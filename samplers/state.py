@@ -1,4 +1,4 @@
-"""What a sampler remembers from step to step: which kinds are allowed, and how rows are taken."""
+"""States of samplers: which kinds are allowed, and how rows are taken, put and merged."""
 
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,17 +65,12 @@ def pad_state(state: State, num_rows: int) -> State:
 
 
 def check_state(state: object, num_rows: int, *, owner: object) -> None:
-    """Refuses a state whose rows cannot be taken, as soon as it appears.
-
-    Rows leave the batch when they have finished the block, and their part of the state with them.
+    """Raises RuntimeError if rows of a state cannot be taken, because rows leave and join.
 
     Args:
-        state: What `Sampler.init` or `Sampler.step` returned.
-        num_rows: Rows of the view that it belongs to, B.
+        state: The state that `Sampler.init` or `Sampler.step` returned.
+        num_rows: Rows of the view, B.
         owner: The sampler, for the message.
-
-    Raises:
-        RuntimeError: If it is of another kind, or a tensor has another number of rows.
     """
     wrong = _wrong_part(state, num_rows)
     if wrong:
@@ -83,7 +78,7 @@ def check_state(state: object, num_rows: int, *, owner: object) -> None:
 
 
 def same_structure(one: object, other: object) -> bool:
-    """Says whether two states have tensors in the same places, with the same shapes behind B."""
+    """Returns whether two states have the same structure, dtypes, and shapes but for B."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
     if isinstance(one, tuple) and isinstance(other, tuple):

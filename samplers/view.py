@@ -1,4 +1,4 @@
-"""What a sampler sees of the canvas."""
+"""The view: the part of the canvas that a sampler sees, and statistics of its logits."""
 
 import math
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Likeliest(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """What a sampler sees: one window of the answer, all rows, at one step.
+    """One window of the answer, in all rows, at one step: all that a sampler sees.
 
     A window is `W` consecutive positions of the answer: the open block, or more if the sampler's
     `scope` asks for it. Read the statistics rather than `logits`: they are computed once, on first
@@ -50,40 +50,42 @@ class View:
 
     `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
     token is certain (confidence 1, entropy 0), unless the sampler needs `Fact.LOGITS_OF_COMMITTED`:
-    then it is what the model says there. A masked position whose proposal is one of
-    `deferred_ids` comes after all others: its confidence and margin are scaled by 2^-100, which
+    then the statistics at committed tokens are the model's. A masked position whose proposal is one
+    of `deferred_ids` comes after all others: its confidence and margin are scaled by 2^-100, which
     leaves next to nothing and keeps the order among them, and its entropy is raised by ln V.
-    Logits, probabilities, draws and the other positions stay as they are.
+    Logits, probabilities, draws and the other positions do not change.
 
-    How much is left: `num_left` counts the answer tokens that each row has yet to commit, in and
-    outside the window; `progress` is the share that is done; `in_answer` says which columns are the
-    row's own, since rows may end at different positions. Columns that are nobody's are neither
-    masked nor eligible. An average over the window must count `in_answer` columns only. Masks of
-    the open block are `eligible.sum(-1)`.
+    `num_left` counts the answer tokens that each row has yet to commit, in and outside the window;
+    `progress` is the share that is committed; `in_answer` says which columns are the row's own,
+    because rows may end at different positions. Columns after a row's end are neither masked nor
+    eligible. An average over the window must count `in_answer` columns only. Masks of the open
+    block are `eligible.sum(-1)`.
 
     Attributes:
         tokens: The window's tokens; [MASK] where `masked`.
         computed: Logits as the engine computed them, perhaps of some columns only. For the engine:
             samplers read `logits`.
-        masked: Still [MASK]. Where a block schedule opens several blocks in one window, masks of
-            blocks that are not open yet are left out, and count as certain.
-        eligible: What may be committed now: masked, in the open block, in a running row.
-        start: Answer position of the window's first column; negative where the window begins inside
+        masked: Positions that hold [MASK]. If a block schedule opens several blocks in one window,
+            masks of blocks that are not open yet are left out, and count as certain.
+        eligible: Positions that may be committed now: open and masked, with a sampler that edits
+            also open tokens.
+        start: Answer position of the window's first column; negative if the window begins inside
             the prompt.
         gen_length: Answer length in tokens.
-        committed: Answer positions that hold a token, in and outside the window. `None` counts the
-            window's.
+        committed: Number of answer positions that hold a token, in and outside the window. `None`
+            counts the window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy. A tensor is in float64 if
             the device has it.
         noise_keys: One noise key a row, see `samplers.logits.noise.row_keys`. `None` is key 0.
         block_start: Column of the window at which the open block begins.
         block_length: Columns of the open block; `None`: the whole window. It may reach beyond the
             window, see `within`.
-        reads_committed: Whether statistics at committed positions are the model's, as
-            samplers that need `Fact.LOGITS_OF_COMMITTED` ask for; then `computed` has all columns.
-        leave_one_out: Probability of the token in place when the model cannot see it; 0 where
-            masked. `None` unless the sampler asks for it.
-        logit_bias: What a wrapper adds to a few logits of each position, see `with_logit_bias`.
+        reads_committed: True if statistics at committed positions are the model's, as for samplers
+            that need `Fact.LOGITS_OF_COMMITTED`; then `computed` has all columns.
+        leave_one_out: Probability of each token if the model does not see the token; 0 at masks.
+            `None` unless the sampler needs it.
+        logit_bias: Numbers that a wrapper adds to a few logits of each position, see
+            `with_logit_bias`.
         deferred_ids: Tokens that are to be committed last. Source: `confidence_eos_eot_inf` of
             LLaDA's generate.py (Nie et al. 2025, https://arxiv.org/abs/2502.09992). Differs: the
             authors' code gives these ids no share of any distribution, which changes the confidence
@@ -133,7 +135,7 @@ class View:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no row draws its proposals. False where temperatures differ by row."""
+        """True if no row draws its proposals; False if temperatures differ by row."""
         return not isinstance(self.temperature, Tensor) and self.temperature == 0.0
 
     @property
@@ -204,8 +206,8 @@ class View:
     def progress(self) -> Float[Tensor, " B"]:
         """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
 
-        It counts tokens, not steps, and the whole answer, not the block; given tokens and what
-        lies behind an EOS count as committed. In float64, or float32 on a device that lacks it.
+        It counts tokens, not steps, and the whole answer, not the block; given tokens and EOS that
+        fill up the answer count as committed. In float64, or float32 on a device without float64.
         """
         committed = self._num_committed.to(widest(self.tokens.device))
         return statistics.divided(committed, self.gen_length)
@@ -224,8 +226,8 @@ class View:
     def after_answer(self) -> Bool[Tensor, "B W"]:
         """Columns after the end of the row's own answer.
 
-        They are nobody's, or fill up the last block of a block-causal model. When a block opens,
-        the masked ones are of the second kind, the others of the first.
+        They are after the row's end, or fill up the last block of a block-causal model. When a
+        block opens, the masked ones fill up the block, the others are after the row's end.
         """
         return self.positions >= by_row(self.gen_length)
 
@@ -239,8 +241,8 @@ class View:
         """Returns the n largest logits, descending, and their tokens.
 
         Args:
-            n: How many.
-            columns: Of which columns of the window; `None`: of all.
+            n: Number of logits.
+            columns: Columns of the window; `None`: all.
         """
         if columns is not None:
             return self._part(columns).top_k(n)
@@ -266,7 +268,7 @@ class View:
         return (logits - self._largest).exp() / (1.0 + self._odds_against)
 
     def scores(self, order: Order) -> Float[Tensor, "B W"]:
-        """Returns a number a position whose descending order is the given one."""
+        """Returns a score per position; `order` is that of descending scores."""
         match order:
             case "confidence":
                 return self.confidence
@@ -295,7 +297,7 @@ class View:
         Args:
             tokens: Each at most once a position, the most likely one among them; -1 is an unused
                 slot.
-            values: What is added to their logits, at least 0; 0 in unused slots.
+            values: Numbers to add to their logits, at least 0; 0 in unused slots.
         """
         plain = self if self.logit_bias is None else self.with_logits(self.logits)
         logits = plain._look_up(tokens.clamp(min=0)).masked_fill(tokens < 0, -torch.inf)
@@ -363,7 +365,7 @@ class View:
         )
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
-        """Returns the view of some columns; what is known of whole rows stays."""
+        """Returns the view of some columns; values of whole rows stay."""
         if self.computed.columns is not None:
             return self.with_logits(self.logits)._part(columns)
         rows: Tensor | slice = slice(None)
@@ -422,7 +424,7 @@ class View:
         return self._certain(found, only)
 
     def _spread(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
-        """Puts what is found of the computed columns where they are, zeros elsewhere."""
+        """Scatters values of the computed columns to the window; the other columns get 0."""
         columns = self.computed.columns
         if columns is None:
             return part
@@ -432,7 +434,7 @@ class View:
     def _certain(
         self, found: Shaped[Tensor, "B W *rest"], otherwise: Tensor | float
     ) -> Shaped[Tensor, "B W *rest"]:
-        """Replaces what is found at committed positions, unless that is wanted."""
+        """Replaces values at committed positions, unless `reads_committed`."""
         if self.reads_committed:
             return found
         masked = self.masked.view(*self.masked.shape, *[1] * (found.ndim - 2))
@@ -441,11 +443,11 @@ class View:
     def _defer(
         self, found: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
     ) -> Float[Tensor, "B W"]:
-        """Scales and raises what is found of masked positions whose proposal is to come last."""
+        """Scales and raises values of masked positions whose proposal is to come last."""
         if not self.deferred_ids:
             return found
         is_deferred = torch.zeros_like(self.masked)
-        # Ids of their own rather than a tensor of them: no copy to the device at every step.
+        # One comparison per id, because a tensor of them would be sent to the device at every step.
         for token in self.deferred_ids:
             is_deferred |= self.proposal == token
         return torch.where(is_deferred & self.masked, found * scale + raised, found)
@@ -461,10 +463,10 @@ class View:
 
 
 def by_row(number: Int[Tensor, " B"] | int) -> Int[Tensor, "B 1"] | int:
-    """Shapes numbers of rows so that they combine with columns; one for all rows stays."""
+    """Returns a tensor of rows' numbers as (B, 1), and one number of all rows as it is."""
     return number[:, None] if isinstance(number, Tensor) else number
 
 
 def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:
-    """Returns some rows of a tensor; what all rows share stays."""
+    """Returns some rows of a tensor, and a value that all rows share as it is."""
     return part[rows] if isinstance(part, Tensor) else part

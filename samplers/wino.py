@@ -16,7 +16,7 @@ from samplers.view import View
 
 
 class Committed(NamedTuple):
-    """What was committed in the block.
+    """The positions given in the block, and the size of the last commit.
 
     Attributes:
         given: Positions that held a token when the block was opened.
@@ -29,32 +29,32 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True)
 class Wino(Sampler[Committed]):
-    """Commits generously and makes tokens [MASK] again that the model would not have put there.
+    """Commits generously, and re-masks tokens that the model would not have predicted there.
 
     Wide in: eligible positions whose confidence exceeds `low_threshold` are committed, at most
     max(`min_accepts`, min(`max_accepts`, `accept_share` x masks)) of them, the most confident
     first, and at least one. Narrow out: the same forward predicts each position of the block
-    without attending to its token. Where a token committed in an earlier step of the block has a
-    probability below `high_threshold` there, it is taken back; but fewer than the last step
-    committed, the least probable first, and none in a step that commits a single token.
+    without attending to its token. A token of an earlier step of the block whose probability there
+    is below `high_threshold` is re-masked, least probable first. A step re-masks fewer tokens than
+    the step before committed, and none if it commits a single token.
 
-    Ends within as many steps as the block has masks: what step t takes back is less than step t-1
-    committed, so each step adds at least one token for good. Tokens of a block's last step are
-    never verified. Given tokens are never taken back.
+    A block ends within as many steps as it has masks, because step t re-masks fewer tokens than
+    step t-1 committed, so that each step adds at least one token for good. Tokens of a block's last
+    step are never verified. Given tokens are never re-masked.
 
     Source: Hong et al. 2025, "Wide-In, Narrow-Out", https://arxiv.org/abs/2507.18578; the limits
     on both sides are those of the authors' decoding.py.
 
-    Differs: Every row for itself, the authors' code is for one row. Confidence is a float32
+    Differs: Each row is decided alone, the authors' code is for one row. Confidence is a float32
     softmax, theirs float64. With `stop_at_eos` a row may stop with tokens before the EOS that a
-    later step would have taken back.
+    later step would have re-masked.
 
     Attributes:
         low_threshold: Probability, in [0, 1], that a proposal must exceed.
         high_threshold: Least probability, in [0, 1], that a committed token must keep.
         accept_share: Share of the block's masks, in [0, 1], that a step commits at most.
-        min_accepts: Limit of tokens a step that `accept_share` does not go below, at least 1.
-        max_accepts: Limit of tokens a step that it does not exceed, at least `min_accepts`.
+        min_accepts: Least value, at least 1, of the limit of tokens a step.
+        max_accepts: Highest value, at least `min_accepts`, of the limit of tokens a step.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -84,7 +84,7 @@ class Wino(Sampler[Committed]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        # It re-masks, but never goes on without masks: it may take several steps a forward.
+        # It re-masks, but never goes on without masks, so that it may take several steps a forward.
         return super().needs - {Fact.ONE_STEP_A_FORWARD}
 
     @property

@@ -12,12 +12,12 @@ from samplers.view import Scope
 
 @dataclass(frozen=True)
 class Wrapper(Sampler[State]):
-    """Forwards everything that a sampler may say of itself to the sampler it wraps.
+    """Has the properties and checks of the sampler that it wraps.
 
-    A wrapper writes `init` and `step`, and overrides what differs. It needs what it needs itself
-    and what the base needs; it never takes anything away from the latter.
+    A wrapper writes `init` and `step`, and overrides properties that differ. It needs its own facts
+    and all facts that the base needs.
 
-    A base that re-masks or edits is refused: it would change what the wrapper commits.
+    A base that re-masks or edits is refused, because it would change tokens of the wrapper.
 
     Attributes:
         base: The sampler that is wrapped; one that gives `Fact.FINAL_TOKENS`.

@@ -32,7 +32,7 @@ class AdaptiveBlocks(BlockSchedule):
     When a row has finished a block, its next forward looks at the next `window` of the answer.
     Among the positions there whose most likely token is a delimiter, the most probable one ends the
     new block, if its probability reaches `threshold`; otherwise the block has `block_length`
-    tokens, and the last block what is left. The same forward commits. Without delimiters this is
+    tokens, or as many as the answer has left. The same forward commits. Without delimiters this is
     `Sequential`.
 
     Source: Lu et al. 2025, "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive
@@ -40,7 +40,7 @@ class AdaptiveBlocks(BlockSchedule):
     Theirs goes with `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and
     a threshold of 0.3 (LLaDA) or 0.5 (Dream).
     Differs: Rows of a batch keep their own pace, theirs is a batch of one. A given token that is a
-    delimiter ends a block for certain. A block starts at the first mask behind the last one.
+    delimiter ends a block for certain. A block starts at the row's first unsettled position.
 
     Attributes:
         delimiters: Token ids at which a block may end.
@@ -97,7 +97,7 @@ class AdaptiveBlocks(BlockSchedule):
                 return last._replace(stop=stop, block=(last.start, stop), note=None)
         start, end = progress.unsettled, progress.end
         usual = min(start + progress.block_length, end)
-        # The new block may reach this far, until the logits say where it ends.
+        # The new block may be this long until the logits decide where it ends.
         widest = max(usual, min(start + self._num_seen(progress.end - progress.first), end))
         note = _New(usual, self._num_seen(progress.end - progress.first))
         return Opening(start, widest, (start, widest), (progress.first, end), (start,), note)

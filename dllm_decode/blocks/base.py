@@ -25,7 +25,7 @@ class Progress(NamedTuple):
         unsettled: First unsettled column.
         block_length: Tokens per block.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        stops_at_eos: Whether the answer ends with its first EOS.
+        stops_at_eos: True if the answer ends with its first EOS.
         numbers: As `BlockSchedule.numbers` returned them after the last round.
     """
 
@@ -59,7 +59,7 @@ class BlockSchedule(PlugIn, ABC):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        """The facts that a schedule needs which opens positions by a rule of its own.
+        """Facts that the model and the verifier must give; none if this gives `WHOLE_BLOCKS`.
 
         A schedule whose blocks end only where the blocks of a block-causal model end overrides this
         without `SEES_BOTH_WAYS`.
@@ -69,7 +69,7 @@ class BlockSchedule(PlugIn, ABC):
         return frozenset({Fact.ONE_STEP_A_FORWARD, Fact.SEES_BOTH_WAYS})
 
     def check(self, model: MaskPredictor) -> None:
-        """Raises ValueError if it cannot serve this model; nothing unless overridden."""
+        """Raises ValueError if the schedule cannot serve this model; by default it always can."""
 
     def window_length(self, block_length: int, answer_length: int) -> int:
         """Returns the columns of the sampler's window: a block, unless overridden.
@@ -83,7 +83,7 @@ class BlockSchedule(PlugIn, ABC):
         return block_length
 
     def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"] | None:
-        """Returns what `opening` must know of each row, besides its first unsettled column.
+        """Returns the integers that `opening` reads for each row, as `Progress.numbers`.
 
         The host reads the numbers together with everything else that it reads once a round.
 
@@ -96,29 +96,29 @@ class BlockSchedule(PlugIn, ABC):
 
     @abstractmethod
     def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        """Returns what is open in one row in the next round.
+        """Returns the columns that are open in one row in the next round.
 
         At least one of the row's unsettled positions must be open.
 
         Args:
             progress: How far the row has come.
-            last: What was open in the last round; `None` before the row's first round.
+            last: The opening of the last round; `None` before the row's first round.
         """
 
     def chosen(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
-        """Returns the view with what is open now that the logits are known, and the state.
+        """Returns the view with the positions that are open given its logits, and the new state.
 
-        At least one position of every row stays eligible. Nothing changes unless overridden.
+        At least one position of every row stays eligible. By default nothing changes.
 
         Args:
-            view: What the sampler would see.
-            openings: What is open in each of its rows.
+            view: The view before the schedule has read its logits.
+            openings: The opening of each of its rows.
             state: The schedule's state; `None` before the first round.
         """
         return view, state
 
     def completed(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
-        """Returns a decision with what the schedule itself commits: nothing unless overridden."""
+        """Returns the decision plus the commits of the schedule itself; by default none."""
         return decision
 
 

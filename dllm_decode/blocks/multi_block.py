@@ -17,7 +17,7 @@ from samplers.checks import require_choice, require_count, require_share
 from samplers.facts import Fact
 from samplers.view import Order, View
 
-# A column's number: no column is both, since an EOS is settled.
+# The number of a column. No column is both, because an EOS is settled.
 _UNSETTLED, _EOS = 1, 2
 
 
@@ -32,8 +32,8 @@ class MultiBlock(BlockSchedule):
     the sampler commits nothing in the first fully active block with masks, that block's first
     position in `order` is committed too.
 
-    No block opens behind a committed EOS when the answer ends there. With `open_at` and `force_at`
-    at 1 a row's next block opens when the one before is finished, as in `Sequential`.
+    Once a row that ends with its first EOS holds an EOS, its next block opens only when all open
+    blocks are finished. With `open_at` and `force_at` at 1 that is always so, as in `Sequential`.
 
     On a block-causal model, and with `SuffixWindow(NoCache(), 0, tail=0)` on any, nothing is
     computed for blocks that no row has opened, so `gen_length` may be as long as an answer can be.
@@ -44,10 +44,9 @@ class MultiBlock(BlockSchedule):
     Diffusion Forcing", https://arxiv.org/abs/2508.09192 (D2F), for block-causal models; theirs goes
     with `ConfidenceThreshold(0.9)`, open_at 0.1 to 0.9 and force_at 0.95.
     Differs: Any sampler decides. Rows of a batch keep their own pace, theirs is a batch of one. A
-    block that is full from the start is passed at once. What lies behind an EOS becomes EOS before
-    the next step looks at it, if `truncate_at_eos` asks for it. Progress is read off the canvas.
-    D2F asks its sampler for no more than confident tokens; here the sampler commits at least one of
-    a row, wherever it stands.
+    block that is full from the start is passed at once. With `truncate_at_eos`, positions after an
+    EOS become EOS before the next step. Progress counts given tokens too. The sampler of D2F
+    commits confident tokens only; here it commits at least one per row, in any open block.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -55,7 +54,7 @@ class MultiBlock(BlockSchedule):
         force_at: Progress, in [0, 1], of the block before at which a block is fully active.
         max_open: Open blocks with masks left, at most; `None`: as many as there are.
         order: Which position of a fully active block is committed first.
-        forces: Whether the first fully active block with masks gets a commit, or each of them.
+        forces: Which of the fully active blocks with masks get a commit.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -86,7 +85,7 @@ class MultiBlock(BlockSchedule):
         return answer_length
 
     def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"]:
-        """Returns whether each column is unsettled or holds an EOS; the host counts."""
+        """Returns for each column whether it is unsettled or holds an EOS; the host counts."""
         return canvas.unsettled + _EOS * canvas.eos
 
     def opening(self, progress: Progress, last: Opening | None) -> Opening:
@@ -111,7 +110,7 @@ class MultiBlock(BlockSchedule):
         ]
         due = due[:1] if self.forces == "first" else due
         region = (blocks[open_blocks[0]][0], blocks[open_blocks[-1]][1])
-        # Where one block alone has open masks, the sampler commits one of them anyway.
+        # If only one block has open masks, the sampler commits one of them anyway.
         note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), size)
         return Opening(*region, region, (first, end), region, note)
 
@@ -133,7 +132,7 @@ class MultiBlock(BlockSchedule):
 
 
 class _Note(NamedTuple):
-    """What the schedule remembers of an opening.
+    """The note that the schedule puts into an `Opening`.
 
     Attributes:
         num_open: Blocks opened so far, finished ones included.

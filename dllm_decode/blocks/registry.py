@@ -18,7 +18,7 @@ ALL_SCHEDULES: tuple[type[BlockSchedule], ...] = (
 def parse(text: str) -> BlockSchedule:
     """Builds the schedule that an expression describes; the inverse of `repr`.
 
-    `my_package.my_module:MySchedule(8)` is one of the user's own, whose module is imported.
+    `my_package.my_module:MySchedule(8)` imports that module and builds the user's own schedule.
 
     Raises:
         ValueError: If the text does not describe a schedule.

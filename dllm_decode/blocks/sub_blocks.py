@@ -14,14 +14,14 @@ class SubBlocks(BlockSchedule):
 
     The model sees the whole block at every forward; only the masks of one sub-block may be
     committed. On a model whose logits predict the next column, a block's first token is committed
-    alone, before the first sub-block opens: the last column of the finished block before predicts
+    alone, before the first sub-block opens, because the last column of the previous block predicts
     it, as in a causal model.
 
     Source: Wu et al. 2025, "Fast-dLLM v2: Efficient Block-Diffusion LLM",
     https://arxiv.org/abs/2509.26328; theirs goes with `ConfidenceThreshold(0.9)`, block length 32,
     sub-blocks of 8, and `SubBlockCache`.
-    Differs: The forward that gives a block's first token sees this block's first [MASK] too, which
-    changes nothing on their models: nothing before a block depends on it.
+    Differs: The forward that gives a block's first token also sees the block's masks. This changes
+    nothing on their models, in which no column depends on a later block.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.

@@ -13,11 +13,11 @@ from dllm_decode.core.history import History
 from samplers.facts import Fact, PlugIn
 
 RECOMPUTED = frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.LOGITS_OF_COMMITTED})
-"""Facts of a policy that computes the open block and all that follows it in every forward."""
+"""Facts of a policy that computes the open block and all columns after it in every forward."""
 
 
 class CacheQuery(NamedTuple):
-    """One forward of one row before it is run, as a cache policy sees it: whole numbers alone.
+    """A forward of one row that is about to run, as a cache policy sees it: integers only.
 
     Columns count from the row's own first token.
 
@@ -25,7 +25,7 @@ class CacheQuery(NamedTuple):
         start: First column of the open block.
         stop: First column after it.
         open_start: First column that may be settled now; later than `start` in a sub-block.
-        open_stop: First column after those.
+        open_stop: First column after the columns that may be settled now.
         unsettled: First unsettled column of the row.
         prompt_length: Column of answer position 0.
         first_block: Column at which the row's first block begins.
@@ -69,66 +69,66 @@ class CacheQuery(NamedTuple):
         """Returns the first column that is computed with the open block.
 
         Args:
-            entry: Whether the block's first token is committed, so that the column that predicts
-                it is not needed; see `CachePolicy.commits_entry`.
+            entry: True if the block's first token is committed, so that the column that predicts
+                that token is not needed; see `CachePolicy.commits_entry`.
         """
         return self.start if entry else self.needed
 
 
 class CachePolicy(PlugIn, ABC):
-    """Says which columns are computed at one forward.
+    """Decides which columns a forward computes.
 
-    What a forward computes overwrites its slots of the one key-value cache; every other slot
-    keeps what an earlier forward left there. So a policy need not say what is stored: what must
-    not last is computed again next time.
+    A forward overwrites the cache slots of the columns that it computes; all other slots keep their
+    keys and values. A policy therefore does not say which columns to store, only which to compute
+    again.
 
     Samplers and verifiers rely on the facts that a policy gives. Unless `gives` is overridden a
     policy gives none, so a policy that forgets a fact is refused more often, and is never wrong.
 
     Two things are checked, and an error names the policy: a forward that leaves out columns though
     the policy gives `EVERY_COLUMN`, and a forward that leaves out a column which predicts an open
-    position. Columns that were never computed are added by the engine. With a false
-    `EXACT_REPLAY`, `SelfVerify` may change tokens; with a false `LOGITS_OF_COMMITTED`, a sampler
-    that needs the model's logits at committed tokens is shown certainty.
+    position. Columns that were never computed are added by the engine. If a policy gives
+    `EXACT_REPLAY` wrongly, `SelfVerify` may change tokens; if it gives `LOGITS_OF_COMMITTED`
+    wrongly, a sampler that needs the model's logits at committed tokens is shown certainty.
 
     Concrete policies are frozen dataclasses without state whose repr is their configuration.
     """
 
     @property
     def needs(self) -> frozenset[Fact]:
-        """What a policy needs that commits tokens by itself; see `commits_entry`."""
+        """Facts that the other plug-ins must give; none unless `commits_entry`."""
         if not self.commits_entry:
             return frozenset()
         return frozenset({Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS, Fact.FINAL_TOKENS})
 
     @property
     def needs_kv_cache(self) -> bool:
-        """Whether some forward leaves out columns that it attends to; not to be overridden."""
+        """True unless the policy gives `EVERY_COLUMN`; not to be overridden."""
         return Fact.EVERY_COLUMN not in self.gives
 
     @property
     def reads_history(self) -> bool:
-        """Whether `numbers` is asked; not to be overridden but by a policy around another one."""
+        """True if the engine calls `numbers`; only a policy around another one overrides this."""
         return type(self).numbers is not CachePolicy.numbers
 
     @property
     def commits_entry(self) -> bool:
-        """True if a block's first step commits its first token whatever the sampler says.
+        """True if a block's first step commits the block's first token, and no other.
 
-        Then later forwards may leave out the column before the block, which predicts that token. It
-        matters on a model whose logits predict the next column.
+        Later forwards may then leave out the column before the block, which predicts that token.
+        This matters only on a model whose logits predict the next column.
         """
         return False
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"] | None:
-        """Returns what `recompute` must know of each row in the next round; asked after each round.
+        """Returns the integers that `recompute` reads for each row in the next round.
 
-        The host reads the numbers together with everything else that it reads once a round. Asked
-        only if `reads_history`.
+        Called after each round if `reads_history`. The host reads the numbers together with
+        everything else that it reads once a round.
 
         Args:
             canvas: The rows after the round.
-            history: What was computed so far.
+            history: Which columns were computed so far, and when.
             shift: As `CacheQuery.shift`.
         """
         return None
@@ -160,5 +160,5 @@ class NoCache(CachePolicy):
 
 
 def refreshes(step: int, every: int) -> bool:
-    """Says whether a block's forward computes everything: the first, and each `every`-th."""
+    """Returns whether a block's forward computes everything: the first, and each `every`-th."""
     return step % every == 0 if every else step == 0

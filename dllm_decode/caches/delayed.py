@@ -15,11 +15,11 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class DelayedCache(CachePolicy):
-    """Freezes a column one forward after its token was committed, wherever it stands.
+    """Freezes a column one forward after its token was committed, anywhere in the row.
 
-    Computed are the columns that are masked now or were masked in the forward before, since keys
-    and values change most when a token takes the place of [MASK]. Columns differ per row; the row
-    with the most sets the cost, in steps of 16 columns. Samplers see certainty at committed
+    A forward computes the columns that are masked now or were masked in the forward before, because
+    keys and values change most when a token takes the place of [MASK]. Columns differ per row; the
+    number of columns is rounded up to a multiple of 16. Samplers see certainty at committed
     positions that are not computed.
 
     Source: Ma et al. 2025, "dKV-Cache: The Cache for Diffusion Language Models",

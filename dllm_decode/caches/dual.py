@@ -25,7 +25,7 @@ class DualCache(CachePolicy):
         refresh_every: Forwards of a block from one computation of everything to the next; 0: only
             the first.
         before: Columns before the block that are computed with it.
-        after: Columns behind the block that are computed with it.
+        after: Columns after the block that are computed with it.
         entry: As `PrefixCache.entry`.
     """
 

@@ -25,8 +25,8 @@ class Entered(NamedTuple):
     """Which rows have taken a step in the block, and the state of the base.
 
     Attributes:
-        entered: Whether the row has.
-        base: As the base returned it.
+        entered: True for rows that have taken a step in the block.
+        base: The state of the base.
     """
 
     entered: Bool[Tensor, " B"]
@@ -37,8 +37,9 @@ class Entered(NamedTuple):
 class EntryToken(Wrapper[Entered]):
     """Commits the open block's first token, and no other, in the block's first step.
 
-    Its confidence does not matter. The base counts the step as one of its own; from the second step
-    on it decides alone. A row whose block starts with a given token has no such step.
+    The confidence of that token does not matter. The base is asked in this step too, so that it
+    counts the step; from the second step on the base decides alone. A row whose block starts with a
+    given token has no such step.
 
     Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, the authors' code for
     Dream (`generation_utils_block.py`): block forwards leave out the column before the block, which
@@ -60,7 +61,7 @@ class EntryToken(Wrapper[Entered]):
 
 
 def entry_alone(view: View) -> Bool[Tensor, "B W"]:
-    """Selects the first position of each row's open block, where it may be committed."""
+    """Returns the first position of each row's open block, if it may be committed."""
     columns = torch.arange(view.tokens.shape[1], device=view.tokens.device)
     first = torch.zeros_like(view.tokens[:, :1]) + by_row(view.block_start)
     return view.eligible & (columns == first)

@@ -19,13 +19,13 @@ class FreeCache(CachePolicy):
     Source: Hu et al. 2025, "Accelerating Diffusion Language Model Inference via Efficient KV
     Caching and Guided Diffusion", https://arxiv.org/abs/2505.21467, FreeCache.
     Differs: "clean" computes a finished block once more in the first forward of the next. The
-    authors' code, which is "official", keeps what the block's last forward computed, when the
-    tokens it was about to commit were still [MASK]; with one step a block it also misplaces the
+    authors' code ("official") keeps the keys and values of the block's last forward, in which the
+    tokens that it then committed were still [MASK]; with one step a block it also misplaces the
     first block, which is not reproduced.
 
     Attributes:
-        freeze: Whether a finished block lasts as its own tokens ("clean"), or as its last forward
-            saw it ("official").
+        freeze: Which keys and values of a finished block are kept: those of its tokens ("clean"),
+            or those of its last forward ("official").
     """
 
     freeze: Literal["clean", "official"] = "clean"

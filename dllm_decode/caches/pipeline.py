@@ -21,18 +21,19 @@ _NEVER = 2**40
 class PipelineCache(CachePolicy):
     """Freezes whole blocks from the left, each some forwards after the one before.
 
-    A finished block is frozen `delay` forwards after the block before it was, or after its own
-    last token if that is later; the prompt is frozen by the row's forward of this number. While a
-    finished block waits for that, every forward computes everything; other forwards compute what is
-    not frozen, and each `refresh_every`-th everything. This goes with `MultiBlock`, whose blocks
-    end one by one. Rows keep their own pace; columns differ per row.
+    A finished block is frozen `delay` forwards after the block before it was frozen, or after the
+    first forward that sees all its tokens if that is later; the prompt is frozen after the row's
+    first `delay` forwards, at least one. While a finished block waits to be frozen, every forward
+    computes everything; other forwards compute the columns that are not frozen, and each
+    `refresh_every`-th everything. This goes with `MultiBlock`, whose blocks end one by one.
+    Columns differ per row.
 
     Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
     Distillation", https://arxiv.org/abs/2601.07568, `generate_multi_block_kv_cache` of the authors'
     code: a delay of 2 and a refresh every 3 forwards.
 
     Attributes:
-        block_length: Tokens per block that is frozen; that of the block schedule, usually.
+        block_length: Tokens per block that is frozen; usually as in the block schedule.
         delay: Forwards that a finished block waits.
         refresh_every: Forwards of a row from one computation of everything to the next; 0: none.
     """
@@ -72,9 +73,9 @@ class PipelineCache(CachePolicy):
     def _frozen_at(
         self, canvas: Canvas, history: History, now: Int[Tensor, " B"]
     ) -> Int[Tensor, "B N"]:
-        """Returns the number of the forward by which each block is frozen, the prompt first.
+        """Returns the number of the last forward before each block is frozen, the prompt first.
 
-        After the last block follows one that never is.
+        The entry after the last block is that of a block that is never frozen.
         """
         columns = torch.arange(canvas.width, device=now.device)
         length = self.block_length

@@ -13,21 +13,21 @@ from samplers.facts import Fact
 class PrefixCache(CachePolicy):
     """Freezes all columns before the open block while it is open.
 
-    The first forward of a block computes everything, the others the block and what follows it.
-    Exact on block-causal models, where nothing before a block depends on it.
+    The first forward of a block computes everything, the others the block and all columns after it.
+    Exact on block-causal models, in which no column depends on a later block.
 
     Source: Wu et al. 2025, "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV
     Cache and Parallel Decoding", https://arxiv.org/abs/2505.22618, key-value cache for block-wise
     decoding.
     Differs: On a model whose logits predict the next column, the authors commit a block's first
-    token from the first forward, whatever its confidence: `entry="official"`. By default the column
-    before the block is computed too, and the token waits its turn. `refresh_every` is an extension.
+    token from the first forward, at any confidence: `entry="official"`. By default the column
+    before the block is computed too, and the sampler decides. `refresh_every` is an extension.
 
     Attributes:
         refresh_every: Forwards of a block from one computation of everything to the next; 0: only
             the first.
         entry: Who commits a block's first token on a model whose logits predict the next column:
-            the sampler when its turn has come, or, "official", the block's first step alone.
+            the sampler in any step, or ("official") the block's first step, which commits no other.
     """
 
     refresh_every: int = 0

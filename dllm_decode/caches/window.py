@@ -1,4 +1,4 @@
-"""A window of what lies behind the open block (Streaming-dLLM), around any cache policy."""
+"""A window of the columns after the open block (Streaming-dLLM), around any cache policy."""
 
 from dataclasses import dataclass, field
 
@@ -16,16 +16,16 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class SuffixWindow(CachePolicy):
-    """Leaves out of the forward what lies far behind the open block.
+    """Leaves the columns far after the open block out of the forward.
 
-    The next `width` columns and the very last one stay, at their true positions. The others are
-    neither computed nor attended to until a later block brings them into the window. Of what stays,
-    another policy says what is computed. On a block-causal model nothing lies behind the open
-    block, and nothing changes.
+    The next `width` columns and the last `tail` columns stay, at their true positions. The others
+    are neither computed nor attended to until a later block brings them into the window. `inner`
+    says which of the columns that stay are computed. On a block-causal model a forward sees no
+    column after the open block, and nothing changes.
 
-    With `width=0, tail=0` blocks come into being when they are opened: nothing is computed for the
-    others, and `gen_length` is an upper bound that costs nothing. So decode models that were
-    trained on answers of growing length (dLLM-Var, https://arxiv.org/abs/2510.24605).
+    With `width=0, tail=0` nothing is computed for blocks that are not open yet, and `gen_length` is
+    an upper bound that costs nothing. Models that were trained on answers of growing length are
+    decoded in this way (dLLM-Var, https://arxiv.org/abs/2510.24605).
 
     Source: Streaming-dLLM 2026, https://arxiv.org/abs/2601.17917, attenuation guided suffix
     modelling as in the authors' code: a window of 96 to 192 columns around `PrefixCache()`. Their
@@ -34,11 +34,11 @@ class SuffixWindow(CachePolicy):
 
     Attributes:
         inner: Says which of the columns that stay are computed.
-        width: Columns that stay behind the open block, beside the last ones.
-        tail: Last columns of the canvas that stay.
+        width: Columns that stay after the open block, in addition to the last ones.
+        tail: Last columns of the row that stay.
 
     Raises:
-        ValueError: If `inner` is no cache policy, or a number of columns is negative.
+        ValueError: If `inner` is not a cache policy, or a number of columns is negative.
     """
 
     inner: CachePolicy = field(default_factory=PrefixCache)

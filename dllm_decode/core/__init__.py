@@ -1,1 +1,1 @@
-"""What every other package may use: canvas, rows, columns, options of a request, results."""
+"""Canvas, rows, columns, requests and results: modules that every other package may use."""

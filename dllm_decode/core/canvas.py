@@ -12,8 +12,8 @@ second:
     column     a place of a row, counted from the row's own first token. It is the rotary position
                of its token and its slot in the key-value cache; it never changes.
     position   a place in the row's answer, counted from the answer's first token.
-    settled    a column whose token is decided: prompts, given tokens, and what a sampler has
-               settled. The others are unsettled; masked diffusion fills them with [MASK].
+    settled    a column whose token is decided: by the prompt, by the template or by a sampler.
+               The others are unsettled; masked diffusion fills them with [MASK].
     window     consecutive columns of each row, equally many, from a start of the row's own.
 """
 
@@ -39,17 +39,17 @@ class Canvas:
     """Tokens of some rows. Immutable, and knows nothing of plug-ins.
 
     Attributes:
-        tokens: Prompt and answer from column 0 on; an EOS in columns that are nobody's.
+        tokens: Prompt and answer from column 0 on; an EOS in columns after the row's end.
         unsettled: Columns of the answer whose token is not decided yet.
-        answer: Columns of the row's own answer. On a block-causal model they include what fills up
-            the last block.
+        answer: Columns of the row's own answer. On a block-causal model they include the columns
+            that fill up the last block.
         given: Columns of the prompt and of the template's tokens, which never change.
         prompt_lengths: Column of each row's answer position 0.
         firsts: Column at which each row's first block begins, see `Row.first`.
         ends: First column that is not the row's.
         gen_lengths: Tokens of each row's answer.
         mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer; the first one fills what follows the end.
+        eos_ids: Tokens that end an answer; the first one fills the columns after the end.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -79,7 +79,7 @@ class Canvas:
             width: Columns of the canvas, L.
             mask_id: The [MASK] token.
             eos_ids: Tokens that end an answer.
-            device: Where the tensors live.
+            device: Device of the tensors.
         """
         tokens = torch.full((len(rows), width), eos_ids[0], dtype=torch.long)
         for line, row in zip(tokens, rows, strict=True):
@@ -121,13 +121,13 @@ class Canvas:
 
     @property
     def unfinished(self) -> Bool[Tensor, "B L"]:
-        """Unsettled columns of the answer itself, without what fills up its last block."""
+        """Unsettled columns of the answer, without those that fill up its last block."""
         columns = torch.arange(self.width, device=self.tokens.device)
         return self.unsettled & (columns < (self.prompt_lengths + self.gen_lengths)[:, None])
 
     def is_eos(self, tokens: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Returns which of some tokens end an answer."""
-        # One comparison a token: a tensor of the ids would be sent to the device at every step.
+        # One comparison per id, because a tensor of them would be sent to the device at every step.
         return reduce(or_, (tokens == token for token in self.eos_ids))
 
     @property
@@ -136,7 +136,7 @@ class Canvas:
         return self.is_eos(self.tokens) & self.answer
 
     def answers(self) -> Int[Tensor, "B G"]:
-        """Returns each row's answer; EOS follow the end of an answer shorter than the longest."""
+        """Returns each row's answer, filled up with EOS to the length of the longest."""
         length = int(self.gen_lengths.max())
         offsets = torch.arange(length, device=self.tokens.device)
         columns = self.prompt_lengths[:, None] + offsets
@@ -170,13 +170,13 @@ class Canvas:
         )
 
     def truncated(self, where: Bool[Tensor, " B"] | None, *, keeps_tokens: bool) -> "Canvas":
-        """Writes an EOS over what follows the first EOS of some rows; given tokens stay.
+        """Settles an EOS in every column after the first EOS of some rows; given tokens stay.
 
         Masks before that EOS stay too, and are still decoded.
 
         Args:
             where: The rows; `None`: all.
-            keeps_tokens: Whether tokens other than [MASK] stay, as for a sampler that edits them.
+            keeps_tokens: True if tokens other than [MASK] stay, as for a sampler that edits them.
         """
         eos = self.eos
         after = (eos.cumsum(-1) > eos.long()) & self.answer & ~self.given

@@ -17,7 +17,7 @@ def columns(*bounds: tuple[int, int]) -> Columns:
 
 
 def are_columns(value: object, end: int) -> bool:
-    """Returns whether a value is a set of columns before `end`, at least one."""
+    """Returns whether a value is a non-empty set of columns before `end`."""
     if not isinstance(value, tuple) or not value:
         return False
     previous = 0

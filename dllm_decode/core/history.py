@@ -1,4 +1,4 @@
-"""What the forwards of each row have computed so far, for cache policies that ask for it."""
+"""How often, and since when, each column was computed, for cache policies that read it."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from dllm_decode.core.canvas import Canvas
 
 
 class History(NamedTuple):
-    """What the forwards of each row have computed so far.
+    """How often, and since when, each column was computed with its token.
 
     Attributes:
-        clean_forwards: How many forwards computed each column since it last held [MASK]. 0: the
-            column's slot holds what [MASK] gave, or nothing.
+        clean_forwards: Forwards that computed each column since one last computed it as [MASK]. 0:
+            the column's slot holds keys and values of [MASK], or nothing.
         clean_since: Number of the row's forward, from 1, that first computed each column with its
             token; 0: none did.
         num_forwards: Forwards of each row.
@@ -41,8 +41,7 @@ class History(NamedTuple):
         return History(*(torch.cat(pair) for pair in parts))
 
     def pending(self, canvas: Canvas) -> Bool[Tensor, "B L"]:
-        """Returns the columns that hold [MASK], or held it when they were computed last."""
-        # A token that was re-masked is masked now, whatever it was.
+        """Returns the columns that hold [MASK], held it when computed last, or never were."""
         return (self.clean_forwards == 0) | (canvas.tokens == canvas.mask_id)
 
     def noted(

@@ -1,4 +1,4 @@
-"""Lays out the columns of a forward: which are computed, which predict the window, what they see.
+"""Lays out the columns of a forward: which are computed, predict the window, and see each other.
 
 A forward in which row 1 opens a block (8 columns) while rows 0 and 2 are inside one (4 columns):
 
@@ -18,8 +18,8 @@ from dllm_decode.core.columns import Columns, count
 from dllm_decode.core.window import Window
 from dllm_decode.sizes import round_up
 
-# Numbers of columns that are not one range are rounded up to a multiple of this, so that few shapes
-# occur: libraries keep scratch memory for each.
+# Numbers of columns that are not one range are rounded up to a multiple of this, because libraries
+# keep scratch memory for each shape.
 _STRIDE = 16
 
 
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
     Attributes:
         columns: The columns to compute.
-        end: First column that none of them sees.
+        end: First column that no computed column sees.
         needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
     """
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many columns the row has in a forward; the last one is repeated to fill them."""
+        """Number of columns that the row has in a forward; the last one is repeated to fill up."""
         number = count(self.columns)
         return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
 
@@ -61,8 +61,8 @@ class Sight(NamedTuple):
     Attributes:
         shift: Columns from a column to the one that its logits predict, 0 or 1.
         causal_block_length: As `MaskPredictor.causal_block_length`.
-        with_kv_cache: Whether keys come from a cache, or from the computed columns alone.
-        device: Where tensors are expected.
+        with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
+        device: Device of the model's inputs.
     """
 
     shift: int
@@ -80,7 +80,7 @@ class Group(NamedTuple):
         columns: The columns to compute; a slice if they are the same for all entries.
         positions: Rotary positions of these columns.
         predictors: For each column of the window, which of the computed columns predicts it.
-        known: Where that column is computed; `None`: everywhere.
+        known: True where such a column is computed; `None`: everywhere.
         attend: As `ForwardInputs.attend`.
         num_keys: Keys of the group, K.
     """
@@ -142,7 +142,7 @@ class Layout(NamedTuple):
         return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
 
     def merged(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
-        """Returns what was computed of each group, in the order of the entries."""
+        """Joins the results of the groups, in the order of the entries."""
         return parts[0] if self.order is None else torch.cat(list(parts))[self.order]
 
     def known(self) -> Bool[Tensor, "N W"] | None:
@@ -191,7 +191,8 @@ def _group(
 def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
     """Returns the columns to compute; a row with fewer than another repeats its last one."""
     if not sight.with_kv_cache:
-        # All columns. A row that is shorter than another computes further ones, which nobody sees.
+        # All columns. A shorter row also computes columns after its end; its other columns do not
+        # see them.
         return slice(0, max(plan.end for plan in plans))
     first = plans[0].columns
     if len(first) == 1 and all(plan.columns == first for plan in plans):
@@ -237,7 +238,7 @@ def _predictors(
 def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: int) -> bool:
     """Returns whether the computed columns, one range a row, predict the whole windows.
 
-    A window may end after its row; nobody asks for the columns there.
+    A window may end after its row; columns after the row's end need no prediction.
     """
     return all(
         plan.first <= max(0, start - sight.shift)

@@ -1,4 +1,4 @@
-"""Observers: what happened at which step."""
+"""Observers: the event of each step, and records of events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ class StepEvent:
 
     Attributes:
         before: The rows that took the step.
-        after: The same rows after it; where an answer has ended, the rest holds EOS.
-        view: What the rows were shown. A verifier that looks ahead takes several steps on one
-            forward, each with a view of its own.
-        rows: What the host knows of them after the step.
+        after: Those rows after the step; the rest of an answer that has ended holds EOS.
+        view: The view on which the step was decided. A verifier that looks ahead takes several
+            steps on one forward, each with a view of its own.
+        rows: Those rows after the step, in numbers.
         ended: Rows whose answer has ended in this step.
-        is_final: Whether a settled token never changes.
+        is_final: True if a settled token never changes.
         decode: A number that all steps of one call of `decode` or `decode_many` have.
         requests: The index of each row's prompt.
         forwards: Forwards so far in this decode, this step's included.
         query_positions: Columns computed so far for each of these rows.
-        drafted: Tokens that a verifier had drafted for them so far.
-        accepted: Those of them that were verified and kept.
+        drafted: Tokens that a verifier has drafted for each of these rows so far.
+        accepted: Drafted tokens that were verified and kept.
     """
 
     before: Canvas
@@ -51,7 +51,7 @@ class StepEvent:
 
     @property
     def columns(self) -> Int[Tensor, "B W"]:
-        """Columns of the view in `before` and `after`; those after the last one are that one."""
+        """Columns of the view in `before` and `after`, at most their last column."""
         columns = self.view.positions + self.before.prompt_lengths[:, None]
         return columns.clamp(max=self.before.width - 1)
 
@@ -64,7 +64,7 @@ class Revision(NamedTuple):
 
     Attributes:
         position: Answer position.
-        token: What stood there.
+        token: The token that was taken back.
         committed: Round of its commit, -1 if it was given.
         confidence: As in `Trace`.
         removed: Round in which it was re-masked or replaced.
@@ -78,13 +78,13 @@ class Revision(NamedTuple):
 
 
 class _OneDecode:
-    """Refuses steps of a second decode."""
+    """Checks that all events belong to one decode."""
 
     def __init__(self) -> None:
         self._decode: int | None = None
 
     def check(self, observer: str, event: StepEvent) -> None:
-        """Raises RuntimeError if an event is of another decode than the first."""
+        """Raises RuntimeError if an event belongs to another decode than the first event."""
         if self._decode is None:
             self._decode = event.decode
         if self._decode != event.decode:
@@ -101,7 +101,7 @@ class Trace:
 
     Attributes:
         steps: By the prompt's index the round of each answer position's last commit, from 0; -1
-            for tokens that were given or filled in behind an EOS.
+            for tokens that were given or filled in after an EOS.
         confidences: Temperature-1 probability of the token at that round; NaN where `steps` is -1.
         revisions: By the prompt's index the commits that later rounds took back, in their order.
         rounds: Rounds so far, of each prompt's row.
@@ -121,12 +121,12 @@ class Trace:
         masked, masks_left = (
             part.masked.gather(1, columns) for part in (event.before, event.after)
         )
-        # A block-causal model also fills what its last block has beyond the answer.
+        # A block-causal model also fills the columns of its last block after the answer.
         changed = (before != after) & view.in_answer
         committed = ~masks_left & changed & ~_filled(event).gather(1, columns)
         removed = ~masked & changed
         probability = view.probability(after.clamp(max=view.vocab_size - 1))
-        # Once for all rows: the host waits for each of these.
+        # Copied once for all rows, because the host waits for each copy.
         committed, removed, before = committed.cpu(), removed.cpu(), before.cpu()
         probability, positions = probability.float().cpu(), view.positions.cpu()
         for index, row in enumerate(event.rows):
@@ -147,7 +147,7 @@ class Trace:
 
 
 class Gain(NamedTuple):
-    """What a row got from its forwards.
+    """The tokens that a row got from its forwards.
 
     Attributes:
         per_forward: Tokens that each forward committed, in order; a verifier's accepted lengths.
@@ -162,7 +162,7 @@ class Gains:
     """Records how many tokens each forward gave each row.
 
     The steps that a verifier takes on one forward count together. EOS that the engine fills in
-    behind a row's end counts nowhere. Cheap: nothing is looked at until the numbers are asked for.
+    after a row's end is not counted. The numbers stay on the device until `by_row` is called.
     Pass it in `observers`; it serves one call of `decode` or `decode_many`.
     """
 
@@ -175,7 +175,7 @@ class Gains:
         before, after = event.before.masked, event.after.masked
         written = (before & ~after & ~_filled(event)).sum(-1)
         removed = (after & ~before).sum(-1)
-        # Columns computed so far tell a row's forwards apart; the batch's go on without it.
+        # A row's own columns tell its forwards apart; the batch also runs forwards without the row.
         forward = event.query_positions
         self._steps.append(torch.stack([event.requests, forward, written, removed]))
 
@@ -195,11 +195,11 @@ class Gains:
 
 
 def _filled(event: StepEvent) -> Bool[Tensor, "B L"]:
-    """Marks the EOS that ending a row wrote after its end, and what cannot be told from it."""
+    """Returns where rows that ended hold a fill EOS, or one of the sampler's that looks like it."""
     after = event.after
     eos = after.eos
     follows = eos.cumsum(-1) - eos.long() > 0
-    # A row that goes on after an EOS until it is full is not filled by its end.
+    # A row that goes on after an EOS until its answer is full gets no fill.
     is_cut = [row.request.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
     ends = event.ended & torch.tensor(is_cut, device=eos.device)
     return ends[:, None] & follows & (after.tokens == after.eos_ids[0])
@@ -209,9 +209,9 @@ def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list
     """Returns for each row the beginning of its answer that never changes, before its first EOS.
 
     Args:
-        rows: What the host knows of the rows.
+        rows: The rows.
         canvas: Their tokens.
-        is_final: Whether a settled token never changes; otherwise the open block is left out until
+        is_final: True if a settled token never changes; otherwise the open block is left out until
             it is finished.
     """
     ends = set(canvas.eos_ids)

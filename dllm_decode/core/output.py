@@ -13,16 +13,16 @@ class DecodeOutput:
     """Answers and their cost.
 
     Attributes:
-        tokens: The answers, `gen_length` tokens a row. What was still masked when a row stopped is
-            EOS.
+        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when a row
+            stopped hold EOS.
         nfe: Forwards each row took part in.
         query_positions: Columns computed for each row, summed over its forwards.
         forwards: Calls of the model for the whole batch.
         target_nfe: Forwards of a verifier's causal target each row took part in.
         target_forwards: Calls of that target for the whole batch.
         drafted: Tokens that a verifier had drafted for each row.
-        accepted: Those of them that were verified and kept; what a forward commits beyond them is
-            the word of the sampler or the target itself.
+        accepted: Drafted tokens that were verified and kept; a forward commits further tokens that
+            the sampler or the target itself decided.
         wall_s: Seconds from the first forward to the last answer.
         eos_ids: Tokens that end an answer.
     """
@@ -64,7 +64,7 @@ def together(
     """Returns the outputs of rows that were decoded together as one.
 
     Args:
-        outputs: Of one row each, with answers of one length.
+        outputs: Outputs of one row each, with answers of one length.
         forwards: Calls of the model for all of them.
         target_forwards: Calls of a verifier's target for all of them.
         wall_s: Seconds for all of them.

@@ -1,4 +1,4 @@
-"""Requests: what a row answers, with options of its own, and the queue they wait in."""
+"""Requests: prompts with options of their own, and the queue they wait in."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,13 +21,13 @@ class Request:
         template: First tokens of the answer, [MASK] where they are open; the rest is open.
         gen_length: Tokens of the answer.
         seed: Seed of the noise.
-        temperature: As in `DecodeConfig`; so are the next two.
+        temperature: As in `DecodeConfig`.
         top_p: Share of the probability that proposals are drawn from.
         top_k: Number of tokens that proposals are drawn from; 0: all.
-        stop_at_eos: Whether the answer ends with its first EOS.
-        truncate_at_eos: Whether a committed EOS ends the answer before the masks to its left are
-            decoded.
-        stop: Ends the answer early, besides an EOS.
+        stop_at_eos: True if the answer ends with its first EOS.
+        truncate_at_eos: True if EOS is written over all tokens after an EOS as soon as it is
+            committed.
+        stop: Ends the answer early, in addition to an EOS.
     """
 
     index: int

@@ -11,7 +11,7 @@ class Opening(NamedTuple):
 
     Attributes:
         start: First column that may be settled now, if it is unsettled.
-        stop: First column after those.
+        stop: First column after the columns that may be settled now.
         block: The columns that cache policies take for the open block: first, and first after it.
         phase: The columns that the sampler's state lasts for: first, and first after it. The
             sampler's window begins with them; the state begins anew when they change.
@@ -63,8 +63,8 @@ class Row(NamedTuple):
         end: First column that is not the row's.
         unsettled: First unsettled column.
         started_s: When the row joined, by `time.perf_counter`.
-        opening: What is open; `None` before the first round.
-        is_fresh: Whether the sampler's state has to begin anew.
+        opening: The open columns; `None` before the first round.
+        is_fresh: True if the sampler's state has to begin anew.
         turn_forwards: Forwards since `Opening.turn` changed.
         previous: First column that the last forward needed; `None` before the first one.
         computed: Columns whose cache slots hold something.
@@ -107,6 +107,6 @@ class Row(NamedTuple):
 
     @property
     def open(self) -> Opening:
-        """What is open, after the row's first round has begun."""
+        """The opening, once the row's first round has begun."""
         assert self.opening is not None
         return self.opening

@@ -16,14 +16,14 @@ from dllm_decode.models.base import KVCache
 
 
 class CacheState(NamedTuple):
-    """Keys and values, and what they were computed from.
+    """Keys and values, and when they were computed.
 
     Attributes:
         capacity: Rows of the state, at most.
         kv_cache: Row n of the state has row n of the cache, and copies of it at further multiples
             of `capacity`; `None` without a cache.
-        num_slots: Slots of a row itself; the cache may have more, for states of rows.
-        history: What was computed when; `None` unless the policy reads it.
+        num_slots: Slots for a row's own columns; the cache may have further slots, for drafts.
+        history: When each column was computed; `None` unless the policy reads it.
     """
 
     capacity: int = 0
@@ -33,7 +33,7 @@ class CacheState(NamedTuple):
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
-        """Keys and values of all layers; axis 1 is the row. None without a cache."""
+        """Keys and values of all layers; axis 1 is the row. Empty without a cache."""
         return () if self.kv_cache is None else self.kv_cache.buffers
 
     @property
@@ -43,13 +43,13 @@ class CacheState(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Counts of all rows together, and those of rows that only the device knows.
+    """Counts of forwards of all rows together, and of drafted tokens, which only the device knows.
 
     Attributes:
         forwards: Calls of the mask predictor.
         target_forwards: Calls of a verifier's target.
         drafted: Tokens that a verifier drafted for each row.
-        accepted: Those of them that were verified and kept.
+        accepted: Drafted tokens that were verified and kept.
     """
 
     forwards: int
@@ -62,9 +62,9 @@ class Breach(NamedTuple):
     """A rule of a plug-in's contract, and where it was broken.
 
     Attributes:
-        found: True where it was.
+        found: True where the rule was broken.
         culprit: The plug-in, or the model's name.
-        duty: What the culprit must do.
+        duty: The rule, to be read after "must".
         rows: The row of each entry of `found`; `None`: all rows, in order.
     """
 
@@ -82,19 +82,19 @@ class State(NamedTuple):
     """Everything that changes during a decode. Row n of every part is row n of all others.
 
     Attributes:
-        rows: What the host knows of each row.
-        canvas: Tokens, and what is settled; `None` before the first row has joined.
+        rows: The rows, in numbers that the host knows.
+        canvas: Tokens, and which are settled; `None` before the first row has joined.
         noise_keys: Noise key of each row.
-        cost: What was computed.
+        cost: Counts of forwards and of drafted tokens.
         cache: Keys and values.
         sampler: The sampler's state.
         schedule: The block schedule's state.
         verifier: The verifier's state.
-        breaches: Rules that were broken in this round, if any was; read once a round.
+        breaches: Rules that may have been broken in this round; read once a round.
         window: The sampler's window; `None`: to be made anew.
-        layout: Of the last forward; `None`: to be made anew.
+        layout: Layout of the last forward; `None`: to be made anew.
         num_rounds: Rounds so far.
-        decode: Tells the decodes of a process apart, for observers.
+        decode: Number of the decode in this process, for observers.
     """
 
     rows: tuple[Row, ...]
@@ -113,7 +113,7 @@ class State(NamedTuple):
 
     @staticmethod
     def empty(capacity: int, device: torch.device, decode: int = 0) -> "State":
-        """Returns the state without rows, for so many of them at most."""
+        """Returns the state without rows, for at most `capacity` of them."""
         none = torch.zeros(0, dtype=torch.long, device=device)
         cache = CacheState(capacity)
         return State(
@@ -127,7 +127,7 @@ class State(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self.noise_keys.device
 
     @property
@@ -143,13 +143,13 @@ class State(NamedTuple):
         duty: str,
         rows: Sequence[int] | None = None,
     ) -> "State":
-        """Notes where a plug-in broke its contract, see `Breach`; the round ends these rows."""
+        """Returns the state with a breach, see `Breach`; the round ends the rows where it is."""
         return self._replace(breaches=(*self.breaches, Breach(found, culprit, duty, rows)))
 
     def with_drafts(
         self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
     ) -> "State":
-        """Counts tokens that were drafted, and those that were kept; `None`: none were."""
+        """Adds drafted and accepted tokens to the cost; `None`: none."""
         cost = self.cost
         if drafted is not None:
             cost = cost._replace(drafted=cost.drafted + drafted)

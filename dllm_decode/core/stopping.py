@@ -18,7 +18,7 @@ class StopRule(ABC):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether `stops` must be asked; otherwise the host need not read the tokens."""
+        """True if `stops` must be called; otherwise the host need not read the tokens."""
         return True
 
     @abstractmethod
@@ -46,7 +46,7 @@ class NeverStop(StopRule):
 class StopStrings(StopRule):
     """Stops a row as soon as its text contains one of some strings.
 
-    The host reads the tokens after every round, for which it waits once more.
+    The host reads the tokens after every round, and therefore waits for the device once more.
 
     Attributes:
         tokenizer: Turns ids into text.

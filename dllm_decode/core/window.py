@@ -19,7 +19,7 @@ class Window:
         width: Columns of each row, W.
         index: Columns of the window; `None` if a slice serves, because all rows start at one
             column.
-        offsets: For each column of the canvas its offset in the window; if it is outside, any.
+        offsets: For each column of the canvas its offset in the window; arbitrary if outside.
         inside: Columns of the canvas that are in the window.
         open: Columns of the window that may be settled now, if they are unsettled; `None`: all.
     """
@@ -49,7 +49,7 @@ class Window:
         return self.starts[0] if self.index is None else self.index[:, 0]
 
     def part(self, values: Tensor) -> Tensor:
-        """Returns the window's part of something that is known of every column."""
+        """Returns the window's part of values of every column."""
         if self.index is None:
             return values[:, self.starts[0] : self.starts[0] + self.width]
         return values.gather(1, self.index)

@@ -1,4 +1,4 @@
-"""The verifier that accepts what the sampler decides; the contract is in `dllm_decode.decoder`."""
+"""The verifier that accepts each of the sampler's decisions; see `dllm_decode.decoder.Verifier`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class NoVerifier(Verifier):
-    """Commits what the sampler decides: one forward and one step a round."""
+    """Accepts each of the sampler's decisions: one forward and one step a round."""
 
     @property
     def gives(self) -> frozenset[Fact]:

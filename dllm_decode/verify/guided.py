@@ -39,19 +39,19 @@ class Guided(Verifier):
     `top_k` likeliest, and its probability is at least `ratio` times the likeliest one's and above
     `threshold`. By default it must be the likeliest.
 
-    Nothing is guaranteed about the text: it is neither what the mask predictor would write by
-    itself, nor what the target would. Every token is the mask predictor's proposal given what was
-    committed before it; the target never writes. If nothing passed it would be the mask
-    predictor's decoding from left to right, one token a forward; if all did, all at once.
+    Nothing is guaranteed about the text, which neither the mask predictor nor the target would
+    write alone. Every token is the mask predictor's proposal given the tokens committed before; the
+    target never writes. If no token ever passed, this would be the mask predictor's decoding from
+    left to right, one token a forward; if all passed, all at once.
 
     The answer is written from left to right; blocks do not matter, and the sampler is not asked.
     A round ends with the first EOS.
 
     Source: Hu et al. 2025, "Accelerating Diffusion Language Model Inference via Efficient KV
-    Caching and Guided Diffusion", https://arxiv.org/abs/2505.21467, guided diffusion; FreeCache is
-    its partner there.
-    Differs: The code goes on with the next proposals of the same forward if all passed; here they
-    are proposed afresh. `ratio` follows the code, the paper may mean the mask predictor's own
+    Caching and Guided Diffusion", https://arxiv.org/abs/2505.21467, guided diffusion; used there
+    with FreeCache.
+    Differs: If all proposals passed, the code goes on with the next ones of the same forward; here
+    a new forward makes them. `ratio` follows the code, the paper may mean the mask predictor's own
     probability. The code's random acceptance is left out.
 
     Attributes:
@@ -107,7 +107,7 @@ class Guided(Verifier):
         # After the row's end there may be tokens that the target does not know.
         proposed = torch.arange(width, device=counts.device) < counts[:, None]
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
-        # The last proposal is judged without being read.
+        # The target judges the last proposal without reading it.
         read = draft._replace(counts=counts - 1)
         state, judged = ask_target(decoder, state, self.target, beginning, read, past)
         passed = self._passes(draft, judged) & proposed

@@ -10,7 +10,7 @@ from samplers.logits.statistics import TopK, widen
 
 
 class LogitBias(NamedTuple):
-    """What is added to the logits of a few tokens of each position.
+    """Numbers to add to the logits of a few tokens of each position.
 
     Every statistic of the raised distribution follows exactly from the plain one and the listed
     tokens: the weight of all tokens that are not listed is known from the plain odds. Weights are
@@ -18,7 +18,7 @@ class LogitBias(NamedTuple):
 
     Attributes:
         tokens: Each at most once a position, the most likely one among them; -1 is an unused slot.
-        values: What is added, at least 0.
+        values: The numbers, at least 0.
         logits: Plain logits of these tokens; -inf in unused slots.
         plain_largest: Largest plain logit.
         plain_odds: Odds against the most likely token of the plain distribution.
@@ -51,7 +51,7 @@ class LogitBias(NamedTuple):
         return self.tokens.gather(-1, best).squeeze(-1)
 
     def value_of(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-        """Returns what is added to the logit of the given token at each position."""
+        """Returns the number added to the logit of the given token at each position."""
         return (self.values * (self.tokens == tokens[..., None])).sum(-1)
 
     def entropy(self, plain: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
@@ -78,7 +78,7 @@ class LogitBias(NamedTuple):
         return wide.scatter_add(-1, self.tokens.clamp(min=0), self.values.to(wide.dtype))
 
     def at(self, rows: Tensor | slice, columns: Tensor | slice = slice(None)) -> "LogitBias":
-        """Returns what is added in some rows and columns."""
+        """Returns the bias of some rows and columns."""
         return LogitBias(*(part[rows, columns] for part in self))
 
 

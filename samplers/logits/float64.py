@@ -1,7 +1,7 @@
-"""Float64 where a device has it, and what takes its place where it has none.
+"""Float64 on devices that have it, else float64 on the CPU or float32.
 
-Apple's devices have no float64, nor have some of Intel's. What decides by float64 then either moves
-a few numbers to the CPU, which changes no token, or is rounded to float32; who does says so.
+Apple's devices and some of Intel's have no float64. Rules that decide by float64 then either move a
+few numbers to the CPU, which changes no token, or use float32, which their documentation says.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @cache
 def has_float64(device: torch.device) -> bool:
-    """Says whether a device computes in float64."""
+    """Returns whether a device computes in float64."""
     if device.type == "xpu":
         return bool(torch.xpu.get_device_properties(device).has_fp64)
     return device.type != "mps"
@@ -25,8 +25,8 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def in_float64(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Converts to float64: on the same device if it has that, else on the CPU.
+    """Converts to float64: on the same device if that has float64, else on the CPU.
 
-    The caller moves what follows from it back to the device of `values`.
+    The caller moves results back to the device of `values`.
     """
     return values.double() if has_float64(values.device) else values.cpu().double()

@@ -25,8 +25,8 @@ _NUM_WARPS = 8
 def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
     """Returns the two largest logits, the odds against the first, and the entropy, in float32.
 
-    One program reads each position once, wherever its logits lie, and adds up in a fixed order: a
-    position's results do not depend on the others, nor on the run. Of ties the lowest id comes
+    One program reads each position once, with any strides, and adds up in a fixed order, so that a
+    position's results depend neither on the others nor on the run. Among ties the lowest id comes
     first. A NaN makes odds and entropy NaN and is never the largest.
 
     Args:
@@ -37,7 +37,7 @@ def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
     tokens = logits.new_empty((B, W, 2), dtype=torch.long)
     odds, entropies = values.new_empty(B, W), values.new_empty(B, W)
     if B * W > 0:
-        # Triton launches on the current device, whichever holds the logits.
+        # Triton launches on the current device, which need not be the device of the logits.
         with torch.cuda.device_of(logits):
             _summarise[(B * W,)](
                 logits,
@@ -56,7 +56,7 @@ def summarise(logits: Float[Tensor, "B W V"]) -> tuple[TopK, Spread]:
 
 @cache
 def runs_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tries the kernel once on such logits: a GPU may be too old, a C compiler missing."""
+    """Returns whether the kernel runs: a GPU may be too old, or a C compiler missing."""
     try:
         summarise(torch.zeros(1, 1, 2, device=device, dtype=dtype))
     except (TritonError, RuntimeError, OSError, CalledProcessError):
@@ -64,7 +64,7 @@ def runs_on(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-# Whether the number of columns is divisible does not matter, and would make a kernel for each.
+# A kernel of its own for each divisibility of the number of columns would gain nothing.
 @triton.jit(do_not_specialize=("num_columns",))
 @no_type_check
 def _summarise(
@@ -143,6 +143,6 @@ def _by_lane(logits, token_stride, vocab_size, num_lanes: tl.constexpr):
 @triton.jit
 @no_type_check
 def _finite(gap):
-    # exp(-200) is 0 in float32, as is 0 times -200: so excluded tokens, whose gap is -inf or the
-    # NaN of -inf less -inf, count as nothing.
+    # exp(-200) is 0 in float32, as is 0 times -200. Excluded tokens, whose gap is -inf or the NaN
+    # of -inf less -inf, therefore count as nothing.
     return tl.where(gap > -200.0, gap, -200.0)

@@ -1,7 +1,7 @@
 """Counter-based noise: a pure function of its keys, the same on every device.
 
-Noise is keyed, not streamed, so what a row draws depends neither on its batch-mates nor on how
-many draws were made before.
+Noise is keyed, not streamed, so that the draws of a row depend neither on its batch-mates nor on
+how many draws were made before.
 """
 
 import torch
@@ -25,7 +25,7 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def row_keys(seed: Int[Tensor, " B"] | int, request: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Derives a row's noise key from its seed, or that of all rows, and its request number."""
+    """Derives each row's noise key from its seed, or one seed of all rows, and its request."""
     seeds = seed if isinstance(seed, Tensor) else torch.full_like(request, seed)
     return mix(mix(seeds) ^ request)
 
@@ -33,15 +33,15 @@ def row_keys(seed: Int[Tensor, " B"] | int, request: Int[Tensor, " B"]) -> Int[T
 def position_keys(
     rows: Int[Tensor, " B"], committed: Int[Tensor, " B"], positions: Int[Tensor, "B W"]
 ) -> Int[Tensor, "B W"]:
-    """Derives the key of each position from that of its row, and from the row's progress."""
+    """Derives each position's key from its row's key and the row's number of committed tokens."""
     return mix(mix(rows ^ committed)[:, None] ^ mix(positions))
 
 
 def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Turns keys into float64 numbers strictly inside (0, 1).
 
-    On a device without float64 they are float32, each within 2^-24 of the other's number: an order
-    by them is the same, unless two are closer than that.
+    On a device without float64 they are float32, each within 2^-24 of the float64 number, so that
+    an order by them is the same unless two are closer than that.
     """
     # 52 bits and a half: 53 would round the largest value up to 1, whose Gumbel is infinite.
     num_bits, dtype = (52, torch.float64) if has_float64(keys.device) else (23, torch.float32)

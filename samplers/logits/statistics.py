@@ -17,10 +17,11 @@ from samplers.logits.noise import gumbel
 # Keeps the divergence from a token that was impossible finite; KLASS' value.
 _SMOOTHING = 1e-12
 
-# Of a chunk in the precision it is computed in: what a cache holds, and what keeps a GPU busy.
+# Bytes of a chunk in the precision of its computation: few enough for a CPU's cache, enough to keep
+# a GPU busy.
 _CHUNK_BYTES = {"cpu": 1 << 22, "cuda": 1 << 26}
 
-# Tokens whose maximum is taken first: finding only where each row's best blocks have theirs is
+# Tokens of a block. Taking the maximum of each block first, and indices in the best blocks only, is
 # several times faster on the CPU than following all indices.
 _BLOCK = 512
 
@@ -42,7 +43,7 @@ class Spread(NamedTuple):
 
     Attributes:
         odds_against: (1 - p) / p of the most likely token.
-        entropy: In nats.
+        entropy: Entropy in nats.
     """
 
     odds_against: Float[Tensor, "B W"]
@@ -76,7 +77,7 @@ def log_normaliser(
 ) -> Float[Tensor, "B W"]:
     """Returns log sum exp over the vocabulary, in float32 or better.
 
-    A probability is not to be had from it by exp(logit - log_normaliser); see `probability`.
+    Do not compute a probability as exp(logit - log_normaliser); see `probability`.
 
     Args:
         logits: Half precision is widened as it is read.
@@ -111,9 +112,9 @@ def divergence(new: Float[Tensor, "B W V"], old: Float[Tensor, "B W V"]) -> Floa
 def top_k(logits: Float[Tensor, "B W V"], n: int) -> TopK:
     """Returns the n largest logits of each position in float32 or better, and their ids.
 
-    Of tied logits the lowest id comes first if n is at most 2, else any.
+    Among tied logits the lowest id comes first if n is at most 2, else any.
     """
-    # In the logits' own dtype: widening is monotone, so it can follow.
+    # In the logits' own dtype, and widened afterwards, because widening is monotone.
     vocab_size = logits.shape[-1]
     if vocab_size < 2 * n * _BLOCK:
         values, tokens = _largest(logits, n)
@@ -170,7 +171,7 @@ def certain_where(
 def divided(
     values: Float[Tensor, "B ..."], by: Float[Tensor, " B"] | Int[Tensor, " B"] | float | int
 ) -> Float[Tensor, "B ..."]:
-    """Divides by one number, or each row by its own: bit by bit as that row alone."""
+    """Divides by one number, or each row by its own, bit by bit as if the row were alone."""
     if not isinstance(by, Tensor):
         return values / by
     by = by.to(values).view(-1, *[1] * (values.ndim - 1))
@@ -227,9 +228,9 @@ def highest(
 
 
 def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-    """Selects each row's highest score among the given positions; nothing where there are none.
+    """Selects each row's highest score among the given positions; nothing if there are none.
 
-    As `highest` with a count of 1, without sorting.
+    Equals `highest` with a count of 1, without sorting.
     """
     # `max` has the first index of ties.
     best = _contending(scores, among).max(-1, keepdim=True).indices
@@ -237,7 +238,7 @@ def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Boo
 
 
 def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    """Puts all other positions behind the given ones."""
+    """Returns scores by which all other positions come after the given ones."""
     # The lowest finite number, so that a hopeless eligible position still precedes all others.
     lowest = torch.finfo(scores.dtype).min
     return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
@@ -279,8 +280,7 @@ def _odds_and_entropy(
     # In place: one more array of this size can cost more in page faults than in arithmetic.
     gaps = logits.to(shares.dtype, copy=True).sub_(logits.gather(-1, tokens[:, None]))
     odds = _without(shares, tokens).sum(-1, keepdim=True) / best
-    # Of p times log p / p_max, excluded tokens have 0 times -inf, which counts as 0. If a logit is
-    # NaN, so are the odds.
+    # Excluded tokens give 0 times -inf, which counts as 0. If a logit is NaN, so are the odds.
     surplus = shares.mul_(gaps).nansum(-1, keepdim=True) / best
     return torch.cat([odds, odds.log1p() - surplus / (1.0 + odds)], -1)
 

@@ -14,15 +14,14 @@ from samplers.logits.statistics import Spread, TopK
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Logits that a forward computed, and what samplers ask about them, found once and kept.
+    """Logits that a forward computed, and their statistics, each computed once.
 
-    Views that share a summary share what was found. On CUDA a fused kernel finds everything in one
-    pass, if Triton is installed and can compile it; float64 is left to torch. Otherwise the odds
-    alone cost a pass, and a longer one finds the entropy with them; which is made depends on what
-    is asked for first.
+    Views that share a summary share its statistics. On CUDA a fused kernel computes all in one
+    pass, if Triton is installed and can compile it; float64 is left to torch. Otherwise one pass
+    computes the odds alone, or a longer one the odds and the entropy, whichever is read first.
 
     Attributes:
-        logits: At temperature 1, at least one of each position finite.
+        logits: Logits at temperature 1; each position has at least one that is finite.
         columns: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
     """
@@ -37,7 +36,7 @@ class Summary:
 
     @cached_property
     def top(self) -> TopK:
-        """The two largest logits, of ties the lowest id first; a logit of -inf has any id."""
+        """The two largest logits, among ties the lowest id first; a logit of -inf has any id."""
         return statistics.top_k(self.logits, 2) if self._fused is None else self._fused[0]
 
     def top_k(self, n: int) -> TopK:

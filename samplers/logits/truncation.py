@@ -14,20 +14,20 @@ class Truncation:
     """Divides logits by a temperature, then keeps the likeliest tokens.
 
     The kept tokens are those of `top_p` first, then the `top_k` likeliest of them; all others are
-    at -inf. So probabilities, confidences, margins and entropies of what it returns are those of
+    at -inf. Probabilities, confidences, margins and entropies of the result are therefore those of
     the distribution that is drawn from.
 
     Source: Ye et al. 2025, "Dream 7B: Diffusion Large Language Models",
     https://arxiv.org/abs/2508.15487, the generation code of the checkpoint. `top_p`: Holtzman et
     al. 2020, "The Curious Case of Neural Text Degeneration", https://arxiv.org/abs/1904.09751.
-    Differs: In float32 or better; the authors' is in the model's dtype. Of equal logits at the
+    Differs: In float32 or better; the authors' is in the model's dtype. Among equal logits at the
     border of `top_p`, the lowest ids stay.
 
     Each attribute is one number, or a tensor of one number a row; then the first axis of the logits
     is the rows, and each row's result is bit by bit that of the row alone.
 
     Attributes:
-        temperature: What logits are divided by; 0 leaves them as they are, for greedy proposals.
+        temperature: Divisor of the logits; 0 leaves them as they are, for greedy proposals.
         top_p: The smallest set of tokens of at least this much probability stays.
         top_k: At most this many tokens stay, and those as likely as the last of them; 0: all.
     """
@@ -72,7 +72,7 @@ def _within_mass(
     """Keeps the likeliest tokens up to and including the one whose mass reaches `top_p`."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1)
-    # The mass of the tokens before each; shifted, since a difference would round.
+    # The mass of the tokens before each; shifted, because a difference would round.
     mass_before = torch.cat([torch.zeros_like(ordered[..., :1]), probabilities.cumsum(-1)], -1)
     is_cut = mass_before[..., :-1] > top_p
     return logits.masked_fill(torch.zeros_like(is_cut).scatter(-1, tokens, is_cut), -torch.inf)

@@ -1,4 +1,4 @@
-"""Which tokens of a draft are kept, and what is written where it ends."""
+"""Which tokens of a draft are kept, and which token is written after them."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import draw, gather, leading, log_probability
 
-# Tell these draws from each other and from those of drafts.
+# Separate the noise of these draws from each other and from the noise of drafts.
 _VERDICTS, _REPLACEMENTS = 2, 3
 
 
 class Verdict(NamedTuple):
-    """What a target keeps of drafts.
+    """The tokens that a target accepts of each draft, and the one that it adds.
 
     Attributes:
-        tokens: The tokens it writes: the accepted ones and one more; the rest is arbitrary.
-        accepted: Tokens of the draft that are kept.
-        places: Where the accepted tokens of a tree stand in it; what follows them is arbitrary.
+        tokens: The accepted tokens and one more of the target; the rest is arbitrary.
+        accepted: Number of accepted tokens.
+        places: Index in the draft of each accepted token of a tree; the rest is arbitrary.
             `None`: the accepted tokens are the draft's first.
     """
 
@@ -32,12 +32,13 @@ class Verdict(NamedTuple):
 
 
 def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) -> Verdict:
-    """Decides on drafts such that every token written follows the target's law.
+    """Returns a verdict on drafts such that every token written follows the target's law.
 
     Args:
         beginning: Where the drafts begin.
         draft: A path that was chosen, a path that was drawn, or a tree; each has its rule.
-        logits: The target's, after the committed text, then after each token of the longest draft.
+        logits: Logits of the target after the committed text, then after each token of the longest
+            draft.
     """
     draft = draft.first(logits.shape[1] - 1)
     if draft.parents is not None:
@@ -63,11 +64,11 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
 
 
 def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
-    """Accepts the tokens that the target would have written, whatever the draft is.
+    """Accepts the tokens of a path up to the first that the target would not have written.
 
     Args:
-        draft: What was drafted.
-        written: What the target writes at each position if all before it was accepted.
+        draft: A path.
+        written: The target's token at each position if all tokens before it are accepted.
     """
     agree = (draft.tokens == written[:, :-1]) & _meant(draft)
     return Verdict(written, leading(agree))
@@ -76,19 +77,19 @@ def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
 def accept_tree(
     draft: Draft, choose: Callable[[Int[Tensor, " B"], int], Int[Tensor, " B"]]
 ) -> Verdict:
-    """Walks down a tree as long as what the target writes is a child of where it stands.
+    """Accepts the path from the root of a tree whose every token is the one the target writes.
 
-    Every token written is the target's own choice, so its law is the target's, whatever the tree
-    is. No rule can accept more often: what is written must have the target's law, so it is among
-    the children as often as the target says one of them.
+    Every token written is the target's own choice, so that its law is the target's for any tree.
+    No rule can accept more often, because a token that follows the target's law is one of the
+    children with the probability that the target gives to the children.
 
     Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
     Trees" (DDTree), https://arxiv.org/abs/2604.12989, verification.
 
     Args:
         draft: A tree.
-        choose: What the target writes behind the token at a place of the draft (-1: behind the
-            committed text), given also the token's depth. Asked once a row and depth.
+        choose: Returns the target's token after the token at an index of the draft (-1: after the
+            committed text), given also the new token's depth. Called once per depth for all rows.
     """
     assert draft.parents is not None
     meant = _meant(draft)
@@ -120,16 +121,16 @@ def accept_by_ratio(
 ) -> Verdict:
     """Accepts a token drawn from q with probability min(1, p / q), where p is the target's law.
 
-    The first that is rejected is replaced by a draw from max(0, p - q), normalised; behind a draft
+    The first rejected token is replaced by a draw from max(0, p - q), normalised; after a draft
     that is accepted whole, the target's token is a draw from p.
 
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
     Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.
 
     Args:
-        draft: What was drawn, and from which q.
+        draft: The drawn tokens, and q.
         logs: Logarithm of p.
-        keys: Of the noise.
+        keys: Noise keys of the positions.
         temperature: If given, `logs` are logits, and p is softmax(logs / temperature).
     """
     assert draft.logs is not None
@@ -147,7 +148,7 @@ def accept_by_ratio(
     p = _law(logs[rows, accepted], temperature)
     q = _law(draft.logs[rows, accepted.clamp(max=passes.shape[1] - 1)], draft.temperature)
     rest = torch.where((accepted < draft.counts)[:, None], p - q, p).clamp_(min=0.0)
-    # Where p = q but for rounding, a token may be rejected and nothing be left.
+    # If p and q differ by rounding alone, a token may be rejected although p - q leaves nothing.
     rest = torch.where((rest > 0.0).any(-1, keepdim=True), rest, p)
     place = accepted[:, None]
     drawn = draw(rest.log()[:, None], 1.0, mix(keys.gather(1, place) ^ _REPLACEMENTS))
@@ -158,7 +159,7 @@ def accept_by_ratio(
 def _spans(num_positions: int) -> Iterator[slice]:
     """Splits positions into spans, each twice as long as the one before.
 
-    What follows the first rejection is never asked for, so most of a bad draft costs nothing.
+    Callers stop once every row has a rejection, so that most of a bad draft costs nothing.
     """
     start, length = 0, 4
     while start < num_positions:

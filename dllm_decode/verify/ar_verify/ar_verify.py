@@ -38,11 +38,11 @@ _STRIDE = 16
 
 
 class TargetState(NamedTuple):
-    """What the target has read, and how long the next drafts are.
+    """The target's keys and values, and how long the next drafts are.
 
     Attributes:
         past: The target's keys and values.
-        lengths: Of the next drafts.
+        lengths: Lengths of the next drafts.
     """
 
     past: Past
@@ -53,40 +53,39 @@ class TargetState(NamedTuple):
 class ARVerify(Verifier):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
-    One round has three parts. The mask predictor looks at the canvas. `drafting` makes a draft of
-    what it sees: a path of tokens or a tree of paths. The target reads the draft in one forward,
-    accepts its tokens from left to right as far as they are as good as its own, and adds one token
-    of its own: in place of the first that is not, or behind a draft that is accepted whole.
+    One round has three parts. The mask predictor looks at the canvas. `drafting` turns its logits
+    into a draft: a path of tokens or a tree of paths. The target reads the draft in one forward,
+    accepts tokens from left to right up to the first one that it rejects, and adds one token of its
+    own: in place of the rejected one, or after a draft that is accepted whole.
 
-    Searched drafts (`PathSearch`, `Tree`) are accepted as far as they say what the target would
-    write: its most likely token at temperature 0, else a draw from its distribution with noise
-    keyed by seed, row and position. So the answer is that of the target alone, whatever the drafts
-    are worth, and at a temperature even the same sample; rounding aside, since reading many tokens
-    at once may round differently. A drawn draft (`Sampled`) is accepted by the ratio of both
-    models' probabilities: the answer follows the target's law too, but which answer a seed gives
-    depends on the drafts; with a cache, also on the other rows, since they have a say in what it
-    computes.
+    A token of a searched draft (`PathSearch`, `Tree`) is accepted if the target would write it: its
+    most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
+    request and position. The answer is therefore that of the target alone for any draft, above
+    temperature 0 even the same sample, except that reading many tokens at once may round
+    differently. A drawn draft (`Sampled`) is accepted by the ratio of both models' probabilities:
+    the answer follows the target's law too, but which answer a seed gives depends on the drafts.
+    These may depend on the other rows on a block-causal model or with `SuffixWindow`, because the
+    longest draft then decides how many columns the mask predictor sees.
 
-    Trees are not drawn: for a tree of chosen tokens no rule accepts more often, since a written
-    token must follow the target's law, and the probability that the target says a child is all
-    there is to accept.
+    There is no drawn tree, because no rule accepts more often than a tree of chosen tokens, see
+    `accept_tree`.
 
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
     not matter. The sampler is only asked by a drafting with several forwards. The target reads each
     token once; keys and values of rejected tokens are dropped. The mask predictor may have any
-    cache, since drafts may be approximate; `FreeCache()` keeps what stands to the left of the
-    drafts, the others start anew in each round.
+    cache, because drafts may be approximate. Each forward counts as the first one of a block, so
+    that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
     Differs: Rows at their own pace. The mask predictor sees the whole rest of the answer, not the
     draft's part alone. At temperatures above 0, the paper accepts a searched token with probability
-    min(1, p/q), which is only right for tokens drawn from q and favours what the search likes.
+    min(1, p/q), which is only right for tokens drawn from q and favours tokens of the search.
 
     Attributes:
         target: Writes the answer.
         draft_length: How many positions a draft may reach.
-        drafting: What is drafted: `PathSearch()`, `Tree()` or `Sampled()`.
+        drafting: How drafts are made: `PathSearch()`, `Tree()` or `Sampled()`.
 
     Raises:
         ValueError: If an attribute is none of these.
@@ -144,7 +143,7 @@ class ARVerify(Verifier):
         return state, shown._replace(decision=written(shown.window, Draft(tokens, num)))
 
     def _held(self, state: State) -> TargetState:
-        """Returns what the target has read, and the lengths of the next drafts."""
+        """Returns the target's past and the lengths of the next drafts, begun anew in new rows."""
         first = self.draft_length.first(state.noise_keys)
         if state.verifier is None:
             return TargetState(self.target.start(len(state.rows)), first)
@@ -158,7 +157,7 @@ class ARVerify(Verifier):
         """Returns the first look, and logits of as many positions as the longest draft has."""
         longest = int(wanted.max())
         # One position more than drafted: the target's own token goes there, and observers see it.
-        # Few widths, since libraries keep scratch memory for each.
+        # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         state, window, logits = ask_drafter(decoder, state, self.target, width)
         shown = Look(view_of(decoder, state, state.here, window, Summary(logits)), window)
@@ -188,7 +187,7 @@ class ARVerify(Verifier):
             drafts = Drafts(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
             state, _, seen = ask_drafter(decoder, state, self.target, window.width, drafts)
             if self.drafting.keeps_alternatives:
-                # A position that is decided by now keeps the logits that decided it.
+                # A position with a token keeps the logits from which the token was committed.
                 is_open = window.part(canvas.unsettled)[numbers, :, None]
                 seen = torch.where(is_open, seen, logits[numbers])
             logits[numbers] = seen

@@ -1,4 +1,4 @@
-"""What a column of a target's forward costs, for trees that weigh nodes against it."""
+"""Measures the cost of a column of a target's forward, which `Tree` compares with a node's gain."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget
 
-# Few and many columns, both multiples of what readings are padded to.
+# Few and many columns, both multiples of the step to which readings are padded.
 _FEW, _MANY = 16, 80
 
 
@@ -32,7 +32,7 @@ def measure_column_cost(
         model: The mask predictor.
         target: The target.
         prompt: Token ids of a typical prompt.
-        gen_length: Masks behind it.
+        gen_length: Masks after the prompt.
         num_forwards: Forwards of the mask predictor that a draft is made from.
         num_runs: Runs of each forward.
     """

@@ -12,7 +12,7 @@ from samplers.logits.float64 import widest
 
 
 class Lengths(NamedTuple):
-    """The next draft of each row, and the means that it came from.
+    """Length of each row's next draft, and the means from which it was computed.
 
     Attributes:
         length: Tokens of the next draft; of a tree, its depth at most.
@@ -82,7 +82,7 @@ class DraftLength:
         """Returns the lengths after a round.
 
         Args:
-            lengths: Those before it.
+            lengths: The lengths before the round.
             drafted: Tokens before the first EOS of the likeliest tokens.
             accepted: Tokens of the draft that were kept, without the correction.
         """

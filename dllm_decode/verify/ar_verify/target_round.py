@@ -1,4 +1,4 @@
-"""One round of a causal target: it reads a draft behind what it has read before, and predicts."""
+"""One round of a causal target: it reads a draft after the committed text, and predicts."""
 
 from typing import NamedTuple
 
@@ -20,13 +20,12 @@ from samplers.facts import Fact
 
 
 class TargetRound(NamedTuple):
-    """What a target makes of drafts.
+    """A target's forward over drafts.
 
     Attributes:
-        logits: Its prediction behind the committed text, then behind each token of the longest
-            draft.
-        reading: What it has read, for `past`.
-        unread: Committed tokens that it had not read before.
+        logits: Logits after the committed text, then after each token of the longest draft.
+        reading: Keys and values of the forward, for `past`.
+        unread: Number of committed tokens that the target read for the first time.
     """
 
     logits: Float[Tensor, "B N V"]
@@ -39,8 +38,8 @@ class TargetRound(NamedTuple):
         """Returns the past once the round's tokens are committed: all of them but the last.
 
         Args:
-            num_committed: Tokens that the round commits, the target's own at the end among them.
-            places: Where the accepted tokens stand in the draft; `None`: from its beginning on.
+            num_committed: Tokens that the round commits, the target's own last one included.
+            places: Index in the draft of each accepted token; `None`: the draft's first tokens.
         """
         num_kept = self.unread + num_committed - 1
         if places is None:
@@ -61,7 +60,7 @@ def require_target(verifier: str, target: object) -> None:
 
 
 def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
-    """Raises ValueError if target and mask predictor cannot mean the same tokens."""
+    """Raises ValueError if an id may mean different tokens to target and mask predictor."""
     if not target.is_compared and target.vocab_size != model.vocab_size:
         raise ValueError(
             f"The target of {verifier} must have the ids of {model.name}, "
@@ -79,7 +78,7 @@ def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -
 def check_request(
     target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
 ) -> None:
-    """Raises ValueError if a request cannot be answered from left to right, or not be read."""
+    """Raises ValueError if a target cannot read a request, or answer it from left to right."""
     if request.top_p < 1.0 or request.top_k:
         raise ValueError(
             f"top_p and top_k of a request must be left out with {verifier}, since the target "
@@ -90,7 +89,7 @@ def check_request(
     if open_at and any(token != model.mask_id for token in request.template[open_at[0] :]):
         raise ValueError(
             f"A template must give the beginning of an answer, since {verifier} writes from left "
-            "to right, got one with given tokens behind open positions. Use another verifier."
+            "to right, got one with given tokens after open positions. Use another verifier."
         )
     read = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
     if max(read) >= target.num_shared_ids:
@@ -107,15 +106,15 @@ def ask_drafter(
     """Runs one forward of the mask predictor from each row's first unsettled position on.
 
     Args:
-        decoder: Has the mask predictor.
+        decoder: The decoder, with the mask predictor.
         state: The rows.
-        target: What it cannot say is impossible.
+        target: The target; tokens that it does not know get logits of -inf.
         width: Columns to predict, W.
         drafts: States of some rows to look at; `None`: the canvas.
     """
     window = Window.of([row.unsettled for row in state.rows], width, state.here)
     blocks = [(row.unsettled, min(row.unsettled + width, row.end)) for row in state.rows]
-    # Caches begin anew in each round, since the target may have written anything.
+    # Caches begin anew in each round, because the target may have written any token.
     spec = Pass(window, blocks=blocks, is_first=True, drafts=drafts)
     state, logits = forward(decoder, state, spec)
     logits[..., target.num_shared_ids :] = -torch.inf
@@ -138,13 +137,13 @@ def ask_target(
     draft: Draft,
     past: Past,
 ) -> tuple[State, TargetRound]:
-    """Lets the target read the drafts; one forward.
+    """Lets the target read the drafts in one forward.
 
-    Only what it has not read yet is fed: the whole prompt in the first round, then the token that
-    was committed last.
+    The target reads only tokens that it has not read yet: the whole prompt in the first round,
+    later the token that was committed last; then the draft.
 
     Raises:
-        RuntimeError: If a draft is no tree.
+        RuntimeError: If a draft is not a tree.
     """
     canvas = beginning.canvas
     unread = beginning.first - past.lengths
@@ -153,7 +152,7 @@ def ask_target(
     width, longest, num_broken = sizes.tolist()
     if num_broken:
         raise RuntimeError(
-            "Every token of a draft must come behind its parent and differ from its siblings, got "
+            "Every token of a draft must come after its parent and differ from its siblings, got "
             f"{num_broken} that do not. Mend `draft` of the verifier's drafting."
         )
     places = torch.arange(width, device=unread.device)
@@ -162,7 +161,7 @@ def ask_target(
     drafted = (places - unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
     drafted = draft.tokens.gather(1, drafted)
     tokens = torch.where(places < unread[:, None], committed, drafted)
-    # The target may know neither [MASK] nor what fills up a row.
+    # The target may know neither [MASK] nor the tokens that fill up a row.
     unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
     tokens = tokens.masked_fill(unknown, target.eos_ids[0])
     state, reading = read_target(
@@ -191,7 +190,7 @@ def read_target(
     first_logits: Int[Tensor, " B"],
     parents: Int[Tensor, "B N"] | None,
 ) -> tuple[State, Reading]:
-    """Lets a target read on, see `CausalTarget.read`, and counts the forward.
+    """Runs one forward of a target, see `CausalTarget.read`, and counts it.
 
     Returns:
         The state, and the reading with the logits of ids that both models know, banned ones at

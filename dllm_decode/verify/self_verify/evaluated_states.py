@@ -22,11 +22,11 @@ from samplers.view import View
 
 
 class Level(NamedTuple):
-    """One draft of some rows.
+    """One state for each of the listed rows.
 
     Attributes:
         rows: The rows.
-        tokens: Their drafted states.
+        tokens: Their states: whole canvases.
     """
 
     rows: list[int]
@@ -34,10 +34,10 @@ class Level(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where a row is among the evaluated states, as the host knows it.
+    """Which of the evaluated states a row is in, in numbers that the host knows.
 
     Attributes:
-        branch: Which of the evaluated states the row is in; -1: none.
+        branch: Branch of the row's present state; -1: it was not evaluated.
         start: Column at which the logits begin.
         masks: Unsettled positions of the open block.
         committed: Positions that the last step settled; 0 if the row took none.
@@ -60,10 +60,10 @@ class EvaluatedStates(NamedTuple):
     Attributes:
         tokens: The states; -1 in unused branches.
         logits: For each state the logits of the columns from `starts` on.
-        leave_one_out: As `View.leave_one_out`; without columns unless the sampler asks for it.
+        leave_one_out: As `View.leave_one_out`; without columns unless the sampler needs it.
         starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
-        reached: The branch of the row's present state; -1: none.
+        reached: The branch of the row's present state; -1: it was not evaluated.
         masks: Unsettled positions of the open block before the last step.
     """
 
@@ -85,11 +85,11 @@ class EvaluatedStates(NamedTuple):
         return self._replace(tokens=tokens, reached=reached)
 
     def current(self) -> Int[Tensor, " B"]:
-        """Returns the present branch, or else the one of the last step."""
+        """Returns each row's present branch; if there is none, the branch of its last step."""
         return torch.where(self.reached < 0, self.latest, self.reached)
 
     def num_drafted(self) -> Int[Tensor, " B"]:
-        """Counts what the drafts write, each in addition to the state before it."""
+        """Counts the tokens in which each draft differs from the state before it."""
         drafts = self.tokens[:, 1:]
         return ((drafts != self.tokens[:, :-1]) & (drafts >= 0)).sum((1, 2))
 
@@ -106,7 +106,7 @@ class EvaluatedStates(NamedTuple):
         Args:
             rows: The rows.
             starts: First column of the window of each.
-            known: First column of the logits of each, as the host knows `starts`.
+            known: First column of the logits of each: `EvaluatedStates.starts`, read by the host.
             width: Columns of the window.
         """
         latest = self.latest[rows]
@@ -120,7 +120,7 @@ class EvaluatedStates(NamedTuple):
 
 
 def imagined(view: View) -> View:
-    """Completes `leave_one_out`: a token committed since was predicted without being seen."""
+    """Completes `leave_one_out`: the forward has not seen tokens that were committed after it."""
     if view.leave_one_out is None:
         return view
     before = replace(view, reads_committed=True).probability(view.tokens)
@@ -139,7 +139,7 @@ def placed(
 ) -> Shaped[Tensor, "B D ..."]:
     """Lays out states, which come in the order of their branches, by row and branch."""
     if len(parts) == size[0] * size[1]:
-        # Nothing is missing, so that a view of the parts serves.
+        # No branch is unused, so that nothing has to be copied.
         return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
     laid = parts.new_full((*size, *parts.shape[1:]), fill)
     index = torch.tensor([rows, branches], device=parts.device)

@@ -47,32 +47,32 @@ class SelfVerify(Verifier):
     holds at any temperature, seed by seed.
 
     There are never more forwards than in plain decoding, but a forward computes up to `draft_steps`
-    times as many columns, all of which count as query positions. This is worth it where the time of
-    a forward hardly depends on its columns: on a GPU, with a cache that leaves few, for few rows.
+    times as many columns, all of which count as query positions. This pays if the time of a forward
+    hardly depends on its columns: on a GPU, with a cache that leaves few columns, for few rows.
 
     With a cache, drafts need keys and values of their own. As rows of a batch, each draft has a
     copy of the whole row, so that the KV cache is `draft_steps` times as large. As branches of a
-    tree, drafts share what is not computed: the cache grows by the columns of a forward for each
-    further draft. Rows that are ahead wait for the others, so that the next forward is for all.
+    tree, drafts share the columns that are not computed: the cache grows by the columns of a
+    forward for each further draft. Rows that are ahead wait, so that the next forward is for all.
 
     Source: Wu and Zhang 2025, "Free Draft-and-Verification: Toward Lossless Parallel Decoding for
     Diffusion Large Language Models", https://arxiv.org/abs/2510.00294.
     Differs: Any sampler, not only one token a step; batches; rows at their own pace. A draft is
     accepted if it is the state that the sampler reaches; the authors' threshold mode also accepts
-    subsets of it, which changes the text. Their eager acceptance drafts any number of steps into
-    the following blocks, on any model; here ("next") drafts end with the finished block, so that
-    the next block needs no first forward, and only where that changes no token.
+    subsets of a draft, which changes the text. Their eager acceptance drafts any number of steps
+    into the following blocks, on any model; here ("next") drafts end with the finished block, so
+    that the next block needs no first forward, and only if that changes no token.
 
     Attributes:
         draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
         evaluate: "batch": these states are rows of one forward. "tree": they are further columns of
             their row in one forward; without a cache "batch" is faster. "sequential": one forward
-            for each, which is slower than plain decoding but has its shapes at one prompt, to tell
-            what rounding does.
+            for each, which is slower than plain decoding; at one prompt it has the same shapes and
+            therefore the same rounding.
         reach: "block": drafts end before the block is finished. "next": the finished block is a
-            draft too, looked at together with the next block. That is done only without a cache or
-            on a block-causal model, for samplers that see the open block alone, and not with
-            "sequential": elsewhere the logits of a block depend on when it was opened.
+            draft too, looked at together with the next block. This happens only without a cache or
+            on a block-causal model, because otherwise the logits of a block depend on when it was
+            opened; only for samplers that see the open block alone; and not with "sequential".
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -128,7 +128,7 @@ class SelfVerify(Verifier):
         return state._replace(verifier=known), numbers
 
     def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
-        """Returns the rows whose present state was looked at, with all columns of the window."""
+        """Returns the rows whose present state was evaluated, with all columns of the window."""
         most = self._width(decoder) - decoder.window_length
         return [
             number
@@ -137,7 +137,7 @@ class SelfVerify(Verifier):
         ]
 
     def _width(self, decoder: Decoder) -> int:
-        """Returns how many columns are looked at: a block, or the next one too."""
+        """Returns how many columns are predicted: a block, or the next one too."""
         is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
         sees_next = (
             self.reach == "next"
@@ -171,7 +171,7 @@ class SelfVerify(Verifier):
             for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
                 canvas, held = _stepped(decoder, state, canvas, seen, held)
                 drafts.append(canvas)
-            # The host waits to learn which rows have finished; a later draft of them is dropped.
+            # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
             left = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
             for draft, masks in zip(drafts, left, strict=True):
@@ -184,13 +184,13 @@ class SelfVerify(Verifier):
         return levels
 
     def _finishing(self, decoder: Decoder, state: State) -> set[int]:
-        """Returns the rows of which the finished block is a draft: there is a next block to see."""
+        """Returns the rows whose finished block is a draft too, because a next block exists."""
         if self._width(decoder) == decoder.window_length:
             return set()
         return {n for n, row in enumerate(state.rows) if row.open.stop < row.end}
 
     def _evaluate(self, decoder: Decoder, state: State, levels: Sequence[Level]) -> State:
-        """Runs the forwards, and notes their logits of each state."""
+        """Runs the forwards and keeps the logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
         branches = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
@@ -256,7 +256,7 @@ def _blocks(state: State, starts: Sequence[int], width: int) -> list[tuple[int, 
 def _shown(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
-    """Returns what the sampler is shown of some rows, with the logits of their latest states."""
+    """Returns the sampler's view of some rows, with the logits of their latest states."""
     known: EvaluatedStates = state.verifier
     index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]

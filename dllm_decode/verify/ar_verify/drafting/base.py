@@ -1,4 +1,4 @@
-"""The contract of drafting: what the mask predictor sees becomes a draft for the target."""
+"""The contract of drafting: logits of the mask predictor become a draft for the target."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -40,14 +40,14 @@ class Beginning(NamedTuple):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether no row draws its tokens."""
+        """True if no row draws its tokens."""
         return isinstance(self.temperature, float) and self.temperature == 0.0
 
     def position_keys(self, num_positions: int, depth: int = 0) -> Int[Tensor, "B N"]:
-        """Returns noise keys of consecutive positions: of seed, request and position alone.
+        """Returns noise keys of consecutive positions, from seed, request and position alone.
 
         Args:
-            num_positions: How many.
+            num_positions: Number of positions.
             depth: Positions after the first unsettled one.
         """
         places = torch.arange(depth, depth + num_positions, device=self.first.device)
@@ -58,7 +58,7 @@ class Beginning(NamedTuple):
         """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
 
         Args:
-            logits: Of the positions.
+            logits: Logits of the positions.
             depth: Positions after the first unsettled one.
         """
         if self.is_greedy:
@@ -78,16 +78,16 @@ class Draft(NamedTuple):
     """One draft a row: a path of tokens, or a tree of several paths.
 
     Attributes:
-        tokens: The tokens. Those of a path stand side by side from the first masked position on;
-            those of a tree in any order in which parents come before their children.
-        counts: Tokens of each row's draft; what follows them is arbitrary.
+        tokens: A path has the tokens of consecutive positions from the first unsettled one on; a
+            tree has tokens in any order in which parents come before their children.
+        counts: Tokens of each row's draft; the tokens after them are arbitrary.
         logs: Log-probabilities of the law that each token was drawn from, which may depend on the
-            tokens to its left, never on those to its right. `None` if they were not drawn, but
-            chosen in any other way.
+            tokens to its left, never on those to its right. `None` if the tokens were not drawn,
+            but chosen in any other way.
         temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
-            is then computed only where it is asked for.
-        parents: For each token of a tree the place in `tokens` of the one that it follows, -1 for
-            what follows the committed text. `None`: a path, each token follows the one before it.
+            is computed only where it is needed.
+        parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
+            follows the committed text. `None`: a path, each token follows the one before it.
             Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
     """
 
@@ -98,12 +98,12 @@ class Draft(NamedTuple):
     parents: Int[Tensor, "B K"] | None = None
 
     def first(self, num_tokens: int) -> "Draft":
-        """Leaves out what stands behind so many tokens."""
+        """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""
         parents = None if self.parents is None else self.parents[:, :num_tokens]
         return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
 
     def num_broken(self) -> Int[Tensor, ""]:
-        """Counts tokens of trees whose parent comes behind them, or that repeat a sibling."""
+        """Counts tokens of trees whose parent comes later, or that repeat a sibling."""
         if self.parents is None:
             return torch.zeros_like(self.counts).sum()
         places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
@@ -115,7 +115,7 @@ class Draft(NamedTuple):
 
 
 class Drafting(ABC):
-    """Makes a draft out of what the mask predictor sees."""
+    """Makes a draft from the logits of the mask predictor."""
 
     @property
     def num_forwards(self) -> int:
@@ -124,14 +124,15 @@ class Drafting(ABC):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether drafts are drawn, so that all rows must have one temperature."""
+        """True if drafts are drawn, so that all rows must have one temperature."""
         return False
 
     @property
     def keeps_alternatives(self) -> bool:
-        """Whether a token that the sampler committed between two forwards may still be another.
+        """True if a draft may replace a token that the sampler committed between two forwards.
 
-        Then `draft` is given the logits from which it was committed; else it is made certain.
+        Then `draft` is given the logits from which the token was committed; else logits that are
+        certain of the token.
         """
         return False
 
@@ -146,7 +147,7 @@ class Drafting(ABC):
 
         Args:
             beginning: Where the drafts begin.
-            logits: Of the positions from each row's first mask on.
+            logits: Logits of the positions from each row's first unsettled one on.
             lengths: Positions that a draft may reach, unless it ends with an EOS before; at least
                 1, at most K.
         """

@@ -54,7 +54,7 @@ class NGram(Proxy):
         vocab_size: V.
         length: Tokens of the longest sequences counted, at least 1.
         strength: k, the weight of the prior in tokens, above 0.
-        tables: For each length from 1, what was counted; made by `fit`.
+        tables: Counts for each length from 1; made by `fit`.
     """
 
     vocab_size: int
@@ -114,7 +114,7 @@ class Counts:
         codes: Each sequence as one number in base V.
         counts: How often it occurred.
         contexts: Each sequence without its last token.
-        totals: How often that was followed by any token.
+        totals: How often each context was followed by any token.
     """
 
     codes: Int[Tensor, " n"]
@@ -133,7 +133,7 @@ class Counts:
     def look_up(
         self, context: Int[Tensor, " N"], tokens: Int[Tensor, "N M"], vocab_size: int
     ) -> "_Occurrences":
-        """Counts each context followed by each token, and followed by any."""
+        """Returns how often each context was followed by each token, and by any token."""
         codes = context[:, None] * vocab_size + tokens
         return _Occurrences(
             counts=_found(self.codes, self.counts, codes),
@@ -148,7 +148,7 @@ class _Occurrences(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _on_device(table: Counts, device: torch.device) -> Counts:
-    # Cached: a search looks up every position of every draft, and a table may be large.
+    # Cached, because a search looks up every position of every draft, and a table may be large.
     parts = (table.codes, table.counts, table.contexts, table.totals)
     return Counts(*(part.to(device) for part in parts))
 

@@ -25,9 +25,9 @@ class _Beam(NamedTuple):
 
     Attributes:
         tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
-        scores: -inf where there are fewer.
+        scores: Score of each; -inf in unused places.
         counts: Tokens chosen.
-        ended: Whether the last one ends the answer.
+        ended: True if the last chosen token ends the answer.
     """
 
     tokens: Int[Tensor, "B H T"]
@@ -37,7 +37,7 @@ class _Beam(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Tokens that may stand at each position, and their log-probability for the drafter."""
+    """Candidate tokens of each position, and the drafter's log-probability of each."""
 
     tokens: Int[Tensor, "B K C"]
     logs: Float[Tensor, "B K C"]
@@ -47,30 +47,30 @@ class _Candidates(NamedTuple):
 class PathSearch(Drafting):
     """Finds, left to right, a sequence that both the drafter and a causal proxy find likely.
 
-    A masked-diffusion model predicts each position for itself, so the likeliest tokens side by
-    side need not make a sentence. At each position the fewest tokens whose probabilities reach
-    `mass` are kept, `max_candidates` at most; a beam search maximises the sum of `weight` times
-    the drafter's and `1 - weight` times the proxy's log-probability. A sequence that places an EOS
-    is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
+    A masked-diffusion model predicts each position for itself, so that the likeliest tokens of
+    neighbouring positions need not make a sentence. At each position the fewest tokens whose
+    probabilities reach `mass` are kept, `max_candidates` at most; a beam search maximises the sum
+    of `weight` times the drafter's and `1 - weight` times the proxy's log-probability. A sequence
+    with an EOS is finished. `PathSearch(width=1, weight=1.0)` takes the likeliest token everywhere.
 
     With `num_forwards` above 1, the mask predictor looks more than once. After each forward but the
-    last, the sampler commits tokens to the draft at its own pace, and the next forward sees them.
-    The search fills in the positions that are still open. Rows without open positions take part in
-    no further forward.
+    last, the sampler commits tokens to the draft, and the next forward sees them. The search fills
+    in the positions that are still open. Rows without open positions take part in no further
+    forward.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358, section on causal-consistency path search.
     Differs: The paper keeps EOS at every position (`eos="always"`), and sums favour early ends;
     by default EOS must be within `mass`, and finished sequences are compared by the mean. The paper
-    does not say what its S forwards a draft write; here it is what the sampler decides.
+    does not say which tokens its S forwards a draft write; here the sampler decides.
 
     Attributes:
         width: Beginnings kept at each position.
         mass: Probability that the candidates of a position reach, in (0, 1].
         max_candidates: Candidates of a position at most.
-        weight: Of the drafter, in [0, 1].
+        weight: Weight of the drafter, in [0, 1].
         proxy: Scores the order of tokens.
-        eos: Whether EOS is a candidate where it is likely ("within_mass"), or "always".
+        eos: When EOS is a candidate: if it is likely ("within_mass"), or "always".
         length_power: Scores are divided by the length to this power at the end; 0: not at all.
         num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
 
@@ -117,8 +117,8 @@ class PathSearch(Drafting):
         """Returns the best path of each row.
 
         Args:
-            logits: Of the positions after the context.
-            lengths: Of the paths, unless they end with an EOS before; at least 1, at most K.
+            logits: Logits of the positions after the context.
+            lengths: Tokens of the paths, unless they end with an EOS before; at least 1, at most K.
             context: The tokens before, at least `proxy.order - 1`.
             eos_ids: Tokens that end an answer.
         """
@@ -157,9 +157,9 @@ class PathSearch(Drafting):
 
         Args:
             beam: The beginnings.
-            position: Of the token, from 0.
+            position: Position of the token, from 0.
             choices: The candidates.
-            own: The drafter's part of their score.
+            own: The drafter's part of the candidates' score.
             waits: Rows whose drafts end before.
             ends: Tokens that end an answer.
         """
@@ -169,7 +169,7 @@ class PathSearch(Drafting):
         asked = choices.repeat_interleave(H, 0)
         causal = self.proxy.log_probability(context, asked).view(B, H, num)
         gains = own[:, None] + (1.0 - self.weight) * causal.float()
-        # A finished beginning goes on once, as it is.
+        # A finished beginning is kept once, unchanged.
         finished = beam.ended | waits
         gains = gains.masked_fill(finished[..., None], -torch.inf)
         gains[..., 0].masked_fill_(finished, 0.0)

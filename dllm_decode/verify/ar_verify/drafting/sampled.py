@@ -10,13 +10,13 @@ from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Draftin
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, leading, most_likely
 
-# Tells the noise of drafts from that of the tokens that the target writes.
+# Separates the noise of drafts from the noise of the tokens that the target writes.
 _DRAFTS = 1
 
 
 @dataclass(frozen=True)
 class Sampled(Drafting):
-    """Draws each token from what the mask predictor says about its position.
+    """Draws each token from the mask predictor's distribution at its position.
 
     Token i of a draft is drawn from q_i = softmax(logits_i / temperature), independently of the
     others. The target, which would draw it from p_i, accepts it with probability
@@ -24,12 +24,12 @@ class Sampled(Drafting):
     the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
 
     A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
-    (`PathSearch(width=1, weight=1.0)`) with p of that token. So drawing pays where both models are
-    unsure and agree, and searching where they are sure.
+    (`PathSearch(width=1, weight=1.0)`) with p of that token. Drawing is therefore better where both
+    models are unsure and agree, and searching where they are sure.
 
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
     Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.
-    Differs: q_i knows what is committed, and none of the tokens drafted before it.
+    Differs: q_i depends on the committed tokens, and on no token drafted before it.
     """
 
     @property

@@ -27,8 +27,8 @@ class _Level(NamedTuple):
 
     Attributes:
         tokens: The last token of each.
-        parents: Which beginning of the level above it continues.
-        scores: Log-probability of the whole beginning; -inf where there are fewer.
+        parents: Index of the beginning of the level above that each continues.
+        scores: Log-probability of the whole beginning; -inf in unused places.
         context: The tokens that a proxy looks at, the last token among them.
     """
 
@@ -46,11 +46,11 @@ class Tree(Drafting):
     product of its tokens' probabilities; the `budget` most probable ones are closed under leaving
     out the last token, so they are the nodes of a tree. The sum of their probabilities is the
     number of tokens that will be accepted if the mask predictor is right, and no other tree of so
-    many nodes has a larger one. Of equal probabilities, the shorter beginning comes first, then
+    many nodes has a larger one. Among equal probabilities, the shorter beginning comes first, then
     the one whose parent does, then the likelier token, then the lower id. An EOS has no children.
 
-    The text is the target's, whatever the tree is; see `ARVerify`. The draft's length bounds how
-    deep a tree is, not how many nodes it has.
+    The text is the target's for any tree; see `ARVerify`. The draft's length bounds how deep a tree
+    is, not how many nodes it has.
 
     A node is a column of the target's forward. With `column_cost` r, a round costs 1 + r n for n
     nodes and gives 1 + S tokens, S being the sum of their probabilities; a node is added as long as
@@ -59,7 +59,7 @@ class Tree(Drafting):
     With `num_forwards` above 1, the mask predictor looks again after the sampler has committed
     tokens to the draft, as in `PathSearch`; a position keeps the distribution from which its token
     was committed, so that the tree still has alternatives to it. A proxy re-weights the candidates
-    of a position by what stands before them: q(v) times the proxy's probability to the power
+    of a position by the tokens before them: q(v) times the proxy's probability to the power
     `proxy_weight`, normalised to the candidates' sum of q.
 
     Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
@@ -119,7 +119,7 @@ class Tree(Drafting):
         """Returns the tree of each row, nodes in descending order of probability.
 
         Args:
-            logits: Of the positions after the context.
+            logits: Logits of the positions after the context.
             lengths: Depth of the trees at most; at least 1, at most K.
             context: The tokens before, at least `proxy.order - 1`.
             eos_ids: Tokens that end an answer.
@@ -133,14 +133,14 @@ class Tree(Drafting):
         best = above.scores[:, :0]
         for depth in range(logits.shape[1]):
             level = self._extend(above, found, depth, ends)
-            # What is worse than the budget's last so far leads to nothing better.
+            # A beginning that is less likely than the last of the budget has no likelier child.
             best = torch.cat([best, level.scores], -1).sort(dim=-1, descending=True).values
             best = best[:, : self.budget]
             hopeless = (depth >= lengths)[:, None]
             if best.shape[1] == self.budget:
                 hopeless = hopeless | (level.scores < best[:, -1:])
             above = level._replace(scores=level.scores.masked_fill(hopeless, -torch.inf))
-            # Logits without a number make a tree all the same: the engine reports them later.
+            # NaN logits must make a tree too, because the engine reports them later.
             if levels and not (above.scores > -torch.inf).any():
                 break
             levels.append(above)
@@ -150,7 +150,7 @@ class Tree(Drafting):
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
         logs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
         logs = logs.to(widest(logs.device))
-        # Equal ones by id; rounding must not make a child likelier than its parent.
+        # Ties are ordered by id. Rounding must not make a child likelier than its parent.
         order = top.tokens.argsort(-1)
         ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
         order = order.gather(-1, ranking)
@@ -161,7 +161,7 @@ class Tree(Drafting):
     ) -> _Level:
         """Returns the best beginnings that are one token longer."""
         tokens = found.tokens[:, depth]
-        # Beginnings that have ended are put behind all others.
+        # Beginnings that have ended come after all others.
         ended = torch.isin(above.tokens, ends)
         scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
             dim=-1, descending=True, stable=True
@@ -183,7 +183,7 @@ class Tree(Drafting):
     def _gains(
         self, context: Int[Tensor, "B H C"], tokens: Int[Tensor, "B M"], own: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B _ M"]:
-        """Returns the log-probability of each candidate behind each beginning."""
+        """Returns the log-probability of each candidate after each beginning."""
         if self.proxy_weight == 0.0:
             return own[:, None]
         B, H, _ = context.shape
@@ -207,9 +207,9 @@ class Tree(Drafting):
         return (beginnings * candidates <= self.budget).flatten().nonzero().squeeze(-1)
 
     def _pruned(self, levels: list[_Level]) -> Draft:
-        """Puts the best nodes of all levels in order and leaves out what costs more than it gives.
+        """Returns the best nodes of all levels in order, without nodes that are not worth the cost.
 
-        The sort is stable and a node no likelier than its parent, so parents come first.
+        The sort is stable and no node is likelier than its parent, so that parents come first.
         """
         tokens, parents, scores = (
             torch.cat([part[index] for part in levels], -1) for index in range(3)
