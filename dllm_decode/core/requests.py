@@ -57,6 +57,7 @@ class RequestQueue:
 
     def put(self, request: Request) -> None:
         """Adds a request: after those added before, ahead of those still to be produced."""
+        self._cancelled.discard(request.index)
         self._waiting.append(request)
 
     def cancel(self, index: int) -> None:
@@ -69,6 +70,8 @@ class RequestQueue:
         while len(taken) < most:
             request = self._next()
             if request is None:
+                # No request is left that a mark could be meant for.
+                self._cancelled.clear()
                 break
             if request.index not in self.take_cancelled([request.index]):
                 taken.append(request)

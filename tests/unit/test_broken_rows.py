@@ -83,3 +83,19 @@ def test_a_sampler_that_breaks_its_contract_in_one_row_ends_that_row() -> None:
     found = {answer.request: answer.error for answer in run(decoder, RequestQueue(requests), 4)}
     for n, given in enumerate(templates):
         assert ("must commit at least one eligible position" in found[n]) == bool(given)
+
+
+def test_a_cancel_that_comes_too_late_ends_no_later_request_of_the_same_index() -> None:
+    decoder = new_decoder(tiny("llada"), FixedSchedule(2), config=DecodeConfig(**OPTIONS))
+    queue = RequestQueue([decoder.request([3], 0)])
+    first = [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)]
+    queue.cancel(0)
+    queue.put(decoder.request([3], 0))
+    assert [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)] == first
+    queue.put(decoder.request([3], 0))
+    queue.cancel(0)
+    assert not list(run(decoder, queue, 1))
+    for index in range(5):
+        queue.cancel(index)
+    assert not list(run(decoder, queue, 1))
+    assert not queue.take_cancelled(range(5))
