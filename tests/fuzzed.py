@@ -1,0 +1,371 @@
+"""Decodes random cases alone, together and with too few rows, and compares tokens, steps and costs.
+
+    PYTHONPATH=.:tests python tests/fuzzed.py FIRST_SEED NUM_SEEDS [LOG_FILE]
+
+The log file keeps the counts, so that the same command goes on where it was stopped.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from fuzzed_cases import MASK, Case, case_of
+
+from dllm_decode import (
+    ARVerify,
+    DecodeOutput,
+    MultiBlock,
+    NoVerifier,
+    SelfVerify,
+    StepEvent,
+    SuffixWindow,
+    decode,
+    decode_many,
+)
+from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Row
+from dllm_decode.decoder import Decoder
+from dllm_decode.forward import banned_ids
+from dllm_decode.join import Answered
+from dllm_decode.loop import run
+from samplers import JointThreshold
+
+COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")
+RARE = (
+    "a row joined inside another row's block", "rows at different blocks",
+    "rows of different temperature", "rows of different length", "a row moved",
+    "cancelled while decoded", "cancelled while waiting", "a prompt shorter than a model's block",
+    "an answer of no whole number of blocks", "a given EOS", "a given block", "a given answer",
+    "a token edited in a later block", "a token re-masked", "a window shorter than the canvas",
+    "several groups in one forward", "a row longer than all before it", "ended by an EOS",
+    "ended by a stop rule", "drafts accepted by itself", "drafts accepted by a target",
+    "several blocks open", "guidance", "deferred ids", "banned ids",
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """An answer, the canvas of the row after each step, and what the decode cost."""
+
+    tokens: list[int]
+    steps: list[tuple[list[int], list[bool]]]
+    costs: dict[str, int]
+
+
+@dataclass
+class Watch:
+    """Notes the steps of each request, and which rare events the case has met."""
+
+    case: Case
+    events: Counter[str] = field(default_factory=Counter)
+    steps: dict[int, list[tuple[list[int], list[bool]]]] = field(default_factory=dict)
+    rounds: int = 0
+    order: list[int] = field(default_factory=list)
+
+    def __call__(self, event: StepEvent) -> None:
+        self.rounds += 1
+        indices, rows = event.requests.tolist(), event.rows
+        fresh = set(indices) - set(self.steps)
+        parts = (indices, event.after.tokens.tolist(), event.after.unsettled.tolist(), rows)
+        for index, tokens, unsettled, row in zip(*parts, strict=True):
+            own = slice(row.prompt_length, row.prompt_length + row.request.gen_length)
+            self.steps.setdefault(index, []).append((tokens[own], unsettled[own]))
+            is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.open.stop
+            self.note("a row joined inside another row's block", is_inside and bool(fresh))
+        self.note("rows at different blocks", len({r.open.start - r.first for r in rows}) > 1)
+        self.note("rows of different temperature", len({r.request.temperature for r in rows}) > 1)
+        self.note("rows of different length", len({r.request.gen_length for r in rows}) > 1)
+        stayed = [index for index in self.order if index in indices]
+        self.note("a row moved", [index for index in indices if index in self.order] != stayed)
+        self.order = indices
+        for row, has_ended in zip(rows, event.ended.tolist(), strict=True):
+            self.note_row(row, has_ended and row.unsettled < row.answer_end)
+
+    def note_row(self, row: Row, has_ended_early: bool) -> None:
+        """Notes what a row is doing, and whether it has ended before its answer was full."""
+        decoder, reads_tokens = self.case.decoder, row.request.stop.reads_tokens
+        at_eos = row.request.stop_at_eos
+        is_several = isinstance(decoder.schedule, MultiBlock)
+        is_wide = row.open.stop - row.open.start > decoder.block_length
+        self.note("several blocks open", is_several and is_wide)
+        self.note("ended by an EOS", has_ended_early and at_eos and not reads_tokens)
+        self.note("ended by a stop rule", has_ended_early and reads_tokens and not at_eos)
+
+    def note(self, name: str, happened: bool) -> None:
+        self.events[name] += happened
+
+
+def check(case: Case, events: Counter[str]) -> list[str]:
+    """Decodes a case in all ways; returns what differs."""
+    whole = _together(case)
+    faults = _faults(case, whole)
+    for index, other in _with_few_rows(case, events).items():
+        faults += _differences(case, f"row {index} with few rows", other, whole[index])
+    plain = _plainly(case)
+    for request in case.requests:
+        index = request.index
+        faults += _differences(case, f"row {index} alone", _alone(case, request), whole[index])
+        if plain:
+            faults += _differences(case, f"row {index} verified", whole[index], plain[index], False)
+    _note_case(case, whole, events)
+    return faults
+
+
+def _together(case: Case) -> dict[int, Found]:
+    """Decodes all rows at once, and compares the calls of the model with the count."""
+    watch, model = Watch(case), case.decoder.model
+    calls = model.num_calls
+    if case.is_uniform:
+        out = _public(case, watch)
+        forwards, found = out.forwards, _by_row(case, out, watch)
+    else:
+        answers = list(run(case.decoder, RequestQueue(iter(case.requests)), len(case.requests),
+                           [watch]))  # fmt: skip
+        forwards = max(answer.forwards for answer in answers)
+        found = _found(answers, watch)
+    assert model.num_calls - calls == forwards, "calls of the model are miscounted"
+    return found
+
+
+def _public(case: Case, watch: Watch) -> DecodeOutput:
+    decoder, requests = case.decoder, case.requests
+    return decode(
+        decoder.model, [request.prompt for request in requests], decoder.sampler,
+        cache=decoder.cache, verifier=decoder.verifier, blocks=decoder.schedule,
+        templates=[request.template for request in requests], observers=[watch],
+        stop=requests[0].stop, config=decoder.config,
+    )  # fmt: skip
+
+
+def _by_row(case: Case, out: DecodeOutput, watch: Watch) -> dict[int, Found]:
+    costs = {name: getattr(out, name).tolist() for name in COSTS}
+    return {
+        row: Found(tokens, watch.steps.get(row, []), {name: costs[name][row] for name in COSTS})
+        for row, tokens in enumerate(out.tokens.tolist())
+    }
+
+
+def _found(answers: list[Answered], watch: Watch) -> dict[int, Found]:
+    return {
+        number: Found(
+            output.tokens[0].tolist(),
+            watch.steps.get(number, []),
+            {name: int(getattr(output, name)[0]) for name in COSTS},
+        )
+        for number, output, _, _ in answers
+    }
+
+
+def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
+    """Decodes with fewer rows than requests; requests join late and are cancelled."""
+    watch, decoder = Watch(case, events), case.decoder
+    grouped = decoder.model.num_grouped
+    if case.is_uniform:
+        requests = case.requests
+        outs = decode_many(
+            decoder.model, [request.prompt for request in requests], decoder.sampler,
+            num_rows=case.num_rows, cache=decoder.cache, verifier=decoder.verifier,
+            blocks=decoder.schedule, templates=[request.template for request in requests],
+            observers=[watch], stop=requests[0].stop, config=decoder.config,
+        )  # fmt: skip
+        answers = [Answered(number, out, 0, 0) for number, out in enumerate(outs)]
+    else:
+        answers = list(_joining(case, watch))
+        for index in {request.index for request in case.requests} - {a.number for a in answers}:
+            assert index in case.cancels, f"row {index} has no answer"
+            is_decoded = index in watch.steps
+            events["cancelled while decoded"] += is_decoded
+            events["cancelled while waiting"] += not is_decoded
+    events["several groups in one forward"] += decoder.model.num_grouped > grouped
+    return _found(answers, watch)
+
+
+def _joining(case: Case, watch: Watch) -> Iterator[Answered]:
+    queue = RequestQueue()
+    waiting = sorted(zip(case.joins, case.requests, strict=True), key=lambda pair: pair[0])
+
+    def change(event: StepEvent) -> None:
+        while waiting and waiting[0][0] <= watch.rounds:
+            queue.put(waiting.pop(0)[1])
+        for index, at in case.cancels.items():
+            if at == watch.rounds:
+                queue.cancel(index)
+
+    while waiting:
+        queue.put(waiting.pop(0)[1])
+        yield from run(case.decoder, queue, case.num_rows, [watch, change])
+
+
+def _alone(case: Case, request: Request) -> Found:
+    """Decodes one request, by the public function if its answer does not depend on its index."""
+    watch, decoder = Watch(case), case.decoder
+    is_noisy = request.temperature > 0.0 or "random" in repr(decoder.sampler)
+    has_room = decoder.block_length <= max(request.gen_length, decoder.align)
+    if has_room and (request.index == 0 or not is_noisy) and case.seed % 2:
+        config = decoder.config.updated(**case.options[request.index])
+        alone = replace(decoder, config=config)
+        one = case._replace(decoder=alone, requests=[request])
+        (found,) = _by_row(one, _public(one, watch), watch).values()
+        return found._replace(steps=watch.steps.get(0, []))
+    answers = list(run(decoder, RequestQueue(iter([request])), 1, [watch]))
+    return _found(answers, watch)[request.index]
+
+
+def _plainly(case: Case) -> dict[int, Found]:
+    """Decodes without a verifier that changes no token; nothing if the case has none."""
+    if not isinstance(case.decoder.verifier, SelfVerify):
+        return {}
+    decoder = replace(case.decoder, verifier=NoVerifier())
+    return _together(case._replace(decoder=decoder))
+
+
+def _differences(
+    case: Case, way: str, found: Found, expected: Found, with_costs: bool = True
+) -> Iterator[str]:
+    if found.tokens != expected.tokens:
+        yield f"{way}: tokens {found.tokens}, expected {expected.tokens}"
+    elif found.steps != expected.steps:
+        yield f"{way}: other steps, {len(found.steps)} and {len(expected.steps)}"
+    # What SelfVerify drafts depends on the rows that a row waits for.
+    if with_costs and not _waits(case.decoder) and found.costs != expected.costs:
+        yield f"{way}: costs {found.costs}, expected {expected.costs}"
+
+
+def _waits(decoder: Decoder) -> bool:
+    return isinstance(decoder.verifier, SelfVerify) and decoder.verifier.draft_steps > 1
+
+
+def _faults(case: Case, whole: dict[int, Found]) -> list[str]:
+    """Returns what is wrong with answers by themselves."""
+    faults, banned = [], set(banned_ids(case.decoder))
+    ends = case.decoder.verifier.eos_ids(case.decoder.model)
+    for request in case.requests:
+        tokens = whole[request.index].tokens
+        given = [*request.template, *[MASK] * (len(tokens) - len(request.template))]
+        pairs = list(zip(tokens, given, strict=True))
+        if any(token == MASK for token in tokens):
+            faults.append(f"row {request.index}: [MASK] in the answer {tokens}")
+        cut = any(token in ends for token in tokens)
+        if any(want not in (MASK, token) for token, want in pairs) and not cut:
+            faults.append(f"row {request.index}: lost given tokens, {tokens} of {given}")
+        if any(token in banned - {ends[0]} for token, want in pairs if want == MASK):
+            faults.append(f"row {request.index}: a banned token in {tokens}")
+    return faults
+
+
+def _note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None:
+    decoder, size = case.decoder, case.decoder.block_length
+    config, ends, longest = decoder.config, decoder.verifier.eos_ids(decoder.model), 0
+    events["guidance"] += config.cfg_scale > 0.0
+    events["deferred ids"] += bool(config.deferred_ids)
+    events["banned ids"] += bool(config.banned_ids)
+    for number, request in enumerate(case.requests):
+        length, template, found = request.gen_length, request.template, whole[request.index]
+        given = [token != MASK for token in template]
+        blocks = [given[at : at + size] for at in range(0, len(given), size)]
+        width = len(request.prompt) + length
+        is_longer = case.num_rows <= number and width > longest and decoder.cache.needs_kv_cache
+        longest = max(longest, width)
+        saved = found.costs["accepted"] > 0
+        events["a prompt shorter than a model's block"] += len(request.prompt) < decoder.align
+        events["an answer of no whole number of blocks"] += length % size > 0
+        events["a given EOS"] += any(token in ends for token in template)
+        events["a given block"] += any(len(block) == size and all(block) for block in blocks)
+        events["a given answer"] += len(given) == length and all(given)
+        events["a row longer than all before it"] += is_longer
+        events["drafts accepted by itself"] += saved and isinstance(decoder.verifier, SelfVerify)
+        events["drafts accepted by a target"] += saved and isinstance(decoder.verifier, ARVerify)
+        events["a window shorter than the canvas"] += _hides(decoder, length)
+        _note_changes(case, found, events)
+
+
+def _hides(decoder: Decoder, length: int) -> bool:
+    cache = decoder.cache
+    is_window = isinstance(cache, SuffixWindow) and not decoder.model.causal_block_length
+    return is_window and decoder.block_length + cache.width + cache.tail < length
+
+
+def _note_changes(case: Case, found: Found, events: Counter[str]) -> None:
+    edits = isinstance(case.decoder.sampler, JointThreshold)
+    for (old, _), (new, _) in zip(found.steps, found.steps[1:], strict=False):
+        for position, (was, now) in enumerate(zip(old, new, strict=True)):
+            is_later = position >= case.decoder.block_length
+            changed = was not in (MASK, now)
+            events["a token re-masked"] += changed and now == MASK
+            events["a token edited in a later block"] += changed and edits and is_later
+
+
+def kinds(case: Case) -> Iterator[str]:
+    """Names the model and the classes of the plug-ins."""
+    decoder = case.decoder
+    yield decoder.model.name
+    for plugin in (decoder.sampler, decoder.cache, decoder.verifier, decoder.schedule):
+        yield type(plugin).__name__
+
+
+def checked(seed: int, events: Counter[str]) -> list[str]:
+    """Checks the case of a seed; returns what is wrong, and counts what it met."""
+    case = case_of(seed)
+    if isinstance(case, str):
+        events["refused"] += 1
+        return []
+    events["decoded"] += 1
+    events["rows"] += len(case.requests)
+    events.update(kinds(case))
+    try:
+        return check(case, events)
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def described(seed: int) -> str:
+    """Returns what a case consists of, and the command that repeats it."""
+    case = case_of(seed)
+    if isinstance(case, str):
+        return case
+    decoder = case.decoder
+    parts = (
+        decoder.model.name, f"align {decoder.align}, shift {decoder.model.logit_shift}",
+        decoder.sampler, decoder.cache, decoder.verifier, decoder.schedule, decoder.config,
+        f"{case.num_rows} rows, joins {case.joins}, cancels {case.cancels}", *case.requests,
+        f"PYTHONPATH=.:tests python tests/fuzzed.py {seed} 1",
+    )  # fmt: skip
+    return "\n  ".join(map(str, parts))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    first, number = int(sys.argv[1]), int(sys.argv[2])
+    log = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    events: Counter[str] = Counter()
+    start = first
+    if log and log.exists():
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        counts = [line for line in lines if "next" in line]
+        if counts:
+            start, events = counts[-1]["next"], Counter(counts[-1]["events"])
+    for seed in range(start, first + number):
+        faults = checked(seed, events)
+        if faults:
+            events["different"] += 1
+            print(f"seed {seed}: " + "\n    ".join(faults) + f"\n  {described(seed)}", flush=True)
+            _append(log, {"seed": seed, "faults": faults})
+        if seed % 200 == 199 or seed + 1 == first + number:
+            _append(log, {"next": seed + 1, "events": events})
+    print(json.dumps(dict(sorted(events.items()))))
+    missed = [name for name in RARE if not events[name]]
+    print(f"never met: {', '.join(missed) or 'nothing'}")
+
+
+def _append(log: Path | None, line: object) -> None:
+    if log:
+        with log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
