@@ -5,6 +5,7 @@
 The log file keeps the counts, so that the same command goes on where it was stopped.
 """
 
+import gc
 import json
 import sys
 from collections import Counter
@@ -32,7 +33,7 @@ from dllm_decode.core.rows import Row
 from dllm_decode.decoder import Decoder
 from dllm_decode.forward import banned_ids
 from dllm_decode.join import Answered
-from dllm_decode.loop import run
+from dllm_decode.loop import new_decoder, run
 from samplers import JointThreshold
 
 COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")
@@ -204,8 +205,7 @@ def _alone(case: Case, request: Request) -> Found:
     """Decodes one request, by the public function if its answer does not depend on its index."""
     watch, decoder = Watch(case), case.decoder
     is_noisy = request.temperature > 0.0 or "random" in repr(decoder.sampler)
-    has_room = decoder.block_length <= max(request.gen_length, decoder.align)
-    if has_room and (request.index == 0 or not is_noisy) and case.seed % 2:
+    if case.seed % 2 and (request.index == 0 or not is_noisy) and _is_allowed_alone(case, request):
         config = decoder.config.updated(**case.options[request.index])
         alone = replace(decoder, config=config)
         one = case._replace(decoder=alone, requests=[request])
@@ -213,6 +213,20 @@ def _alone(case: Case, request: Request) -> Found:
         return found._replace(steps=watch.steps.get(0, []))
     answers = list(run(decoder, RequestQueue(iter([request])), 1, [watch]))
     return _found(answers, watch)[request.index]
+
+
+def _is_allowed_alone(case: Case, request: Request) -> bool:
+    """Whether `decode` takes a request; a request of `run` may be shorter than a block.
+
+    It may also be shorter than what `Prophet` watches, which `Decoder.request` does not refuse.
+    """
+    decoder = case.decoder
+    config = decoder.config.updated(**case.options[request.index])
+    try:
+        new_decoder(decoder.model, decoder.sampler, config=config)
+    except ValueError:
+        return False
+    return True
 
 
 def _plainly(case: Case) -> dict[int, Found]:
@@ -318,6 +332,7 @@ def checked(seed: int, events: Counter[str]) -> list[str]:
     events.update(kinds(case))
     try:
         return check(case, events)
+    # Any error is a fault of the case, and is reported with its seed.
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 
@@ -339,6 +354,7 @@ def described(seed: int) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()
     first, number = int(sys.argv[1]), int(sys.argv[2])
     log = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     events: Counter[str] = Counter()

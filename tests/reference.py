@@ -1,23 +1,460 @@
-"""LLaDA's decoding loop as its paper describes it, sharing nothing with the engine.
+"""Decoding as papers and documentation describe it, sharing nothing with the engine.
 
-One row at a time, deliberately slow and obvious. Every forward scores the whole canvas in float64.
+One row at a time, one column after the other, in Python's own numbers: slow and obvious. Of the
+package it uses only what a model is asked (`ForwardInputs`).
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from dllm_decode.models.base import ForwardInputs
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Maps token ids (1, L) to logits (1, L, V) that predict the same columns."""
 
 
 class Reference(NamedTuple):
-    """The answer, and which answer positions each forward committed, in the order of commitment."""
+    """What a decode gives.
+
+    Attributes:
+        tokens: The answer.
+        commits: Which answer positions each forward committed.
+        steps: The answer after each forward.
+    """
 
     tokens: list[int]
     commits: list[list[int]]
+    steps: list[list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is asked, and the options that may differ from row to row."""
+
+    prompt: Sequence[int]
+    gen_length: int
+    block_length: int
+    template: Sequence[int] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    index: int = 0
+    stop_at_eos: bool = False
+    truncate_at_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of the model, and the options of all rows.
+
+    Attributes:
+        look: Given the canvas, the open block, and the number of forwards since it was opened:
+            logits of each column of the canvas, `None` where they are not computed.
+        alone: Given the canvas and a block: logits of each of its columns that do not see it.
+        mask_id: The [MASK] token.
+        eos_ids: Tokens that end an answer.
+        banned: Tokens that are never proposed.
+        align: Tokens per block of a block-causal model, else 1.
+        is_tempered: Confidences are those of the distribution that is drawn from.
+        deferred: Tokens that are committed last.
+    """
+
+    look: Callable[[list[int], range, int], list[list[float] | None]]
+    alone: Callable[[list[int], range], list[list[float]]] | None = None
+    mask_id: int
+    eos_ids: tuple[int, ...] = ()
+    banned: frozenset[int] = frozenset()
+    align: int = 1
+    is_tempered: bool = False
+    deferred: tuple[int, ...] = ()
+
+
+@dataclass
+class Block:
+    """What a rule sees of the open block. Columns are those of the canvas.
+
+    Attributes:
+        masks: Columns that hold [MASK].
+        filled: Columns that the rule has filled since the block was opened.
+        canvas: The tokens.
+        token: What the model would write at a column.
+        confidence: Probability of this token.
+        entropy: In nats.
+        margin: Probability of the likeliest token less that of the second.
+        random: A number in (0, 1).
+        alone: Probability of the token in place, from a model that does not see it.
+        step: Steps taken in this block.
+        memory: The rule's own, empty when the block is opened.
+    """
+
+    masks: list[int]
+    filled: list[int]
+    canvas: list[int]
+    token: dict[int, int] = field(default_factory=dict)
+    confidence: dict[int, float] = field(default_factory=dict)
+    entropy: dict[int, float] = field(default_factory=dict)
+    margin: dict[int, float] = field(default_factory=dict)
+    random: dict[int, float] = field(default_factory=dict)
+    alone: dict[int, float] = field(default_factory=dict)
+    step: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+class Choice(NamedTuple):
+    """Columns that take the model's token, columns that become [MASK] again, and the rest.
+
+    Attributes:
+        write: Columns.
+        remask: Columns.
+        stays_open: The columns may still be edited in later steps.
+    """
+
+    write: list[int]
+    remask: Sequence[int] = ()
+    stays_open: bool = False
+
+
+Rule = Callable[[Block], Choice]
+
+
+def most_confident(confidence: dict[int, float], columns: list[int], count: int) -> list[int]:
+    """Returns the columns of the highest numbers; of equal ones the leftmost."""
+    return sorted(columns, key=lambda column: (-confidence[column], column))[:count]
+
+
+def threshold_rule(threshold: float) -> Rule:
+    """Fast-dLLM: all that are confident, or else the best one."""
+
+    def choose(block: Block) -> Choice:
+        chosen = [column for column in block.masks if block.confidence[column] >= threshold]
+        return Choice(chosen or most_confident(block.confidence, block.masks, 1))
+
+    return choose
+
+
+def fixed_rule(steps: int, order: str = "confidence") -> Rule:
+    """LLaDA: an equal number in each step, the remainder in the first ones; the last takes all."""
+
+    def choose(block: Block) -> Choice:
+        masks = block.memory.setdefault("masks", len(block.masks))
+        quota = masks // steps + (block.step < masks % steps)
+        quota = len(block.masks) if block.step >= steps - 1 else max(1, quota)
+        scores = {
+            "confidence": block.confidence,
+            "margin": block.margin,
+            "entropy": {column: -value for column, value in block.entropy.items()},
+            "random": block.random,
+        }[order]
+        return Choice(most_confident(scores, block.masks, quota))
+
+    return choose
+
+
+def entropy_bound_rule(bound: float) -> Rule:
+    """EB-Sampler: lowest entropy first, while the sum less the highest stays within the bound."""
+
+    def choose(block: Block) -> Choice:
+        ordered = sorted(block.masks, key=lambda column: (block.entropy[column], column))
+        count = 0
+        while count < len(ordered):
+            entropies = [block.entropy[column] for column in ordered[: count + 1]]
+            if sum(entropies) - max(entropies) > bound:
+                break
+            count += 1
+        return Choice(ordered[: max(1, count)])
+
+    return choose
+
+
+def joint_rule(threshold: float, edit_threshold: float, max_edit_steps: int) -> Rule:
+    """LLaDA 2.1: commits what is confident, and edits what the model has come to see otherwise."""
+
+    def choose(block: Block) -> Choice:
+        commit = [column for column in block.masks if block.confidence[column] > threshold]
+        commit = commit or most_confident(block.confidence, block.masks, 1)
+        if not block.masks:
+            block.memory["spent"] = block.memory.get("spent", 0) + 1
+        spent = block.memory.get("spent", 0)
+        edit = [
+            column
+            for column in block.filled
+            if block.token[column] != block.canvas[column]
+            and block.confidence[column] > edit_threshold
+            and spent <= max_edit_steps
+        ]
+        is_full = len(commit) == len(block.masks)
+        goes_on = bool(commit or edit) and spent < max_edit_steps
+        return Choice(commit + edit, stays_open=goes_on or not is_full)
+
+    return choose
+
+
+def wino_rule(low: float, high: float, share: float, least: int, most: int) -> Rule:
+    """WINO: commits generously, and re-masks tokens that the model would not have put there."""
+
+    def choose(block: Block) -> Choice:
+        limit = min(max(int(share * len(block.masks)), least), most)
+        wide = [column for column in block.masks if block.confidence[column] > low]
+        commit = most_confident(block.confidence, wide, limit)
+        commit = commit or most_confident(block.confidence, block.masks, 1)
+        last, block.memory["accepts"] = block.memory.get("accepts", 1), len(commit)
+        if len(commit) == 1:
+            return Choice(commit)
+        weak = [column for column in block.filled if block.alone[column] < high]
+        doubts = {column: -block.alone[column] for column in weak}
+        return Choice(commit, remask=most_confident(doubts, weak, last - 1))
+
+    return choose
+
+
+def decode(asked: Asked, row: Row, rule: Rule, *, edits: bool = False) -> Reference:
+    """Decodes one row, block after block."""
+    return _Decode(asked, row, rule, edits).run()
+
+
+class _Decode:
+    def __init__(self, asked: Asked, row: Row, rule: Rule, edits: bool) -> None:
+        self.asked, self.row, self.rule, self.edits = asked, row, rule, edits
+        self.start = len(row.prompt)
+        self.stop = self.start + row.gen_length
+        # On a block-causal model, blocks begin and end where those of the model do.
+        self.first = self.start - self.start % asked.align
+        self.end = self.first + -(-(self.stop - self.first) // asked.align) * asked.align
+        self.canvas = [*row.prompt, *row.template]
+        self.canvas += [asked.mask_id] * (self.end - len(self.canvas))
+        self.open = {n for n, token in enumerate(self.canvas) if token == asked.mask_id}
+        self.given = set(range(self.end)) - self.open
+        self.result = Reference([], [], [])
+
+    def run(self) -> Reference:
+        while not self._has_ended() and any(column < self.stop for column in self.open):
+            size, column = self.row.block_length, min(self.open)
+            at = column - (column - self.first) % size
+            self._finish(range(at, min(at + size, self.end)))
+        return self.result._replace(tokens=self._answer(fills=True))
+
+    def _finish(self, block: range) -> None:
+        """Decodes the open block, unless the answer ends inside it."""
+        known = {n for n in block if self.canvas[n] != self.asked.mask_id}
+        step, memory = 0, dict[str, Any]()
+        while self.open & set(block) and not (step and self._has_ended()):
+            seen = self._seen(block, known, step)
+            seen.memory = memory
+            before = self._answer()
+            self._apply(seen, self.rule(seen), block)
+            if self.row.truncate_at_eos:
+                self._truncate()
+            self._note(before)
+            step += 1
+
+    def _seen(self, block: range, known: set[int], step: int) -> Block:
+        mask = self.asked.mask_id
+        held = [n for n in block if self.canvas[n] != mask and n not in known]
+        # What was truncated is no longer edited, but may be re-masked.
+        held = [n for n in held if n in self.open] if self.edits else held
+        seen = Block([n for n in block if self.canvas[n] == mask], held, self.canvas, step=step)
+        logits = self.asked.look(self.canvas, block, step)
+        num_held = sum(token != mask for token in self.canvas[self.start :])
+        for column in seen.masks + seen.filled:
+            found = logits[column]
+            assert found is not None
+            key = _position_key(self.row, min(num_held, self.row.gen_length), column - self.start)
+            self._judge(seen, column, found, key)
+        if self.asked.alone is not None:
+            for column, found in zip(block, self.asked.alone(self.canvas, block), strict=True):
+                allowed = [
+                    -math.inf if token in self.asked.banned else value
+                    for token, value in enumerate(found)
+                ]
+                seen.alone[column] = _softmax(self._tempered(allowed))[self.canvas[column]]
+        return seen
+
+    def _judge(self, seen: Block, column: int, logits: list[float], key: int) -> None:
+        """Notes what the model says of one column."""
+        asked, row = self.asked, self.row
+        logits = [
+            -math.inf if token in asked.banned else value for token, value in enumerate(logits)
+        ]
+        logits = self._tempered(logits)
+        is_cut = asked.is_tempered or row.top_p < 1.0 or row.top_k > 0
+        temperature = 1.0 if is_cut and row.temperature > 0.0 else row.temperature
+        shares = _softmax(logits)
+        token = _draw(logits, temperature, key) if temperature else logits.index(max(logits))
+        likely = sorted(shares, reverse=True)
+        is_last = token in asked.deferred and self.canvas[column] == asked.mask_id
+        scale = 2.0**-100 if is_last else 1.0
+        seen.token[column] = token
+        seen.confidence[column] = shares[token] * scale
+        seen.margin[column] = (likely[0] - likely[1]) * scale
+        seen.entropy[column] = -sum(share * math.log(share) for share in shares if share)
+        seen.entropy[column] += math.log(len(shares)) if is_last else 0.0
+        seen.random[column] = _uniform(key - 1)
+
+    def _tempered(self, logits: list[float]) -> list[float]:
+        """Divides by the temperature and cuts to the likeliest tokens, if the row asks for it."""
+        row = self.row
+        if not (self.asked.is_tempered or row.top_p < 1.0 or row.top_k > 0):
+            return logits
+        logits = [value / (row.temperature or 1.0) for value in logits]
+        order = sorted(range(len(logits)), key=lambda token: -logits[token])
+        shares, kept, mass = _softmax(logits), set[int](), 0.0
+        for token in order:
+            if row.top_p == 1.0 or mass <= row.top_p:
+                kept.add(token)
+            mass += shares[token]
+        logits = [value if token in kept else -math.inf for token, value in enumerate(logits)]
+        if 0 < row.top_k < len(logits):
+            least = sorted(logits, reverse=True)[row.top_k - 1]
+            logits = [value if value >= least else -math.inf for value in logits]
+        return logits
+
+    def _apply(self, seen: Block, choice: Choice, block: range) -> None:
+        for column in choice.write:
+            self.canvas[column] = seen.token[column]
+        if not self.edits:
+            self.open -= set(choice.write)
+        elif not choice.stays_open:
+            self.open -= set(block)
+        for column in choice.remask:
+            self.canvas[column] = self.asked.mask_id
+            self.open.add(column)
+
+    def _truncate(self) -> None:
+        """Writes EOS over all that follows an EOS, but for given tokens."""
+        ends = [n for n in range(self.start, self.end) if self.canvas[n] in self.asked.eos_ids]
+        for column in range(ends[0] + 1, self.end) if ends else ():
+            stays = self.edits and self.canvas[column] != self.asked.mask_id
+            if column not in self.given and not stays:
+                self.canvas[column] = self.asked.eos_ids[0]
+                self.open.discard(column)
+
+    def _has_ended(self) -> bool:
+        """Whether an EOS is settled with nothing open before it."""
+        settled = self.canvas[self.start : min(self.open, default=self.end)]
+        return self.row.stop_at_eos and any(token in self.asked.eos_ids for token in settled)
+
+    def _answer(self, *, fills: bool = False) -> list[int]:
+        mask, answer = self.asked.mask_id, self.canvas[self.start : self.stop]
+        return [self.asked.eos_ids[0] if fills and t == mask else t for t in answer]
+
+    def _note(self, before: list[int]) -> None:
+        has_ended = self._has_ended() or not any(column < self.stop for column in self.open)
+        after, mask = self._answer(fills=has_ended and self.row.stop_at_eos), self.asked.mask_id
+        self.result.steps.append(after)
+        self.result.commits.append(
+            [n for n, token in enumerate(self._answer()) if before[n] == mask and token != mask]
+        )
+
+
+# Counter-based noise: SplitMix64 of the seed, the number of the prompt, the number of tokens that
+# the answer holds, the position and the token.
+_BITS = (1 << 64) - 1
+
+
+def _mix(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _BITS
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _BITS
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _BITS
+    return value ^ (value >> 31)
+
+
+def _position_key(row: Row, num_held: int, position: int) -> int:
+    own = _mix(_mix(row.seed & _BITS) ^ row.index)
+    return _mix(_mix(own ^ num_held) ^ _mix(position & _BITS))
+
+
+def _uniform(key: int) -> float:
+    return ((_mix(key & _BITS) >> 12) + 0.5) * 2.0**-52
+
+
+def _draw(logits: list[float], temperature: float, key: int) -> int:
+    """Draws a token by Gumbel-max."""
+    scores = [
+        value / temperature - math.log(-math.log(_uniform(key + _mix(token + 1))))
+        for token, value in enumerate(logits)
+    ]
+    return scores.index(max(scores))
+
+
+def _softmax(logits: list[float]) -> list[float]:
+    weights = [math.exp(value - max(logits)) for value in logits]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+@dataclass
+class Looks:
+    """Looks at a model: all columns, or with a cache those that its paper computes.
+
+    Attributes:
+        model: Anything with `predict`, and with `new_kv_cache` if there is a cache.
+        cache: "none"; "prefix": the first forward of a block computes everything, the others the
+            block and what follows it; "dual": the others compute the block alone. Where logits
+            predict the next column, the column before the block is computed too.
+    """
+
+    model: Any
+    cache: Literal["none", "prefix", "dual"] = "none"
+    slots: Any = None
+
+    def __call__(self, canvas: list[int], block: range, step: int) -> list[list[float] | None]:
+        align, shift = self.model.causal_block_length, self.model.logit_shift
+        end = block.stop if align else len(canvas)
+        columns = range(end)
+        if step and self.cache != "none":
+            stop = end if self.cache == "prefix" else block.stop
+            columns = range(max(0, block.start - shift), stop)
+        logits = self._predicted(canvas, columns, end)
+        found: list[list[float] | None] = [None] * len(canvas)
+        for place, column in enumerate(columns):
+            if column + shift < len(canvas):
+                found[column + shift] = logits[place]
+        if shift and columns.start == 0:
+            # Nothing predicts column 0.
+            found[0] = None
+        return found
+
+    def _predicted(self, canvas: list[int], columns: range, end: int) -> list[list[float]]:
+        align = self.model.causal_block_length
+        keys = range(end)
+        sees = [[not align or k // align <= q // align for k in keys] for q in columns]
+        options: dict[str, Any] = {}
+        if self.cache != "none":
+            self.slots = self.slots or self.model.new_kv_cache(1, len(canvas))
+            options = {"kv_cache": self.slots.first(end), "slots": torch.tensor([list(columns)])}
+        return _asked(self.model, [canvas[n] for n in columns], list(columns), sees, **options)
+
+    def alone(self, canvas: list[int], block: range) -> list[list[float]]:
+        """Adds a [MASK] for each column of the block, which sees all but this column.
+
+        As in WINO's code, these see each other too, and no other column sees them.
+        """
+        columns = [*range(len(canvas)), *block]
+        tokens = [*canvas, *[self.model.mask_id] * len(block)]
+        sees = [[key < len(canvas) for key in range(len(columns))] for _ in columns]
+        for place, column in enumerate(block, len(canvas)):
+            sees[place] = [key != column for key in range(len(columns))]
+        return _asked(self.model, tokens, columns, sees)[len(canvas) :]
+
+
+def _asked(
+    model: Any, tokens: list[int], positions: list[int], sees: list[list[bool]], **options: Any
+) -> list[list[float]]:
+    inputs = ForwardInputs(
+        tokens=torch.tensor([tokens]),
+        positions=torch.tensor([positions]),
+        wanted=torch.arange(len(tokens))[None],
+        attend=torch.tensor([sees]),
+        **options,
+    )
+    found: list[list[float]] = model.predict(inputs)[0].double().tolist()
+    return found
 
 
 def fixed_schedule(
@@ -30,13 +467,8 @@ def fixed_schedule(
     mask_id: int,
 ) -> Reference:
     """Commits the most confident positions, a fixed number a step, remainder first."""
-
-    def quota(step: int, masks_at_entry: int, confidences: dict[int, float]) -> list[int]:
-        base, rest = divmod(masks_at_entry, steps_per_block)
-        count = base + (1 if step < rest else 0)
-        return sorted(confidences, key=lambda position: -confidences[position])[:count]
-
-    return _decode(logits_of, prompt, gen_length, block_length, mask_id, quota)
+    row = Row(prompt=prompt, gen_length=gen_length, block_length=block_length)
+    return decode(_by_function(logits_of, mask_id), row, fixed_rule(steps_per_block))
 
 
 def threshold(
@@ -49,42 +481,13 @@ def threshold(
     mask_id: int,
 ) -> Reference:
     """Commits every position whose confidence reaches the threshold, or else the best one."""
-
-    def confident(step: int, masks_at_entry: int, confidences: dict[int, float]) -> list[int]:
-        chosen = [position for position, value in confidences.items() if value >= threshold]
-        return chosen or [max(confidences, key=lambda position: confidences[position])]
-
-    return _decode(logits_of, prompt, gen_length, block_length, mask_id, confident)
+    row = Row(prompt=prompt, gen_length=gen_length, block_length=block_length)
+    return decode(_by_function(logits_of, mask_id), row, threshold_rule(threshold))
 
 
-def _decode(
-    logits_of: LogitsOf,
-    prompt: Sequence[int],
-    gen_length: int,
-    block_length: int,
-    mask_id: int,
-    choose: Callable[[int, int, dict[int, float]], list[int]],
-) -> Reference:
-    canvas = torch.tensor([[*prompt, *[mask_id] * gen_length]])
-    commits = []
-    for block_start in range(0, gen_length, block_length):
-        block = range(block_start, min(block_start + block_length, gen_length))
-        step = 0
-        masks_at_entry = len(block)
-        while any(canvas[0, len(prompt) + position] == mask_id for position in block):
-            logits = logits_of(canvas)
-            logits[:, :, mask_id] = -torch.inf
-            probabilities = torch.softmax(logits.to(torch.float64), dim=-1)
-            best_probability, best_token = probabilities.max(dim=-1)
-            confidences = {
-                position: float(best_probability[0, len(prompt) + position])
-                for position in block
-                if canvas[0, len(prompt) + position] == mask_id
-            }
-            chosen = choose(step, masks_at_entry, confidences)
-            for position in chosen:
-                canvas[0, len(prompt) + position] = best_token[0, len(prompt) + position]
-            if chosen:
-                commits.append(sorted(chosen))
-            step += 1
-    return Reference(canvas[0, len(prompt) :].tolist(), commits)
+def _by_function(logits_of: LogitsOf, mask_id: int) -> Asked:
+    def look(canvas: list[int], block: range, step: int) -> list[list[float] | None]:
+        found: list[list[float] | None] = logits_of(torch.tensor([canvas]))[0].double().tolist()
+        return found
+
+    return Asked(look=look, mask_id=mask_id, banned=frozenset({mask_id}))

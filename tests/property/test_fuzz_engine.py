@@ -1,0 +1,61 @@
+"""Laws 2 and 6 over the whole product of models, plug-ins and options, on random cases.
+
+A case is a model with random weights in float64, a sampler, a cache policy, a block schedule, a
+verifier, options, and 2 to 5 requests, most of them with templates and options of their own. It is
+decoded three times: each request alone, all at once, and with fewer rows than requests, where
+requests join late and some are cancelled. Tokens, the canvas after each step, and the costs of each
+row must be equal; with `SelfVerify`, tokens and steps also equal those of plain decoding.
+
+20,000 cases that are not refused take about an hour; the command goes on where it was stopped:
+
+    OMP_NUM_THREADS=1 PYTHONPATH=.:tests python tests/fuzzed.py 0 40000 fuzz.jsonl
+"""
+
+from collections import Counter
+
+import pytest
+from families_under_test import EVERY_FAMILY
+from fuzzed import RARE, checked, described
+from fuzzed_cases import SAMPLERS
+
+from dllm_decode.blocks.registry import ALL_SCHEDULES
+from samplers import parse
+
+PLUGINS = (
+    *(schedule.__name__ for schedule in ALL_SCHEDULES),
+    "NoCache", "PrefixCache", "DualCache", "FreeCache", "DelayedCache", "SettledCache",
+    "PipelineCache", "SubBlockCache", "SuffixWindow",
+    "NoVerifier", "SelfVerify", "ARVerify", "Guided",
+)  # fmt: skip
+NUM_SEEDS = 1600
+
+
+def decoded(seeds: range) -> Counter[str]:
+    """Checks the cases of some seeds, and returns what they met."""
+    events: Counter[str] = Counter()
+    for seed in seeds:
+        faults = checked(seed, events)
+        if faults:
+            pytest.fail(f"seed {seed}: " + "\n".join(faults) + f"\n{described(seed)}")
+    return events
+
+
+def test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows() -> None:
+    events = decoded(range(60))
+    assert events["decoded"] > 10
+    assert events["rows at different blocks"] > 0
+
+
+@pytest.mark.slow
+def test_random_cases_decode_the_same_alone_together_and_with_few_rows() -> None:
+    events = decoded(range(NUM_SEEDS))
+    classes = {type(parse(text)).__name__ for text in SAMPLERS}
+    wanted = (*RARE, *PLUGINS, *classes, *EVERY_FAMILY)
+    assert [name for name in wanted if not events[name]] == []
+    assert events["decoded"] > 0.45 * NUM_SEEDS
+
+
+def test_a_seed_gives_the_same_case_again() -> None:
+    """A failure is repeated by its seed."""
+    for seed in range(20):
+        assert described(seed) == described(seed)
