@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from fuzzed_cases import MASK, Case, case_of
+from fuzzed_cases import MASK, Case, OneByOne, case_of
 
 from dllm_decode import (
     ARVerify,
@@ -46,6 +46,7 @@ RARE = (
     "several groups in one forward", "a row longer than all before it", "ended by an EOS",
     "ended by a stop rule", "drafts accepted by itself", "drafts accepted by a target",
     "several blocks open", "guidance", "deferred ids", "banned ids",
+    "a model that computes no groups",
 )  # fmt: skip
 
 
@@ -275,6 +276,7 @@ def _note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> Non
     decoder, size = case.decoder, case.decoder.block_length
     config, ends, longest = decoder.config, decoder.verifier.eos_ids(decoder.model), 0
     events["guidance"] += config.cfg_scale > 0.0
+    events["a model that computes no groups"] += isinstance(decoder.model, OneByOne)
     events["deferred ids"] += bool(config.deferred_ids)
     events["banned ids"] += bool(config.banned_ids)
     for number, request in enumerate(case.requests):

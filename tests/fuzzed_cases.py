@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from drafted import DriftingModel, tiny_target
 from families_under_test import EVERY_FAMILY, REGISTERED, shape_of
+from spied import Spied
 from torch import Tensor
 
 from dllm_decode import (
@@ -23,6 +24,7 @@ from dllm_decode import (
     ForwardInputs,
     FreeCache,
     Guided,
+    KVCache,
     MultiBlock,
     NoCache,
     NoVerifier,
@@ -44,6 +46,7 @@ from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.network.transformer import Transformer
 from samplers import parse
 from samplers.facts import Fact
@@ -83,6 +86,26 @@ class Counted(MaskedTransformer):
             self.num_calls += 1
             self.num_grouped += 1
         return super().predict_groups(groups)
+
+
+class OneByOne(Spied):
+    """A model that is called once for each group, as a wrapped model of transformers is."""
+
+    num_grouped = 0
+
+    def __init__(self, model: Counted) -> None:
+        super().__init__(model)
+        self.counted = model
+
+    @property
+    def num_calls(self) -> int:
+        return self.counted.num_calls
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        return self.counted.predict(inputs)
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        return self.counted.new_kv_cache(num_rows, num_slots)
 
 
 class CountedToy(DriftingModel):
@@ -131,17 +154,18 @@ def network(family: str, number: int, peak: float) -> Transformer:
 @cached
 def model_of(
     family: str, number: int, peak: float, align: int, ends: tuple[int, ...]
-) -> Counted | CountedToy:
-    """Returns a tiny model; the ends are all but one of its EOS."""
+) -> Counted | OneByOne | CountedToy:
+    """Returns a tiny model; the ends are all but one of its EOS. Number 3 computes no groups."""
     if family == "toy":
         return CountedToy(
             VOCAB_SIZE, MASK, (EOS, *ends), logit_shift=number % 2, causal_block_length=align,
             peak=2.0 + peak, drift=0.15 * number,
         )  # fmt: skip
-    return Counted(
+    model = Counted(
         network(family, number, peak), name=family, mask_id=MASK, eos_ids=(EOS, *ends),
         banned_ids=(21,), logit_shift=REGISTERED[family].logit_shift, causal_block_length=align,
     )  # fmt: skip
+    return OneByOne(model) if number == 3 else model
 
 
 class Case(NamedTuple):
@@ -194,7 +218,7 @@ def case_of(seed: int) -> Case | str:
         return str(refusal)
 
 
-def _model(rng: random.Random) -> Counted | CountedToy:
+def _model(rng: random.Random) -> MaskPredictor:
     family = rng.choice((*EVERY_FAMILY, "toy", "toy"))
     may_be_causal = family == "toy" or family.startswith("a2d")
     is_causal = rng.random() < 0.3 if may_be_causal else REGISTERED[family].block_length > 0
@@ -223,7 +247,7 @@ def _config(rng: random.Random, gen_length: int, block_length: int) -> DecodeCon
     )  # fmt: skip
 
 
-def _cache(rng: random.Random, model: Counted | CountedToy, block_length: int) -> CachePolicy:
+def _cache(rng: random.Random, model: MaskPredictor, block_length: int) -> CachePolicy:
     if isinstance(model, CountedToy) or rng.random() < 0.2:
         return NoCache()
     count: Callable[[int, int], int] = rng.randint

@@ -12,7 +12,6 @@ from fuzzed_cases import (
     MASK,
     WORDS,
     Case,
-    Counted,
     CountedToy,
     model_of,
     without_known_defects,
@@ -23,6 +22,7 @@ from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.forward import banned_ids
 from dllm_decode.loop import new_decoder, run
+from dllm_decode.models.base import MaskPredictor
 from samplers import (
     ConfidenceThreshold,
     EntropyBound,
@@ -83,7 +83,7 @@ def ruled(rng: random.Random) -> tuple[Sampler, reference.Rule]:
 def drawn(rng: random.Random) -> Drawn:
     sampler, rule = ruled(rng)
     model = drawn_model(rng, is_wino=isinstance(sampler, Wino))
-    has_cache = isinstance(model, Counted) and not isinstance(sampler, Wino)
+    has_cache = not isinstance(model, CountedToy) and not isinstance(sampler, Wino)
     cache: Kept = rng.choice(("none", "prefix", "dual")) if has_cache else "none"
     align = model.causal_block_length
     block_length = align * rng.randint(1, 3) if align else rng.randint(1, 8)
@@ -97,7 +97,7 @@ def drawn(rng: random.Random) -> Drawn:
     return Drawn(decoder, requests, rule, cache)
 
 
-def drawn_model(rng: random.Random, *, is_wino: bool) -> Counted | CountedToy:
+def drawn_model(rng: random.Random, *, is_wino: bool) -> MaskPredictor:
     family = rng.choice(("llada", "llada_moe") if is_wino else FAMILIES)
     align = 0
     if family in ("sdar", "fast_dllm_v2") or (family == "toy" and rng.random() < 0.5):
