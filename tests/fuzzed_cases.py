@@ -87,6 +87,13 @@ class Counted(MaskedTransformer):
             self.num_grouped += 1
         return super().predict_groups(groups)
 
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        """Returns a cache full of noise: a slot that is read before it is written shows."""
+        kv_cache = super().new_kv_cache(num_rows, num_slots)
+        for buffer in kv_cache.buffers:
+            buffer.normal_(0.0, 3.0)
+        return kv_cache
+
 
 class OneByOne(Spied):
     """A model that is called once for each group, as a wrapped model of transformers is."""
