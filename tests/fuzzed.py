@@ -31,7 +31,6 @@ from dllm_decode import (
 from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.core.rows import Row
 from dllm_decode.decoder import Decoder
-from dllm_decode.forward import banned_ids
 from dllm_decode.join import Answered
 from dllm_decode.loop import new_decoder, run
 from samplers import JointThreshold
@@ -264,8 +263,9 @@ def _waits(decoder: Decoder) -> bool:
 
 def _faults(case: Case, whole: dict[int, Found]) -> list[str]:
     """Returns what is wrong with answers by themselves."""
-    faults, banned = [], set(banned_ids(case.decoder))
-    ends = case.decoder.verifier.eos_ids(case.decoder.model)
+    model, faults = case.decoder.model, []
+    banned = {MASK, *model.banned_ids, *case.decoder.config.banned_ids}
+    ends = case.decoder.verifier.eos_ids(model)
     for request in case.requests:
         tokens = whole[request.index].tokens
         given = [*request.template, *[MASK] * (len(tokens) - len(request.template))]

@@ -20,7 +20,6 @@ from fuzzed_cases import (
 from dllm_decode import CachePolicy, DecodeConfig, DualCache, NoCache, PrefixCache
 from dllm_decode.core.requests import Request, RequestQueue
 from dllm_decode.decoder import Decoder
-from dllm_decode.forward import banned_ids
 from dllm_decode.loop import new_decoder, run
 from dllm_decode.models.base import MaskPredictor
 from samplers import (
@@ -129,9 +128,11 @@ def plainly(case: Drawn, asked: Request) -> reference.Reference:
         top_k=asked.top_k, seed=asked.seed, index=asked.index, stop_at_eos=asked.stop_at_eos,
         truncate_at_eos=asked.truncate_at_eos,
     )  # fmt: skip
+    banned = frozenset((MASK, *model.banned_ids, *decoder.config.banned_ids))
     everything = reference.Asked(
         look=looks, alone=looks.alone if decoder.sampler.leave_one_out else None, mask_id=MASK,
-        eos_ids=model.eos_ids, banned=frozenset(banned_ids(decoder)), align=decoder.align,
+        eos_ids=model.eos_ids, banned=banned,
+        align=model.causal_block_length or 1,
         is_tempered=decoder.config.confidence_from == "tempered",
         deferred=decoder.config.deferred_ids,
     )  # fmt: skip
