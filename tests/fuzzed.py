@@ -176,7 +176,7 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
         answers = [Answered(number, out, 0, 0) for number, out in enumerate(outs)]
     else:
         answers = list(_joining(case, watch))
-        for index in {request.index for request in case.requests} - {a.number for a in answers}:
+        for index in {request.index for request in case.requests} - {a.request for a in answers}:
             assert index in case.cancels, f"row {index} has no answer"
             is_decoded = index in watch.steps
             events["cancelled while decoded"] += is_decoded

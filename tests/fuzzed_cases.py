@@ -308,9 +308,7 @@ def _with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
     requests, options = [], []
     for index in range(number):
         own = _own_options(rng, decoder) if has_own else {}
-        asked = own.get("gen_length", decoder.config.gen_length)
-        length = without_known_defects(decoder, asked)
-        own |= {"gen_length": length} if length != asked else {}
+        length = own.get("gen_length", decoder.config.gen_length)
         template = _template(rng, decoder, length) if has_templates else []
         prompt = rng.choices(WORDS, k=rng.choice((1, 2, rng.randint(1, 12))))
         requests.append(decoder.request(prompt, index, template=template, stop=stop, **own))
@@ -320,16 +318,6 @@ def _with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
     cancels = {rng.randrange(number): rng.randint(1, 6)} if rng.random() < 0.12 else {}
     num_rows = rng.randint(max(1, number - 4), number - 1)
     return Case(seed, decoder, requests, options, num_rows, joins, cancels)
-
-
-def without_known_defects(decoder: Decoder, gen_length: int) -> int:
-    """Returns an answer length at which the engine is right; all other lengths stay as they are.
-
-    Where a sampler asks for `View.leave_one_out` (`Wino`) and the last block is shorter than the
-    others, the copies of columns after the row's end are seen, which depends on the neighbours.
-    """
-    size = decoder.block_length
-    return gen_length if not decoder.sampler.leave_one_out else max(1, gen_length // size) * size
 
 
 def _own_options(rng: random.Random, decoder: Decoder) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from fuzzed_cases import (
     Case,
     CountedToy,
     model_of,
-    without_known_defects,
 )
 
 from dllm_decode import CachePolicy, DecodeConfig, DualCache, NoCache, PrefixCache
@@ -106,7 +105,7 @@ def drawn_model(rng: random.Random, *, is_wino: bool) -> MaskPredictor:
 
 
 def request(rng: random.Random, decoder: Decoder, index: int) -> Request:
-    gen_length = without_known_defects(decoder, rng.randint(1, decoder.config.gen_length))
+    gen_length = rng.randint(1, decoder.config.gen_length)
     choices = (MASK, MASK, rng.choice(WORDS), rng.choice(WORDS), rng.choice(decoder.model.eos_ids))
     template = rng.choices(choices, (4, 4, 4, 4, 1), k=rng.randint(0, gen_length))
     cut: Any = rng.choice(({}, {}, {}, {"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8}))
@@ -146,7 +145,7 @@ def compare(seed: int, number: int) -> Counter[str]:
         case = drawn(rng)
         watch = Watch(Case(seed, case.decoder, case.requests, [], 2, [], {}))
         answers = {
-            answer.number: answer.output
+            answer.request: answer.output
             for answer in run(case.decoder, RequestQueue(iter(case.requests)), 2, [watch])
         }
         for asked in case.requests:
