@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from drafted import greedy
 from fuzzed_cases import MASK, Case, OneByOne, case_of
 
 from dllm_decode import (
@@ -45,7 +46,7 @@ RARE = (
     "several groups in one forward", "a row longer than all before it", "ended by an EOS",
     "ended by a stop rule", "drafts accepted by itself", "drafts accepted by a target",
     "several blocks open", "guidance", "deferred ids", "banned ids",
-    "a model that computes no groups",
+    "a model that computes no groups", "compared with the target alone",
 )  # fmt: skip
 
 
@@ -110,6 +111,7 @@ def check(case: Case, events: Counter[str]) -> list[str]:
     for request in case.requests:
         index = request.index
         faults += _differences(case, f"row {index} alone", _alone(case, request), whole[index])
+        faults += _as_the_target(case, request, whole[index], events)
         if plain:
             faults += _as_plainly(case, whole[index], plain[index], f"row {index} verified")
     _note_case(case, whole, events)
@@ -243,6 +245,27 @@ def _as_plainly(case: Case, found: Found, plain: Found, way: str) -> Iterator[st
     is_in_turn = isinstance(verifier, SelfVerify) and verifier.evaluate == "sequential"
     if costs[0] > costs[1] and not is_in_turn:
         yield f"{way}: {costs[0]} forwards, {costs[1]} plainly"
+
+
+def _as_the_target(
+    case: Case, request: Request, found: Found, events: Counter[str]
+) -> Iterator[str]:
+    """Compares an answer with that of the target alone, one token and one whole forward a time."""
+    verifier, given = case.decoder.verifier, list(request.template)
+    if not isinstance(verifier, ARVerify) or request.temperature or request.stop.reads_tokens:
+        return
+    model, ends = case.decoder.model, verifier.target.eos_ids
+    if not request.stop_at_eos or MASK in given or any(token in ends for token in given):
+        return
+    network = verifier.target.network.model
+    banned = (MASK, *model.banned_ids, *case.decoder.config.banned_ids)
+    own = greedy(
+        network, [*request.prompt, *given], gen_length=request.gen_length - len(given),
+        stops=ends, banned=banned,
+    )  # fmt: skip
+    events["compared with the target alone"] += 1
+    if found.tokens != given + own:
+        yield f"row {request.index}: {found.tokens}, the target alone {given + own}"
 
 
 def _differences(
