@@ -9,7 +9,7 @@ import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +129,7 @@ def _together(case: Case) -> dict[int, Found]:
         answers = list(run(case.decoder, RequestQueue(iter(case.requests)), len(case.requests),
                            [watch]))  # fmt: skip
         forwards = max(answer.forwards for answer in answers)
-        found = _found(answers, watch)
+        found = _found(_outputs(answers), watch)
     assert model.num_calls - calls == forwards, "calls of the model are miscounted"
     return found
 
@@ -152,15 +152,21 @@ def _by_row(case: Case, out: DecodeOutput, watch: Watch) -> dict[int, Found]:
     }
 
 
-def _found(answers: list[Answered], watch: Watch) -> dict[int, Found]:
+def _found(outputs: dict[int, DecodeOutput], watch: Watch) -> dict[int, Found]:
     return {
-        number: Found(
+        index: Found(
             output.tokens[0].tolist(),
-            watch.steps.get(number, []),
+            watch.steps.get(index, []),
             {name: int(getattr(output, name)[0]) for name in COSTS},
         )
-        for number, output, _, _ in answers
+        for index, output in outputs.items()
     }
+
+
+def _outputs(answers: Iterable[Answered]) -> dict[int, DecodeOutput]:
+    listed = list(answers)
+    assert not any(answer.error for answer in listed), [answer.error for answer in listed]
+    return {answer.request: answer.output for answer in listed}
 
 
 def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
@@ -175,16 +181,16 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
             blocks=decoder.schedule, templates=[request.template for request in requests],
             observers=[watch], stop=requests[0].stop, config=decoder.config,
         )  # fmt: skip
-        answers = [Answered(number, out, 0, 0) for number, out in enumerate(outs)]
+        outputs = dict(enumerate(outs))
     else:
-        answers = list(_joining(case, watch))
-        for index in {request.index for request in case.requests} - {a.request for a in answers}:
+        outputs = _outputs(_joining(case, watch))
+        for index in {request.index for request in case.requests} - set(outputs):
             assert index in case.cancels, f"row {index} has no answer"
             is_decoded = index in watch.steps
             events["cancelled while decoded"] += is_decoded
             events["cancelled while waiting"] += not is_decoded
     events["several groups in one forward"] += decoder.model.num_grouped > grouped
-    return _found(answers, watch)
+    return _found(outputs, watch)
 
 
 def _joining(case: Case, watch: Watch) -> Iterator[Answered]:
@@ -213,8 +219,8 @@ def _alone(case: Case, request: Request) -> Found:
         one = case._replace(decoder=alone, requests=[request])
         (found,) = _by_row(one, _public(one, watch), watch).values()
         return found._replace(steps=watch.steps.get(0, []))
-    answers = list(run(decoder, RequestQueue(iter([request])), 1, [watch]))
-    return _found(answers, watch)[request.index]
+    outputs = _outputs(run(decoder, RequestQueue(iter([request])), 1, [watch]))
+    return _found(outputs, watch)[request.index]
 
 
 def _is_allowed_alone(case: Case, request: Request) -> bool:
