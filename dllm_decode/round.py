@@ -196,7 +196,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
         if is_full or (row.request.stop_at_eos and found.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
-    return state, sorted({*done, *_stopped(decoder, state)})
+    return state, sorted({*done, *_stopped(decoder, state, stepping)})
 
 
 def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None) -> _Read:
@@ -240,9 +240,12 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach) -> str:
     return f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."
 
 
-def _stopped(decoder: Decoder, state: State) -> list[int]:
-    """Returns the rows that their own stop rule ends; the host reads tokens only if one has any."""
-    asking = [n for n, row in enumerate(state.rows) if row.request.stop.reads_tokens]
+def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
+    """Returns the rows that their own stop rule ends; the host reads tokens only if one has any.
+
+    Rows that took no step are not asked, because given tokens could end them before their first.
+    """
+    asking = [n for n in stepping if state.rows[n].request.stop.reads_tokens]
     if not asking:
         return []
     texts = final_tokens(state.rows, state.here, is_final=decoder.tokens_are_final)

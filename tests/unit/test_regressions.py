@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from drafted import tiny_target
+from fuzzed_cases import StopAt, model_of
 from spied import Peaked, tiny
 
 from dllm_decode import (
@@ -197,3 +198,18 @@ def test_a_window_s_tail_is_the_row_s_own(inner: CachePolicy) -> None:
         whole = decode(model, asked, ConfidenceThreshold(0.5), **options)
         many = [*decode_many(model, asked, ConfidenceThreshold(0.5), num_rows=2, **options)]
         assert torch.equal(torch.cat([out.tokens for out in many]), whole.tokens)
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])
+def test_given_tokens_that_stop_a_row_do_not_end_it_before_its_first_step(seed: int) -> None:
+    """A row that joined while `SelfVerify` let it wait was ended at once."""
+    model = model_of("toy", seed % 4, 4.0, 0, ())
+    options: dict[str, Any] = {
+        "gen_length": 12, "block_length": 4, "stop_at_eos": False, "verifier": SelfVerify(3),
+        "stop": StopAt(frozenset({20})), "templates": [[], [], [5, 20]],
+    }  # fmt: skip
+    prompts = [[1 + seed % 7], [2, 3], [4, seed % 20, 6]]
+    sampler = ConfidenceThreshold(0.4)
+    whole = decode(model, prompts, sampler, **options)
+    for row, one in enumerate(decode_many(model, prompts, sampler, num_rows=2, **options)):
+        assert torch.equal(one.tokens[0], whole.tokens[row])

@@ -46,7 +46,7 @@ class SelfVerify(Verifier):
     round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so that this
     holds at any temperature, seed by seed.
 
-    There are never more forwards than in plain decoding, but a forward computes up to `draft_steps`
+    No row takes part in more forwards than in plain decoding, but one computes up to `draft_steps`
     times as many columns, all of which count as query positions. This pays if the time of a forward
     hardly depends on its columns: on a GPU, with a cache that leaves few columns, for few rows.
 
