@@ -27,7 +27,7 @@ from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
 from .core.window import Window
 from .decoder import Decoder, Look, Pass
-from .generation import GenerateOutput, generate
+from .generation import Answer, GenerateOutput, generate
 from .loop import decode, decode_many, new_decoder, run
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
@@ -57,6 +57,7 @@ __version__: str
 __all__ = [
     "ARVerify",
     "AdaptiveBlocks",
+    "Answer",
     "BlockSchedule",
     "CachePolicy",
     "Canvas",

@@ -1,9 +1,10 @@
 """Texts, chats or token ids in, texts out."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, Unpack, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from textwrap import shorten
+from typing import Any, Literal, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -33,11 +34,15 @@ Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes."""
 
 
+UseTemplate: TypeAlias = bool | Literal["auto"]
+"""Whether texts are put through the chat template; "auto": if the tokenizer has one."""
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """The methods of a transformers tokenizer that `generate` calls."""
 
-    def __call__(self, text: str) -> Any: ...
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 
@@ -47,21 +52,77 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class GenerateOutput:
-    """Texts, and the decode that gave them.
+class Answer:
+    """The answer to one input.
 
     Attributes:
-        texts: One answer per input, before its EOS and before the first stop string.
-        decoded: Tokens and cost.
+        text: The answer before its EOS and before the first stop string.
+        token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
+        finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
+        forwards: Forwards of the model that its row took part in.
     """
 
-    texts: list[str]
+    text: str
+    token_ids: list[int] = field(repr=False)
+    finish_reason: Literal["stop", "length"]
+    forwards: int
+
+
+@dataclass(frozen=True, repr=False)
+class GenerateOutput:
+    """One answer per input, and the decode that gave them.
+
+    It has a length, an index and an iteration: those of `answers`.
+
+    Attributes:
+        answers: The answers, in the order of the inputs.
+        decoded: Tokens and cost of all answers.
+    """
+
+    answers: list[Answer]
     decoded: DecodeOutput
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, index: int) -> Answer:
+        return self.answers[index]
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self.answers)
+
+    def __repr__(self) -> str:
+        """Returns the cost and the beginnings of the first texts."""
+        texts = ", ".join(repr(shorten(text, 50, placeholder=" ...")) for text in self.texts[:3])
+        more = ", ..." if len(self) > 3 else ""
+        return f"GenerateOutput([{texts}{more}], {len(self)} answers, {self.cost})"
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each answer."""
+        return [answer.text for answer in self.answers]
 
     @property
     def tokens_per_forward(self) -> float:
         """The ratio of all answers' lengths to all rows' forwards."""
         return self.decoded.tokens_per_forward()
+
+    @property
+    def cost(self) -> str:
+        """The cost in words."""
+        return (
+            f"{int(self.decoded.nfe.sum())} forwards, {self.tokens_per_forward:.1f} tokens per "
+            f"forward, {self.decoded.wall_s:.2f} s"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold: the answers and their cost."""
+        return {
+            "answers": [asdict(answer) for answer in self.answers],
+            "forwards": self.decoded.forwards,
+            "tokens_per_forward": self.tokens_per_forward,
+            "wall_s": self.decoded.wall_s,
+        }
 
 
 def generate(
@@ -70,6 +131,7 @@ def generate(
     inputs: Inputs,
     sampler: Sampler,
     *,
+    chat: UseTemplate = "auto",
     attention_mask: Int[Tensor, "B N"] | None = None,
     config: DecodeConfig = DecodeConfig(),
     cache: CachePolicy = NoCache(),
@@ -90,17 +152,20 @@ def generate(
             "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
             "how many apples does emma have now ?"
         )
-        chat = [{"role": "user", "content": question}]
-        out = generate(model, tokenizer, chat, ConfidenceThreshold(0.9))
+        out = generate(model, tokenizer, question, ConfidenceThreshold(0.9))
         print(out.texts[0])
 
     Args:
         model: The mask predictor.
         tokenizer: The model's tokenizer, as `load_model` returns it.
-        inputs: A text or texts, which are tokenized as they are; a chat or chats, lists of turns
-            with "role" and "content", which go through the tokenizer's chat template; or token
-            ids: a list, lists, a tensor with its `attention_mask`, or the tokenizer's output.
+        inputs: A text or texts, see `chat`; a chat or chats, lists of turns with "role" and
+            "content", which go through the tokenizer's chat template; or token ids: a list, lists,
+            a tensor with its `attention_mask`, or the tokenizer's output.
         sampler: Which positions to commit, and with which token.
+        chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
+            has a template. True: so always. False: as they are, with a warning if there is a
+            template. A text that begins with a special token is taken for one that has been through
+            a template already: with "auto" and False its tokens are read, and nothing is added.
         attention_mask: For token ids in a tensor: 0 at padding.
         config: The options of the decode.
         cache: Which columns to recompute at each forward.
@@ -131,7 +196,7 @@ def generate(
     require_integer("num_rows", num_rows, least=1)
     config = config.updated(**options)
     _require_tokenizer(tokenizer)
-    prompts = prompt_ids(tokenizer, inputs, attention_mask)
+    prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
     decoder = new_decoder(
@@ -145,13 +210,23 @@ def generate(
         if progress:
             watching.append(counted)
         decoded = gathered(sound(run(decoder, queue, num_rows, watching)))
-    answers = decoded.answers()
-    texts = [
-        cut_at(tokenizer.decode(answer, skip_special_tokens=True), strings) for answer in answers
-    ]
+    answers = _answers(tokenizer, decoded, strings)
     if stream is not None:
-        stream.close(answers[0])
-    return GenerateOutput(texts, decoded)
+        stream.close(answers[0].token_ids)
+    return GenerateOutput(answers, decoded)
+
+
+def _answers(
+    tokenizer: Tokenizer, decoded: DecodeOutput, stop_strings: Sequence[str]
+) -> list[Answer]:
+    answers = []
+    rows = zip(decoded.answers(), decoded.tokens, decoded.nfe.tolist(), strict=True)
+    for token_ids, tokens, forwards in rows:
+        whole = tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = cut_at(whole, stop_strings)
+        is_full = len(token_ids) == len(tokens) and text == whole
+        answers.append(Answer(text, token_ids, "length" if is_full else "stop", forwards))
+    return answers
 
 
 class _Stream:
@@ -189,24 +264,30 @@ class _Stream:
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, inputs: Any, attention_mask: Tensor | None = None
+    tokenizer: Tokenizer,
+    inputs: Any,
+    attention_mask: Tensor | None = None,
+    *,
+    chat: UseTemplate = "auto",
 ) -> list[Prompt]:
-    """Returns token ids of texts, chats or ids, one sequence per input; see `Inputs`.
+    """Returns token ids of texts, chats or ids, one sequence per input; see `generate`.
 
-    Warns if the tokenizer does not know a word of a text or chat, and names it.
+    Warns if the tokenizer does not know a word of a text or chat, and names it; also if texts are
+    not put through the chat template that the tokenizer has.
 
     Raises:
-        ValueError: If there is no input, or the inputs are of different kinds.
+        ValueError: If there is no input, the inputs are of different kinds, or a chat template is
+            wanted and there is none.
     """
     if isinstance(inputs, str):
-        return _ids_of_texts(tokenizer, [inputs])
+        return _ids_of_texts(tokenizer, [inputs], chat)
     if isinstance(inputs, Mapping | Tensor) or attention_mask is not None:
         return token_lists(inputs, attention_mask)
     if not len(inputs):
         raise ValueError("inputs must hold at least one text, chat or prompt, got none.")
     first: Any = inputs[0]
     if isinstance(first, str):
-        return _ids_of_texts(tokenizer, [_require(str, text, "a text") for text in inputs])
+        return _ids_of_texts(tokenizer, [_require(str, text, "a text") for text in inputs], chat)
     if isinstance(first, Mapping):
         return _ids_of_chats(tokenizer, [inputs])
     if isinstance(first, Sequence) and first and isinstance(first[0], Mapping):
@@ -222,20 +303,44 @@ def _require(kind: type, value: Any, what: str) -> Any:
     return value
 
 
-def _ids_of_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
-    prompts: list[Prompt] = [list(tokenizer(text)["input_ids"]) for text in texts]
-    _warn_of_unknown_words(tokenizer, texts, prompts)
-    return prompts
+def _ids_of_texts(tokenizer: Tokenizer, texts: Sequence[str], chat: UseTemplate) -> list[Prompt]:
+    """Returns the ids of texts, each through the chat template or as it is; see `generate`."""
+    special = tuple(getattr(tokenizer, "all_special_tokens", ()))
+    is_plain = [chat is not True and text.startswith(special) for text in texts]
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if chat is False and has_template and not all(is_plain):
+        warnings.warn(
+            "The tokenizer has a chat template, and the texts are not put through it, as "
+            "chat=False says; a model that was trained on chats may answer nothing.",
+            stacklevel=4,
+        )
+    wants_template = has_template if chat == "auto" else chat
+    read = [
+        _text_of_chat(tokenizer, [{"role": "user", "content": text}])
+        if wants_template and not plain
+        else text
+        for text, plain in zip(texts, is_plain, strict=True)
+    ]
+    adds_special = [not wants_template and not plain for plain in is_plain]
+    return _ids_of(tokenizer, read, adds_special)
 
 
 def _ids_of_chats(tokenizer: Tokenizer, chats: Sequence[Any]) -> list[Prompt]:
     texts = [_text_of_chat(tokenizer, chat) for chat in chats]
-    # The template writes the special tokens itself.
+    return _ids_of(tokenizer, texts, [False] * len(texts))
+
+
+def _ids_of(
+    tokenizer: Tokenizer, texts: Sequence[str], adds_special: Sequence[bool]
+) -> list[Prompt]:
+    """Returns token ids; a text that a template has written has its special tokens already."""
     prompts: list[Prompt] = [
-        list(tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[call-arg]
-        for text in texts
+        list(tokenizer(text, add_special_tokens=adds)["input_ids"])
+        for text, adds in zip(texts, adds_special, strict=True)
     ]
-    _warn_of_unknown_words(tokenizer, texts, prompts)
+    unknown = unknown_words(tokenizer, texts, prompts)
+    if unknown.words:
+        warnings.warn(str(unknown), stacklevel=5)
     return prompts
 
 
@@ -249,21 +354,12 @@ def _text_of_chat(tokenizer: Tokenizer, chat: Any) -> str:
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             "A chat must be given with a tokenizer that has a chat template, and this one has "
-            "none. Pass texts instead."
+            "none. Pass texts instead, without chat=True."
         )
     text: str = tokenizer.apply_chat_template(
         list(chat), add_generation_prompt=True, tokenize=False
     )
     return text
-
-
-def _warn_of_unknown_words(
-    tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt]
-) -> None:
-    """Warns if the tokenizer reads a word as its unknown token."""
-    unknown = unknown_words(tokenizer, texts, prompts)
-    if unknown.words:
-        warnings.warn(str(unknown), stacklevel=5)
 
 
 def _require_tokenizer(tokenizer: object) -> None:

@@ -163,11 +163,13 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
     index = torch.tensor(rows, device=state.device)
     canvas = state.here.take(index)
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
+    unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
     answers = []
     for number, row in enumerate(state.rows[row] for row in rows):
         output = DecodeOutput(
             tokens=tokens[number : number + 1, : row.request.gen_length],
+            unsettled=unsettled[number : number + 1, row.prompt_length : row.answer_end],
             nfe=torch.tensor([row.nfe]),
             query_positions=torch.tensor([row.query_positions]),
             forwards=row.nfe,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,10 +10,17 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
+from dllm_decode.core.output import before_end
 from dllm_decode.core.stopping import Detokenizer
 
 _MASK = "·"
+_FRESH = "bold black on yellow"
+_UNKNOWN_BYTES = "\ufffd"
+
+# What follows the answer is a count if it is longer, as in replays.
+_SHORT_TAIL = 6
 
 
 @runtime_checkable
@@ -44,8 +52,9 @@ def stream_to_terminal(
         with stream_to_terminal(tokenizer) as watch:
             decode(model, prompts, sampler, observers=[watch])
 
-    Tokens of the last step are highlighted, masks are dots. If the output is not a terminal, only
-    the final answer is written. With `decode_many`, the answer is shown while you iterate.
+    Tokens of the last step are highlighted, masks are dots, and what follows the answer is a count.
+    In the end only the answer is left; if the output is not a terminal, nothing else is written.
+    With `decode_many`, the answer is shown while you iterate.
 
     Args:
         tokenizer: Turns one id into text.
@@ -53,7 +62,7 @@ def stream_to_terminal(
         console: Console to write to; `None` is standard output.
     """
     console = Console() if console is None else console
-    view = _LiveView(tokenizer, row)
+    view = _LiveView(tokenizer, row, console)
     if not console.is_terminal:
         yield view
         console.print(view.final(), soft_wrap=True)
@@ -65,11 +74,13 @@ def stream_to_terminal(
 
 
 class _LiveView:
-    def __init__(self, tokenizer: Detokenizer, row: int) -> None:
+    """Draws one answer: its tokens so far, the open masks, and how much follows them."""
+
+    def __init__(self, tokenizer: Detokenizer, row: int, console: Console) -> None:
         self._tokenizer = tokenizer
         self._row = row
-        self._text = Text()
-        self._separator = ""
+        self._console = console
+        self._answer: list[int] = []
         self._num_rounds = 0
         self.live: Live | None = None
 
@@ -78,22 +89,71 @@ class _LiveView:
         if not len(index):
             return
         self._num_rounds += 1
-        after = event.after.take(index).answers()[0]
-        fresh = (after != event.before.take(index).answers()[0]).tolist()
-        self._text = Text(overflow="fold")
-        self._separator = _separator_of(self._tokenizer, event.after.eos_ids[0])
-        for position, token in enumerate(after.tolist()):
-            masked = token == event.after.mask_id
-            piece = _MASK if masked else self._tokenizer.decode([token])
-            style = "dim" if masked else "bold black on yellow" if fresh[position] else ""
-            self._text.append(piece, style=style).append(self._separator)
+        after = event.after.take(index)
+        tokens = after.answers()[0].tolist()
+        self._answer = before_end(tokens, after.eos_ids)
         if self.live is not None:
+            before = event.before.take(index).answers()[0].tolist()
+            fresh = [old != new for old, new in zip(before, tokens, strict=True)]
+            row = event.rows[int(index)]
+            text = self._drawn(tokens, fresh, after, num_open=row.open.stop - row.prompt_length)
             counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
-            self.live.update(Group(self._text, counted), refresh=True)
+            self.live.update(Group(self._last_lines(text), counted), refresh=True)
+
+    def _drawn(
+        self, tokens: list[int], fresh: list[bool], canvas: Canvas, *, num_open: int
+    ) -> Text:
+        """Returns the answer with its last step highlighted, and a count in place of its tail.
+
+        The tail is what follows the first EOS; without one, the masks after the open block.
+        """
+        separator = _separator_of(self._tokenizer, canvas.eos_ids[0])
+        masked = [token == canvas.mask_id for token in tokens]
+        num_settled = len(tokens) - masked[::-1].index(False) if False in masked else 0
+        has_end = len(self._answer) < len(tokens)
+        tail = len(self._answer) if has_end else max(num_settled, num_open)
+        tail = tail if len(tokens) - tail > _SHORT_TAIL else len(tokens)
+        text, start = Text(), 0
+        for is_mask, group in groupby(masked[:tail]):
+            stop = start + len(list(group))
+            if is_mask:
+                text.append((_MASK + separator) * (stop - start), style="dim")
+            else:
+                for piece, is_fresh in self._pieces(tokens[start:stop], fresh[start:stop]):
+                    text.append(piece, style=_FRESH if is_fresh else "")
+                text.append(separator)
+            start = stop
+        if tail < len(tokens):
+            named = self._tokenizer.decode([canvas.eos_ids[0]]) if has_end else "masked"
+            space = "" if separator else " "
+            text.append(f"{space}… {named} × {len(tokens) - tail}", style="dim")
+        return text
+
+    def _pieces(self, tokens: list[int], fresh: list[bool]) -> Iterator[tuple[str, bool]]:
+        """Yields the text of tokens in parts that are fresh or not.
+
+        They are decoded together, since a character may take several tokens of a byte-level
+        tokenizer; a character of which tokens are missing is shown as a mask.
+        """
+        text = self._tokenizer.decode(tokens)
+        start = num_tokens = 0
+        for is_fresh, group in groupby(fresh):
+            num_tokens += len(list(group))
+            is_last = num_tokens == len(tokens)
+            known = self._tokenizer.decode(tokens[:num_tokens]).rstrip(_UNKNOWN_BYTES)
+            stop = len(text) if is_last else max(start, len(known))
+            yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), is_fresh
+            start = stop
+
+    def _last_lines(self, text: Text) -> Text:
+        """Returns the end of a text, as much as the terminal shows above the count of rounds."""
+        console = self._console
+        lines = text.wrap(console, console.width, overflow="fold")
+        return Text("\n").join(lines[-max(1, console.height - 2) :])
 
     def final(self) -> Text:
-        """Returns the last state without highlights."""
-        return Text(self._text.plain.rstrip())
+        """Returns the text of the answer."""
+        return Text(self._tokenizer.decode(self._answer))
 
 
 def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
@@ -112,12 +172,12 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
         if not len(index):
             return
         after = event.after.take(index)
-        answer = after.answers().cpu()
+        answer = after.answers()[0].cpu()
         if after.unfinished.any():
-            streamer.put_draft(answer[0])
+            streamer.put_draft(answer)
         else:
-            ends = torch.isin(answer[0], torch.tensor(after.eos_ids)).nonzero().flatten()
-            streamer.put(answer[0, : int(ends[0])] if len(ends) else answer[0])
+            text = before_end(answer.tolist(), after.eos_ids)
+            streamer.put(torch.tensor(text, dtype=torch.long))
             streamer.end()
 
     return observe

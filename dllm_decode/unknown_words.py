@@ -1,13 +1,11 @@
 """Words of prompts that a tokenizer does not know: the model reads one token for all of them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dllm_decode.prompts import Prompt
 
-_WORDS = re.compile(r"\w+|[^\w\s]")
 _NUM_SHOWN = 20
 
 
@@ -59,10 +57,19 @@ def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt
     num_prompts = 0
     for text, prompt in zip(texts, prompts, strict=True):
         if unknown_id is not None and unknown_id in prompt:
-            words |= dict.fromkeys(_WORDS.findall(text))
+            words |= dict.fromkeys(_unknown_in(tokenizer, text, unknown_id))
             num_prompts += 1
-    found = tuple(word for word in words if unknown_id in tokenizer(word)["input_ids"])
-    return UnknownWords(found, num_prompts, tokenizer.decode([unknown_id])) if found else _NONE
+    if not words:
+        return UnknownWords()
+    return UnknownWords(tuple(words), num_prompts, tokenizer.decode([unknown_id]))
 
 
-_NONE = UnknownWords()
+def _unknown_in(tokenizer: Any, text: str, unknown_id: int) -> list[str]:
+    """Returns the parts of a text for which a tokenizer reads its unknown token."""
+    if not tokenizer.is_fast:
+        # It does not say where a token is in the text.
+        words = [word for word in text.split() if word not in tokenizer.all_special_tokens]
+        return [word for word in words if unknown_id in tokenizer(word)["input_ids"]]
+    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans = zip(read["input_ids"], read["offset_mapping"], strict=True)
+    return [text[start:stop] for token, (start, stop) in spans if token == unknown_id]

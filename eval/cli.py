@@ -11,8 +11,10 @@ import argparse
 import os
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import TextIO
 
 from eval.runs.arguments import add_machine, add_model
 from eval.runs.options import add_decoding
@@ -56,13 +58,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["bench"]:
             return _bench(words[1:])
         options = parser.parse_args(words)
-        return _action(options.name)(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            if options.name in ("generate", "chat") and sys.stderr.isatty():
+                # Importing torch takes seconds too.
+                sys.stderr.write(f"Loading {options.model} ...\n")
+            return _action(options.name)(options)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{parser.prog} {words[0]}: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(_STOPPED.get(words[0], "Stopped.\n"))
         return 130
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Writes a warning as one line, without the source line that gave it."""
+    sys.stderr.write(f"Warning: {message}\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -116,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _action(name: str) -> Callable[[argparse.Namespace], int]:
     module, function = {
         "generate": ("eval.conversation", "generate_once"),
-        "chat": ("eval.conversation", "chat"),
+        "chat": ("eval.chat", "chat"),
         "train-filter": ("eval.training.filter_command", "run"),
         "distil": ("eval.training.distil_command", "run"),
     }[name]

@@ -1,4 +1,4 @@
-"""What `dllm-decode generate` and `dllm-decode chat` do."""
+"""What `dllm-decode generate` does, and how a command line names who answers."""
 
 import sys
 from argparse import Namespace
@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
-
-from rich.console import Console
 
 from dllm_decode import (
     CachePolicy,
@@ -20,6 +18,7 @@ from dllm_decode import (
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
+from dllm_decode.generation import UseTemplate
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
@@ -50,12 +49,15 @@ class Speaker(NamedTuple):
     blocks: BlockSchedule
     config: DecodeConfig
 
-    def answer(self, question: str | Chat, *, live: bool) -> GenerateOutput:
+    def answer(
+        self, question: str | Chat, *, live: bool, chat: UseTemplate = "auto"
+    ) -> GenerateOutput:
         """Answers a text or a chat.
 
         Args:
             question: What is asked.
             live: Show the answer on the terminal while it is decoded.
+            chat: As in `generate`.
         """
         shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
         with shown as watch:
@@ -64,6 +66,7 @@ class Speaker(NamedTuple):
                 self.tokenizer,
                 question,
                 self.sampler,
+                chat=chat,
                 config=self.config,
                 cache=self.cache,
                 verifier=self.verifier,
@@ -74,41 +77,24 @@ class Speaker(NamedTuple):
 
 def generate_once(options: Namespace) -> int:
     """Answers one question."""
-    text = _read(sys.stdin.read) if options.text == "-" else options.text
+    text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
-    speaker = _speaker(options)
-    has_template = bool(speaker.tokenizer.chat_template)
-    is_chat = has_template and not options.plain
-    out = speaker.answer([_said("user", text)] if is_chat else text, live=options.live)
+    speaker = load_speaker(options)
+    out = speaker.answer(text, live=options.live, chat=False if options.plain else "auto")
     if not options.live:
         sys.stdout.write(f"{out.texts[0]}\n")
-    _write_cost(out)
+    sys.stderr.write(f"{out.cost}\n")
     return 0
 
 
-def chat(options: Namespace) -> int:
-    """Answers turn by turn, until an empty line or the end of the input."""
-    speaker = _speaker(options)
-    if not speaker.tokenizer.chat_template:
-        raise ValueError(
-            f"A chat needs a chat template, got none in the tokenizer of {options.model}. "
-            "Use dllm-decode generate --plain."
-        )
-    turns: list[Mapping[str, str]] = []
-    console = Console(stderr=True)
-    console.print("An empty line ends the conversation.", style="dim")
-    while text := _asked():
-        turns.append(_said("user", text))
-        out = speaker.answer(turns, live=sys.stdout.isatty())
-        if not sys.stdout.isatty():
-            sys.stdout.write(f"{out.texts[0]}\n")
-        _write_cost(out)
-        turns.append(_said("assistant", out.texts[0]))
-    return 0
+def load_speaker(options: Namespace) -> Speaker:
+    """Loads the model of a command line and the plug-ins that answer with it.
 
-
-def _speaker(options: Namespace) -> Speaker:
+    Raises:
+        OSError: If the model cannot be read.
+        ValueError: If something is mistyped or does not fit.
+    """
     # What is mistyped is refused before a model is loaded.
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     blocks, config = parse_blocks(options.blocks), DecodeConfig(**given_of(options))
@@ -129,14 +115,7 @@ def _speaker(options: Namespace) -> Speaker:
     return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
 
 
-def _asked() -> str:
-    try:
-        return _read(partial(input, "> " if sys.stdin.isatty() else "")).strip()
-    except EOFError:
-        return ""
-
-
-def _read(read: Callable[[], str]) -> str:
+def read_input(read: Callable[[], str]) -> str:
     """Reads text from standard input.
 
     Raises:
@@ -150,13 +129,6 @@ def _read(read: Callable[[], str]) -> str:
     return text
 
 
-def _said(role: str, text: str) -> Mapping[str, str]:
+def said(role: str, text: str) -> Mapping[str, str]:
+    """Returns one turn of a chat."""
     return {"role": role, "content": text}
-
-
-def _write_cost(out: GenerateOutput) -> None:
-    cost = out.decoded
-    sys.stderr.write(
-        f"{int(cost.nfe.sum())} forwards, {out.tokens_per_forward:.1f} tokens per forward, "
-        f"{cost.wall_s:.2f} s\n"
-    )

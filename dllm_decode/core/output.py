@@ -1,10 +1,11 @@
 """The result of a decode."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
@@ -13,8 +14,10 @@ class DecodeOutput:
     """Answers and their cost.
 
     Attributes:
-        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when a row
-            stopped hold EOS.
+        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when the row
+            stopped hold an EOS.
+        unsettled: Those positions. A row that a stop rule has ended may have settled tokens after
+            them.
         nfe: Forwards each row took part in.
         query_positions: Columns computed for each row, summed over its forwards.
         forwards: Calls of the model for the whole batch.
@@ -28,6 +31,7 @@ class DecodeOutput:
     """
 
     tokens: Int[Tensor, "B G"]
+    unsettled: Bool[Tensor, "B G"]
     nfe: Int[Tensor, " B"]
     query_positions: Int[Tensor, " B"]
     forwards: int
@@ -39,23 +43,30 @@ class DecodeOutput:
     eos_ids: tuple[int, ...]
 
     def lengths(self) -> Int[Tensor, " B"]:
-        """Counts each answer's tokens up to and including its first EOS, all if it has none."""
+        """Counts each answer's tokens up to and including its first EOS, all if it has none.
+
+        A position that was still masked when the row stopped counts as an EOS.
+        """
         eos = torch.isin(self.tokens, torch.tensor(self.eos_ids))
         before = (eos.cumsum(-1) == 0).sum(-1)
         return torch.minimum(before + 1, torch.tensor(self.tokens.shape[1]))
 
     def answers(self) -> list[list[int]]:
-        """Returns each row's token ids before its first EOS."""
-        ends = set(self.eos_ids)
-        answers = self.tokens.tolist()
-        return [
-            answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
-            for answer in answers
-        ]
+        """Returns each row's token ids before its first EOS.
+
+        Positions that were still masked when the row stopped are left out.
+        """
+        rows = zip(self.tokens, ~self.unsettled, strict=True)
+        return [before_end(tokens[settled].tolist(), self.eos_ids) for tokens, settled in rows]
 
     def tokens_per_forward(self) -> float:
         """Returns the ratio of all answers' lengths to all rows' forwards."""
         return self.lengths().sum().item() / max(1, int(self.nfe.sum()))
+
+
+def before_end(tokens: Iterable[int], eos_ids: Collection[int]) -> list[int]:
+    """Returns the tokens before the first that ends an answer."""
+    return list(takewhile(lambda token: token not in eos_ids, tokens))
 
 
 def together(
@@ -71,6 +82,7 @@ def together(
     """
     return DecodeOutput(
         tokens=torch.cat([output.tokens for output in outputs]),
+        unsettled=torch.cat([output.unsettled for output in outputs]),
         nfe=torch.cat([output.nfe for output in outputs]),
         query_positions=torch.cat([output.query_positions for output in outputs]),
         forwards=forwards,
