@@ -126,7 +126,7 @@ class _LiveView:
         if tail < len(tokens):
             named = self._tokenizer.decode([canvas.eos_ids[0]]) if has_end else "masked"
             space = "" if separator else " "
-            text.append(f"{space}… {named} × {len(tokens) - tail}", style="dim")
+            text.append(f"{space}… {named} \u00d7 {len(tokens) - tail}", style="dim")
         return text
 
     def _pieces(self, tokens: list[int], fresh: list[bool]) -> Iterator[tuple[str, bool]]:

@@ -14,8 +14,8 @@ class DecodeOutput:
     """Answers and their cost.
 
     Attributes:
-        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when the row
-            stopped hold an EOS.
+        tokens: The answers, `gen_length` tokens a row. Positions that were still masked when the
+            row stopped hold an EOS.
         unsettled: Those positions. A row that a stop rule has ended may have settled tokens after
             them.
         nfe: Forwards each row took part in.

@@ -1,14 +1,16 @@
 """Texts, chats and ids in; texts out."""
 
+import json
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from streamed import Streamer
+from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
-from dllm_decode import DualCache, StepEvent, decode, generate, load_model
+from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
 from dllm_decode.generation import prompt_ids
 from dllm_decode.prompts import integers, token_lists
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
@@ -51,8 +53,8 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
     texts, chats = [ids_of(QUESTION), ids_of(OTHER)], [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
     assert texts != chats
     forms: list[tuple[Any, list[list[int]]]] = [
-        (QUESTION, texts[:1]),
-        ([QUESTION, OTHER], texts),
+        (QUESTION, chats[:1]),
+        ([QUESTION, OTHER], chats),
         (chat(QUESTION), chats[:1]),
         ([chat(QUESTION), chat(OTHER)], chats),
         (texts[0], texts[:1]),
@@ -66,6 +68,43 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
         assert [list(map(int, ids)) for ids in found] == meant
 
 
+def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> None:
+    """The question of the README was answered by ''."""
+    assert prompt_ids(TOKENIZER, QUESTION, chat=True) == [ids_of_chat(QUESTION)]
+    with pytest.warns(UserWarning, match="has a chat template, and the texts are not") as warned:
+        assert prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False) == [
+            ids_of(QUESTION),
+            ids_of(OTHER),
+        ]
+    assert len(warned) == 1
+    asked = generate(MODEL, TOKENIZER, chat(OTHER), SAMPLER, **OPTIONS)
+    assert generate(MODEL, TOKENIZER, OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
+
+
+def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None:
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.chat_template = None
+    assert prompt_ids(tokenizer, QUESTION) == prompt_ids(tokenizer, QUESTION, chat=False)
+    assert prompt_ids(tokenizer, QUESTION) == [ids_of(QUESTION)]
+    with pytest.raises(ValueError, match="Pass texts instead, without chat=True"):
+        prompt_ids(tokenizer, QUESTION, chat=True)
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_a_text_that_begins_with_a_special_token_is_read_as_it_is(how: Any) -> None:
+    """It has been through a template; a second one, or a second such token, would be wrong."""
+    tokenizer = deepcopy(TOKENIZER)
+    begin = (TOKENIZER.bos_token, TOKENIZER.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin[0]} $A", special_tokens=[begin]
+    )
+    assert tokenizer(QUESTION)["input_ids"][0] == begin[1]
+    written = f"{TOKENIZER.bos_token} {QUESTION}"
+    (ids,) = prompt_ids(tokenizer, written, chat=how)
+    assert ids == TOKENIZER(written, add_special_tokens=False)["input_ids"]
+    assert list(ids).count(TOKENIZER.bos_token_id) == 1
+
+
 def test_unknown_words_are_named_once_each() -> None:
     """The model answered questions of which it had read half."""
     first, second = f"zorblax {QUESTION}", "wugs and zorblax , 3 wugs ?"
@@ -77,6 +116,14 @@ def test_unknown_words_are_named_once_each() -> None:
     ]
     with pytest.warns(UserWarning, match="not known to the tokenizer: Zorblax."):
         generate(MODEL, TOKENIZER, chat(f"Zorblax {OTHER}"), SAMPLER, **OPTIONS)
+
+
+def test_tokens_that_the_template_writes_are_no_words_of_the_user() -> None:
+    """From the second turn on, "<, endoftext, >" were said not to be known."""
+    turns = [*chat(f"Zorblax , {OTHER}"), {"role": "assistant", "content": "#### 5"}, *chat(OTHER)]
+    assert TOKENIZER.eos_token in TOKENIZER.apply_chat_template(turns, tokenize=False)
+    with pytest.warns(UserWarning, match=r"not known to the tokenizer: Zorblax\. "):
+        prompt_ids(TOKENIZER, turns)
 
 
 def test_more_unknown_words_than_can_be_read_are_counted() -> None:
@@ -155,6 +202,52 @@ def test_a_whole_canvas_streamer_gets_every_step() -> None:
     assert prompt.tolist() == ids_of_chat(QUESTION)
     assert answer.tolist() == out.decoded.answers()[0]
     assert streamer.ended == 1
+
+
+def test_an_output_is_a_sequence_of_answers() -> None:
+    questions = [QUESTION, OTHER, OTHER]
+    out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
+    assert len(out) == 3
+    assert [answer.text for answer in out] == out.texts
+    assert out[1].token_ids == out.decoded.answers()[1]
+    assert out[-1].forwards == int(out.decoded.nfe[2])
+    assert json.loads(json.dumps(out.to_dict()))["answers"][0]["text"] == out.texts[0]
+    assert len(repr(out)) < 300
+    assert out.texts[0][:20] in repr(out)
+
+
+def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
+    ended = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=64)[0]
+    full = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4)[0]
+    word = full.text.split()[-1]
+    stopped = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
+    assert [one.finish_reason for one in (ended, full, stopped)] == ["stop", "length", "stop"]
+    assert len(full.token_ids) == 4
+
+
+def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
+    """Masks were filled with EOS, and answers cut there: all texts were ''."""
+
+    class AfterRounds(StopRule):
+        def __init__(self) -> None:
+            self.num_rounds = 0
+
+        def stops(self, tokens: list[int]) -> bool:
+            self.num_rounds += 1
+            return self.num_rounds == 8
+
+    prompt = ids_of_chat(QUESTION)
+    options: Any = {"gen_length": 32, "block_length": 32}
+    whole = decode(MODEL, [prompt], FixedSchedule(32), **options)
+    out = decode(MODEL, [prompt], FixedSchedule(32), stop=AfterRounds(), **options)
+    assert int(out.nfe[0]) == 8
+    assert int(out.unsettled.sum()) > 0
+    assert bool(out.unsettled[0, 0])
+    settled = out.tokens[0][~out.unsettled[0]]
+    assert out.answers() == [[token for token in settled.tolist() if token not in out.eos_ids]]
+    assert out.answers()[0]
+    assert torch.equal(settled, whole.tokens[0][~out.unsettled[0]])
+    assert not whole.unsettled.any()
 
 
 def test_stop_strings_stop() -> None:
