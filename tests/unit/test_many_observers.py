@@ -180,7 +180,7 @@ def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) ->
             )
         )  # fmt: skip
     output = single[number]
-    assert stream.getvalue().strip() == Words().decode(output.tokens[0].tolist())
+    assert stream.getvalue().strip() == Words().decode(output.answers()[0])
     assert streamer.ended == 1
     assert streamer.texts[0].tolist() == output.answers()[0]
     assert len(streamer.drafts) == int(output.nfe) - 1

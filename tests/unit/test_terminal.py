@@ -93,14 +93,14 @@ def test_what_follows_the_answer_is_a_count() -> None:
     """233 "<|endoftext|>" were left of an answer, and none of its words on a screen of 24 lines."""
     ids = TOKENIZER("emma has 4 apples")["input_ids"]
     *screens, last = screens_of(TOKENIZER, words(ids), gen_length=256)
-    assert screens[0] == "· " * 15 + "… <|endoftext|> × 241"
-    assert "· · · apples … <|endoftext|> × 252" in screens
+    assert screens[0] == "· " * 15 + "… <|endoftext|> \u00d7 241"
+    assert "· · · apples … <|endoftext|> \u00d7 252" in screens
     assert last.strip() == "emma has 4 apples"
 
 
 def test_masks_after_the_open_block_are_a_count_until_the_answer_has_an_end() -> None:
     *screens, _ = screens_of(TOKENIZER, words([7] * 40), gen_length=64)
-    assert screens[0] == "· " * 15 + TOKENIZER.decode([7]) + " … masked × 48"
+    assert screens[0] == "· " * 15 + TOKENIZER.decode([7]) + " … masked \u00d7 48"
 
 
 def test_an_answer_longer_than_the_terminal_shows_its_end() -> None:
