@@ -305,24 +305,24 @@ def _require(kind: type, value: Any, what: str) -> Any:
 
 def _ids_of_texts(tokenizer: Tokenizer, texts: Sequence[str], chat: UseTemplate) -> list[Prompt]:
     """Returns the ids of texts, each through the chat template or as it is; see `generate`."""
+    if chat not in ("auto", True, False):
+        raise ValueError(f'chat must be "auto", True or False, got {chat!r}.')
     special = tuple(getattr(tokenizer, "all_special_tokens", ()))
-    is_plain = [chat is not True and text.startswith(special) for text in texts]
+    is_done = [chat is not True and text.startswith(special) for text in texts]
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    if chat is False and has_template and not all(is_plain):
+    if chat is False and has_template and not all(is_done):
         warnings.warn(
             "The tokenizer has a chat template, and the texts are not put through it, as "
             "chat=False says; a model that was trained on chats may answer nothing.",
             stacklevel=4,
         )
     wants_template = has_template if chat == "auto" else chat
-    read = [
-        _text_of_chat(tokenizer, [{"role": "user", "content": text}])
-        if wants_template and not plain
-        else text
-        for text, plain in zip(texts, is_plain, strict=True)
-    ]
-    adds_special = [not wants_template and not plain for plain in is_plain]
-    return _ids_of(tokenizer, read, adds_special)
+    if wants_template:
+        texts = [
+            text if done else _text_of_chat(tokenizer, [{"role": "user", "content": text}])
+            for text, done in zip(texts, is_done, strict=True)
+        ]
+    return _ids_of(tokenizer, texts, [not wants_template and not done for done in is_done])
 
 
 def _ids_of_chats(tokenizer: Tokenizer, chats: Sequence[Any]) -> list[Prompt]:

@@ -294,6 +294,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
         (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
         (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
+        (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
