@@ -143,6 +143,7 @@ def view_of(
         reads_committed=Fact.LOGITS_OF_COMMITTED in sampler.needs,
         leave_one_out=leave_one_out,
         deferred_ids=decoder.config.deferred_ids,
+        eos_ids=canvas.eos_ids,
     )
 
 

@@ -49,7 +49,10 @@ def check_decision(
     sampler, commit, view, rows = decoder.rule, decision.commit, seen.view, seen.rows
     allowed, tokens = _writable(decoder, view, decision)
     moves = commit if decision.settle is None else commit | decision.settle
-    idle = ~(moves & allowed).any(-1)
+    moves = moves & allowed
+    # A step on a full block may only re-mask; `max_steps` bounds the number of such steps.
+    moves = moves if decision.remask is None else moves | decision.remask
+    idle = ~moves.any(-1)
     duty = "commit at least one eligible position of every running row"
     state = state.forbid(idle, sampler, duty, rows)
     where = "masked" if sampler.scope != "block" else "eligible"

@@ -20,12 +20,14 @@ from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
 from samplers.registry import ALL_SAMPLERS, parse
 from samplers.state import State
+from samplers.t2m import T2M
 from samplers.view import View
 from samplers.wino import Wino
 from samplers.wrapper import Wrapper
 
 __all__ = [
     "ALL_SAMPLERS",
+    "T2M",
     "ConfidenceThreshold",
     "CreditDecoding",
     "DecayingThreshold",

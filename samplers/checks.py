@@ -81,6 +81,12 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
         raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {shown(value)}.")
 
 
+def require_bool(name: str, value: object) -> None:
+    """Raises ValueError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}.")
+
+
 def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raises ValueError unless a value is one of some texts."""
     if value not in choices:

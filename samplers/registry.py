@@ -18,6 +18,7 @@ from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
+from samplers.t2m import T2M
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
@@ -37,6 +38,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     LocalLeap,
     Prophet,
     QuotaThreshold,
+    T2M,
     Wino,
 )
 

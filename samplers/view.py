@@ -90,6 +90,7 @@ class View:
             LLaDA's generate.py (Nie et al. 2025, https://arxiv.org/abs/2502.09992). Differs: the
             authors' code gives these ids no share of any distribution, which changes the confidence
             of the other proposals too, and at a temperature above 0 it forgets one of the ids.
+        eos_ids: Tokens that end an answer, see `is_eos`.
     """
 
     tokens: Int[Tensor, "B W"]
@@ -107,6 +108,7 @@ class View:
     leave_one_out: Float[Tensor, "B W"] | None = None
     logit_bias: LogitBias | None = None
     deferred_ids: tuple[int, ...] = ()
+    eos_ids: tuple[int, ...] = ()
 
     @cached_property
     def logits(self) -> Float[Tensor, "B W V"]:
@@ -266,6 +268,13 @@ class View:
         if self.logit_bias is not None:
             logits = logits + self.logit_bias.value_of(tokens)
         return (logits - self._largest).exp() / (1.0 + self._odds_against)
+
+    def is_eos(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+        """Returns which of some tokens end an answer."""
+        found = torch.zeros_like(self.masked)
+        for token in self.eos_ids:
+            found |= tokens == token
+        return found
 
     def scores(self, order: Order) -> Float[Tensor, "B W"]:
         """Returns a score per position; `order` is that of descending scores."""

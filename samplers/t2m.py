@@ -1,0 +1,160 @@
+"""Threshold unmasking that makes doubtful tokens [MASK] again (T2M)."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler
+from samplers.checks import (
+    require_bool,
+    require_choice,
+    require_count,
+    require_probability,
+    require_share,
+)
+from samplers.facts import Fact
+from samplers.logits.float64 import in_float64
+from samplers.logits.statistics import highest, highest_one
+from samplers.view import View
+
+Strategy = Literal["low_prob", "t2t_remask", "logit_diff"]
+
+
+class Revised(NamedTuple):
+    """What a block has been through.
+
+    Attributes:
+        post_steps: Steps that began with a full block.
+        remasks: How often each position was re-masked.
+        probability: That the model gave each token in the last step, if that step could re-mask;
+            otherwise 0.
+    """
+
+    post_steps: Int[Tensor, " B"]
+    remasks: Int[Tensor, "B W"]
+    probability: Float[Tensor, "B W"]
+
+
+@dataclass(frozen=True)
+class T2M(Sampler[Revised]):
+    """Commits confident tokens, and makes tokens that the model doubts [MASK] again.
+
+    Each step does both, from one forward:
+
+        fill      the masks whose confidence exceeds `threshold`; if there is none, the most
+                  confident one
+        re-mask   tokens of earlier steps of the block that are doubtful and were re-masked fewer
+                  than `max_remasks` times; at most max(1, int(`ratio` x tokens of earlier steps)),
+                  the lowest score first
+
+    | `strategy` | a token is doubtful if | score |
+    | --- | --- | --- |
+    | `"low_prob"` | its probability is below `tau` | its probability |
+    | `"t2t_remask"` | the likeliest token is another one, above `tau` | 1 - that probability |
+    | `"logit_diff"` | its probability fell by more than `tau` since the step before | -fall |
+
+    A block ends when a step that began with a full block re-masks nothing, or when `max_post_steps`
+    steps began with a full block; always full. If every token of a full block is re-masked at once,
+    the counts of `max_remasks` begin anew. Given tokens are never re-masked.
+
+    Source: arXiv 2604.18738 and 2605.26436, 2026, https://arxiv.org/abs/2604.18738, for LLaDA 2.1;
+    the rule is that of the authors' code, github.com/synsis/remasked_DLM at 1fe25ab,
+    modeling_remask.py and modeling_llada2_moe.py. The defaults are the published setting; the code
+    has other defaults (a tau of 0.5, 0.9 or 0.3 by strategy, 5 re-masks).
+    Differs: From the paper, as the authors' code does: tokens that the step itself commits are not
+    re-masked and not counted for `ratio`, and at least one token may be re-masked. From the
+    authors' code: (a) its first forward adds a mask of 0 and 1 to the scores, so that later blocks
+    are seen; here the model is block-causal from the first forward on. (b) It may write [MASK].
+    (c) A block that ends by `max_post_steps` keeps keys and values of the forward before its last
+    fill; here they are computed anew, except with `FreeCache(freeze="official")`. Equal scores
+    re-mask from the left.
+
+    Attributes:
+        threshold: Probability, in [0, 1], that a proposal must exceed to be committed.
+        strategy: Which tokens are doubtful, see the table.
+        tau: Threshold of the doubt, a probability in [0, 1].
+        max_remasks: How often a position may be re-masked, at least 0.
+        ratio: Share, in [0, 1], of the tokens of earlier steps that one step may re-mask.
+        max_post_steps: Steps that may begin with a full block, at least 0.
+        eos_early_stop: Whether a full block that holds an EOS ends at once. If the decode has
+            `stop_at_eos`, the answer ends too.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    threshold: float = 0.7
+    strategy: Strategy = "low_prob"
+    tau: float = 0.3
+    max_remasks: int = 1
+    ratio: float = 0.25
+    max_post_steps: int = 16
+    eos_early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        require_probability("threshold", self.threshold)
+        require_choice("strategy", self.strategy, get_args(Strategy))
+        require_probability("tau", self.tau)
+        require_count("max_remasks", self.max_remasks, 0, unit="re-masks")
+        require_share("ratio", self.ratio)
+        require_count("max_post_steps", self.max_post_steps, 0, unit="steps")
+        require_bool("eos_early_stop", self.eos_early_stop)
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
+
+    def max_steps(self, num_masks: int) -> int:
+        # The counts begin anew only after a step that began with a full block.
+        fills = num_masks * (1 + self.max_remasks)
+        return fills * (1 + self.max_post_steps) + self.max_post_steps
+
+    def init(self, view: View) -> Revised:
+        none = torch.zeros_like(view.tokens)
+        return Revised(none[:, 0], none, none.to(view.dtype))
+
+    def step(self, view: View, state: Revised) -> tuple[Decision, Revised]:
+        empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
+        commit = empty & (view.confidence > self.threshold)
+        commit |= highest_one(view.confidence, empty)
+        tokens = torch.where(commit, view.proposal, view.tokens)
+        probability = view.probability(tokens)
+
+        has_filled = filled.any(-1, keepdim=True)
+        remasks = state.remasks * has_filled
+        doubtful, score = self._doubt(view, probability, state.probability)
+        doubtful = doubtful & filled & (remasks < self.max_remasks)
+        most = (self.ratio * in_float64(filled.sum(-1))).long().clamp(min=1)
+        remask = highest(-score, doubtful, most.to(score.device))
+
+        was_full = ~empty.any(-1)
+        post_steps = state.post_steps + was_full
+        ends = was_full | (post_steps >= self.max_post_steps)
+        if self.eos_early_stop:
+            ends = ends | (view.is_eos(tokens) & view.eligible).any(-1)
+        ends = ends & ~((empty & ~commit) | remask).any(-1)
+        decision = Decision(commit, tokens, view.eligible & ends[:, None], remask)
+        seen = torch.where(has_filled, probability, 0.0)
+        return decision, Revised(post_steps, remasks + remask, seen)
+
+    def _doubt(
+        self, view: View, probability: Float[Tensor, "B W"], before: Float[Tensor, "B W"]
+    ) -> tuple[Bool[Tensor, "B W"], Float[Tensor, "B W"]]:
+        """Returns which tokens are doubtful, and a score: the lowest are re-masked first."""
+        match self.strategy:
+            case "low_prob":
+                return probability < self.tau, probability
+            case "t2t_remask":
+                rival = view.most_likely
+                likeliest = view.probability(rival)
+                return (likeliest > self.tau) & (rival != view.tokens), 1.0 - likeliest
+            case "logit_diff":
+                fall = before - probability
+                return fall > self.tau, -fall
