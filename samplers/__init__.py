@@ -27,7 +27,6 @@ from samplers.wrapper import Wrapper
 
 __all__ = [
     "ALL_SAMPLERS",
-    "T2M",
     "ConfidenceThreshold",
     "CreditDecoding",
     "DecayingThreshold",
@@ -48,6 +47,7 @@ __all__ = [
     "QuotaThreshold",
     "Sampler",
     "State",
+    "T2M",
     "View",
     "Wino",
     "Wrapper",

@@ -13,7 +13,7 @@ all that; `python tests/golden/test_traces.py` writes it.
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -59,6 +59,7 @@ from samplers import (
     Klass,
     LocalLeap,
     Prophet,
+    T2M,
     QuotaThreshold,
     Sampler,
     State,
@@ -75,6 +76,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "golden.md"
 # Float32 sums differ between machines; a stable run keeps its trace at logits off by 1e-4.
 TOLERANCE = 1e-3
 MASK_ID = 508
+EXACT = (NoCache(), PrefixCache(), DualCache(), FreeCache())
 # Where [MASK] has a share of the probability, the official confidence leaves it there.
 MASK_SHARES = {
     "fast_dllm_v2/b16_sb4_n48_t0.9_subcache/p0": 3e-3,
@@ -174,7 +176,13 @@ class Run:
         repairs = [self.record[key] for key in ("banned", "repaired") if key in self.record]
         if repairs:
             return [
-                Step(positions, tokens, rest[0] if rest else [], [], rest[1] if rest[1:] else [])
+                Step(
+                    positions,
+                    tokens,
+                    rest[0] if rest else [],
+                    rest[2] if rest[2:] else [],
+                    rest[1] if rest[1:] else [],
+                )
                 for positions, tokens, *rest in repairs[0]["steps"]
             ]
         return None if self.record["official_bug"] else self.official_steps()
@@ -494,6 +502,17 @@ def joint_threshold(run: Run) -> Case:
     )
 
 
+def t2m(run: Run) -> Case:
+    settings = {name: value for name, value in run.params.items() if name != "eos_id"}
+    eos_id = run.params["eos_id"]
+    return Case(
+        T2M(**settings, eos_early_stop=eos_id is not None),
+        FreeCache("official") if run.method == "t2m_stale_cache" else NoCache(),
+        eos_id=eos_id,
+        truncates=False,
+    )
+
+
 METHODS: dict[str, Mapping] = {
     "adablock": ada_block,
     "fast_dllm_v2": fast_dllm_v2,
@@ -545,6 +564,9 @@ METHODS: dict[str, Mapping] = {
         LocalLeap(run.params["threshold"], run.params["relaxed_threshold"], run.params["radius"])
     ),
     "prophet": prophet,
+    "t2m": t2m,
+    "t2m_eos": t2m,
+    "t2m_stale_cache": t2m,
     "wino": lambda run: Case(Wino(run.params["threshold"], run.params["threshold_back"])),
 }
 # Modes that reproduce the official trace, its defects included.
@@ -610,6 +632,9 @@ COMPARED = {
     "localleap": (9, 9),
     "prophet": (12, 12),
     "streaming_dllm": (30, 30),
+    "t2m": (56, 56),
+    "t2m_eos": (56, 56),
+    "t2m_stale_cache": (56, 56),
     "wino": (12, 12),
 }
 
@@ -654,10 +679,15 @@ def runs_of(method: str) -> list[Run]:
 
 
 @cache
-def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
+def model_of(
+    family: str,
+    block_length: int,
+    eos_id: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> MaskedTransformer:
     folder = DATA / "models" / family
     model: MaskedTransformer = load_model(
-        folder, dtype=torch.float32, mask_id=MASK_ID, tokenizer="optional"
+        folder, dtype=dtype, mask_id=MASK_ID, tokenizer="optional"
     )[0]
     if eos_id is not None:
         model.eos_ids = (eos_id,)
@@ -676,10 +706,15 @@ def comparable(method: str, mapping: Mapping) -> list[Run]:
     ]
 
 
-def record(run: Run, case: Case, prompts: Sequence[Sequence[int]]) -> dict[int, list[Step]]:
+def record(
+    run: Run,
+    case: Case,
+    prompts: Sequence[Sequence[int]],
+    dtype: torch.dtype = torch.float32,
+) -> dict[int, list[Step]]:
     recorder = Recorder()
     out = decode(
-        model_of(run.family, run.block_length, case.eos_id),
+        model_of(run.family, run.block_length, case.eos_id, dtype),
         prompts,
         case.sampler,
         cache=case.cache,
@@ -706,8 +741,8 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     expected = run.official_steps() if case.official else run.sound_steps()
     assert expected is not None
     # Forwards that change nothing are not run by this engine.
-    expected = [step for step in expected if step.positions or step.edited]
-    got = [step for step in got if step.positions or step.edited]
+    expected = [step for step in expected if step.positions or step.remasked or step.edited]
+    got = [step for step in got if step.positions or step.remasked or step.edited]
     got = got[: len(expected)] if case.unfinished else got
     if Fact.ONE_STEP_A_FORWARD not in case.verifier.gives:
         got = joined(got, [len(step.positions) for step in expected])
@@ -740,7 +775,7 @@ def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
 
 def cut(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
     """Leaves out what is committed, or filled, behind the answer's first EOS."""
-    end = run.record["tokens"].index(eos_id) + 1
+    end = [*run.record["tokens"], eos_id].index(eos_id) + 1
     sizes = [sum(position < end for position in step.positions) for step in steps]
     return [
         Step(step.positions[:size], step.tokens[:size], step.remasked, step.confidences[:size])
@@ -794,6 +829,30 @@ def test_the_official_traces_are_reproduced(runs: list[Run], mapping: Mapping) -
 @pytest.mark.parametrize(("runs", "mapping"), settings_of(OFFICIAL_MODES))
 def test_official_defects_are_reproduced_on_request(runs: list[Run], mapping: Mapping) -> None:
     assert_all_same_steps(runs, mapping)
+
+
+T2M_CACHES: list[tuple[str, CachePolicy]] = [
+    *((method, policy) for method in ("t2m", "t2m_eos") for policy in EXACT),
+    ("t2m_stale_cache", FreeCache("official")),
+]
+
+
+@pytest.mark.exhaustive(4)
+@pytest.mark.parametrize(("method", "policy"), T2M_CACHES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_each_step_of_t2m_is_reproduced_with_every_exact_cache(
+    method: str, policy: CachePolicy, dtype: torch.dtype
+) -> None:
+    """Steps that change nothing included, and tokens after an EOS and after the answer's end."""
+    num_remasked = 0
+    for run in comparable(method, t2m):
+        case, expected = replace(t2m(run), cache=policy), run.sound_steps()
+        got, expected = record(run, case, [run.record["prompt"]], dtype)[0], expected or []
+        assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
+        num_remasked += sum(len(step.remasked) for step in got)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert ours.confidences == pytest.approx(theirs.confidences, abs=1e-4), run.id
+    assert num_remasked
 
 
 @pytest.mark.parametrize("method", ["freedave_llada", "freedave_sdar"])
