@@ -27,6 +27,7 @@ from samplers.wrapper import Wrapper
 
 __all__ = [
     "ALL_SAMPLERS",
+    "T2M",
     "ConfidenceThreshold",
     "CreditDecoding",
     "DecayingThreshold",
@@ -47,7 +48,6 @@ __all__ = [
     "QuotaThreshold",
     "Sampler",
     "State",
-    "T2M",
     "View",
     "Wino",
     "Wrapper",

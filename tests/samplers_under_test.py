@@ -3,6 +3,7 @@
 import math
 
 from samplers import (
+    T2M,
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,
@@ -57,6 +58,10 @@ INSTANCES: tuple[Sampler, ...] = (
     Prophet(FixedSchedule(3)),
     QuotaThreshold(0.4, 3),
     QuotaThreshold(0.4, 5, "most"),
+    T2M(),
+    T2M(0.3, "low_prob", 0.9, 2, 1.0, 3, eos_early_stop=False),
+    T2M(0.5, "t2t_remask", 0.3, 3),
+    T2M(0.3, "logit_diff", 0.1, 3, 0.5, 4),
     CreditDecoding(Klass(0.42, 0.5, 1, 13)),
     Prophet(CreditDecoding(Klass(0.4, 0.05))),
     Wino(0.3),

@@ -146,13 +146,14 @@ def play(
     in_block = torch.zeros(width, dtype=torch.bool)
     in_block[block] = True
     state: State = None
-    for step in range(4 * W):
+    unsettled = masked
+    for step in range(sampler.max_steps(W) + 1):
         logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
         view = View(
             tokens=tokens,
             computed=Summary(logits),
             masked=masked,
-            eligible=masked & in_block,
+            eligible=unsettled & in_block,
             start=4,
             gen_length=4 + width + 2,
             committed=4 + (~masked).sum(-1),
@@ -171,11 +172,17 @@ def play(
         written = view.proposal if decision.tokens is None else decision.tokens
         tokens = torch.where(decision.commit, written, tokens)
         masked = masked & ~decision.commit
+        unsettled = unsettled & ~settled_by(decision)
         if decision.remask is not None:
-            masked = masked | decision.remask
+            masked, unsettled = masked | decision.remask, unsettled | decision.remask
             tokens = torch.where(decision.remask, V - 1, tokens)
-        if not (masked & in_block).any():
+        if not (unsettled & in_block).any():
             return
+
+
+def settled_by(decision: Decision) -> Tensor:
+    """The positions that a decision settles."""
+    return decision.commit if decision.settle is None else decision.settle
 
 
 def logits_of(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:

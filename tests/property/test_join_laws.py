@@ -37,6 +37,7 @@ from dllm_decode.loop import new_decoder, run
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig
 from samplers import (
+    T2M,
     ConfidenceThreshold,
     CreditDecoding,
     EntropyBound,
@@ -60,6 +61,8 @@ SAMPLERS: tuple[Sampler, ...] = (
     Prophet(FixedSchedule(4)),
     Prophet(FixedSchedule(4), gap="all"),
     JointThreshold(0.6, 0.4, 3),
+    T2M(0.6, "low_prob", 0.5, 2, 0.5, 3),
+    T2M(0.3, "logit_diff", 0.1, 3, eos_early_stop=False),
     Wino(),
 )
 CACHES: tuple[CachePolicy, ...] = (

@@ -39,6 +39,7 @@ from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.look import look
 from samplers import (
+    T2M,
     ConfidenceThreshold,
     CreditDecoding,
     Decision,
@@ -110,6 +111,10 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (Curious(), NoVerifier(), Sequential(), "llada", COMMITTED),
     (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
     (JOINT, SelfVerify(2), Sequential(), "llada", set()),
+    (T2M(), NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
+    (T2M(), NoVerifier(), Sequential(), "dream", COMMITTED - {"prefix official"}),
+    (T2M(), SelfVerify(2), Sequential(), "llada", set()),
+    (T2M(), NoVerifier(), MultiBlock(), "llada", set()),
     (PLAIN, SelfVerify(2), Sequential(), "llada", EXACT),
     (PLAIN, SelfVerify(2), Sequential(), "dream", EXACT),
     (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
