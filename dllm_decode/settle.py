@@ -53,7 +53,8 @@ def check_decision(
     # A step on a full block may only re-mask; `max_steps` bounds the number of such steps.
     moves = moves if decision.remask is None else moves | decision.remask
     idle = ~moves.any(-1)
-    duty = "commit at least one eligible position of every running row"
+    move = "commit" if decoder.tokens_are_final else "commit, settle or re-mask"
+    duty = f"{move} at least one eligible position of every running row"
     state = state.forbid(idle, sampler, duty, rows)
     where = "masked" if sampler.scope != "block" else "eligible"
     state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only", rows)

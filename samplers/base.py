@@ -25,7 +25,8 @@ class Decision:
         settle: Positions that are settled: each of them holds a token, and keeps it from now on.
             `None`: the positions of `commit`. A position that gets a token and is not settled stays
             open, so that a later step may write another token (LLaDA 2.1).
-        remask: Settled positions to make [MASK] again; `None`: none.
+        remask: Positions that hold a token, settled or not, to make [MASK] again and to open;
+            `None`: none.
 
     A sampler that returns `settle` or `remask` must not give `Fact.FINAL_TOKENS`, and must need
     `Fact.LOGITS_OF_COMMITTED` or `leave_one_out`.
@@ -123,8 +124,9 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         """Decides one step.
 
-        Every row with an eligible position commits at least one. With the scope "block" only
-        eligible positions may be committed, with another scope also any masked position in view.
+        Every row with an eligible position commits, settles or re-masks at least one, and finishes
+        its block within `max_steps`. With the scope "block" only eligible positions may be
+        committed, with another scope also any masked position in view.
         """
 
 

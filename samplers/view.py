@@ -67,8 +67,8 @@ class View:
             samplers read `logits`.
         masked: Positions that hold [MASK]. If a block schedule opens several blocks in one window,
             masks of blocks that are not open yet are left out, and count as certain.
-        eligible: Positions that may be committed now: open and masked, with a sampler that edits
-            also open tokens.
+        eligible: Positions that may be committed now: open and masked, with a sampler that
+            revises also open tokens.
         start: Answer position of the window's first column; negative if the window begins inside
             the prompt.
         gen_length: Answer length in tokens.

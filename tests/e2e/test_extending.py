@@ -42,8 +42,8 @@ def test_a_recipe_runs_as_it_is_written(
 
 def test_there_is_a_recipe_of_each_kind() -> None:
     titles = [recipe.splitlines()[0] for recipe in RECIPES]
-    assert len(titles) == 8
+    assert len(titles) == 9
     for word in (
-        "sampler", "cache", "schedule", "verifier", "observer", "family", "task", "fused",
+        "sampler", "revises", "cache", "schedule", "verifier", "observer", "family", "task", "fused",
     ):  # fmt: skip
         assert any(word in title for title in titles)

@@ -1,6 +1,6 @@
 """T2M: which tokens are doubtful, how many are re-masked, and how a block ends."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from spied import tiny
 from torch import Tensor
 
 from dllm_decode import MultiBlock, SelfVerify, SettledCache, StepEvent, decode
-from samplers import T2M, View
+from samplers import T2M, Decision, Fact, Sampler, View
 from samplers.logits.summary import Summary
 from samplers.t2m import Revised
 
@@ -198,3 +198,25 @@ def test_plug_ins_that_cannot_follow_a_re_mask_are_refused_by_name(
 def test_a_wrong_argument_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         T2M(**options)
+
+
+@dataclass(frozen=True)
+class Restless(Sampler[None]):
+    """Fills a block, and makes all of it [MASK] again."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
+        return Decision(empty, settle=torch.zeros_like(empty), remask=filled), None
+
+
+def test_a_sampler_that_re_masks_without_end_is_stopped() -> None:
+    with pytest.raises(RuntimeError, match="promises to finish a block within 8 steps"):
+        decode(tiny("llada"), PROMPTS, Restless(), gen_length=8, block_length=8)
