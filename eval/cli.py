@@ -1,4 +1,4 @@
-"""The command `dllm-decode`: answer a question, chat, evaluate, train, measure speed.
+"""The command `dllm-decode`: answer a question, chat, serve, evaluate, train, measure speed.
 
 It parses and dispatches; what a command does is imported once the command line is read, so that
 help and typing mistakes are answered at once.
@@ -18,6 +18,7 @@ from typing import TextIO
 
 from eval.runs.arguments import add_machine, add_model
 from eval.runs.options import add_decoding
+from eval.serving.arguments import add_serve
 from eval.texts import require_utf8
 from eval.training.arguments import add_distil, add_train_filter
 
@@ -27,6 +28,7 @@ examples:
       ben. how many apples does emma have now?"
   dllm-decode generate --live --sampler "LocalLeap()" "..."
   dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda --cache "DualCache()"
+  dllm-decode serve --model mini
   dllm-decode eval run "word_problems?split=test&limit=100" results/a --sampler "LocalLeap()"
   dllm-decode train-filter --task "word_problems?split=train&limit=500"
   dllm-decode distil --model mini --output runs/distil --learning-rate 0.0003
@@ -121,6 +123,9 @@ def make_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         add_decoding(command, defaults={})
         add_machine(command)
+    add_serve(commands.add_parser(
+        "serve", help="answer clients of OpenAI's API over HTTP"
+    ))  # fmt: skip
     commands.add_parser("eval", help="measure accuracy and speed: dllm-decode eval --help")
     add_train_filter(commands.add_parser(
         "train-filter", help="train a Learn2PD filter and judge it on held-out prompts"
@@ -136,6 +141,7 @@ def _action(name: str) -> Callable[[argparse.Namespace], int]:
     module, function = {
         "generate": ("eval.conversation", "generate_once"),
         "chat": ("eval.chat", "chat"),
+        "serve": ("eval.serving.command", "run"),
         "train-filter": ("eval.training.filter_command", "run"),
         "distil": ("eval.training.distil_command", "run"),
     }[name]

@@ -1,0 +1,152 @@
+"""The routes."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from dllm_decode.serve import read as reads
+from dllm_decode.serve.answers import Kind, Reply
+from dllm_decode.serve.asks import choices_of, prompts_of
+from dllm_decode.serve.errors import add_handlers
+from dllm_decode.serve.fields import Chat, Completion, Read
+from dllm_decode.serve.guard import App, Guard, Message, Receive, Scope, Send
+from dllm_decode.serve.responses import EventStream, Exchange, unless_hung_up
+from dllm_decode.serve.service import Channel, Service
+
+# A forward that takes longer than this is taken for a hang.
+_LATE_S = 60.0
+# The client is gone: nobody reads it.
+_HUNG_UP = 499
+
+
+def create_app(service: Service, *, api_key: str | None = None, is_local: bool = True) -> App:
+    """Returns the server as an ASGI app. The lanes end with it.
+
+    Args:
+        service: The model.
+        api_key: The bearer token that clients must send; `None`: clients need none.
+        is_local: True if requests must name this machine as their host.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.engine.close()
+
+    app = FastAPI(
+        title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    add_handlers(app)
+    _add_state(app, service)
+    _add_answers(app, service)
+    counted = _Counted(app, service)
+    limits = service.limits
+    return Guard(
+        counted, max_body_bytes=limits.max_body_bytes, body_s=limits.deadline_s, api_key=api_key,
+        is_local=is_local,
+    )  # fmt: skip
+
+
+class _Counted:
+    """Counts the responses of an app by path and status."""
+
+    def __init__(self, app: App, service: Service) -> None:
+        self._app = app
+        self._metrics = service.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                # Other paths would let clients make any number of counters.
+                path = scope["path"] if message["status"] not in (404, 405) else "other"
+                self._metrics.responded(path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        engine = service.engine
+        is_well = not engine.is_broken and engine.round_s() < _LATE_S
+        body = {
+            "status": "ok" if is_well else "failing",
+            "running": sum(lane.num_running for lane in engine.lanes.values()),
+            "waiting": sum(lane.num_waiting for lane in engine.lanes.values()),
+        }
+        return JSONResponse(body, status_code=200 if is_well else 503)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "dllm_decode",
+            "max_model_len": service.limits.max_length,
+            "samplers": service.samplers,
+        }
+        return {"object": "list", "data": [model]}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(asked: Completion, request: Request) -> Response:
+        return await _answer(service, "text", asked, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(asked: Chat, request: Request) -> Response:
+        return await _answer(service, "chat", asked, request)
+
+    @app.post("/v1/read")
+    async def read(asked: Read, request: Request) -> Response:
+        service.check_model(asked.model)
+        channel = Channel(service.reads, service.limits.deadline_s)
+        return await _whole(channel, service, request, reads.read(service, asked, channel))
+
+
+async def _answer(
+    service: Service, kind: Kind, asked: Completion | Chat, request: Request
+) -> Response:
+    began_s = time.perf_counter()
+    service.check_model(asked.model)
+    channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
+    prompts = prompts_of(service, asked)
+    choices = choices_of(service, asked, prompts, channel)
+    options = asked.stream_options
+    exchange = Exchange(
+        reply=Reply(service, kind, int(time.time())),
+        channel=channel,
+        choices=choices,
+        num_prompt_tokens=sum(len(prompt) for prompt in prompts),
+        wants_usage=options is not None and bool(options.include_usage),
+        began_s=began_s,
+    )
+    channel.submit([choice.job for choice in choices])
+    if asked.stream:
+        return EventStream(exchange)
+    return await _whole(channel, service, request, exchange.whole())
+
+
+async def _whole(
+    channel: Channel, service: Service, request: Request, answer: Awaitable[dict[str, Any]]
+) -> Response:
+    try:
+        body = await unless_hung_up(request, answer)
+    finally:
+        channel.cancel()
+    if body is None:
+        service.metrics.hung_up()
+        return Response(status_code=_HUNG_UP)
+    return JSONResponse(body)

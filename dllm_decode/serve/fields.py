@@ -1,0 +1,209 @@
+"""The JSON of requests. A field that is not listed here is refused by name."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from dllm_decode.serve.errors import RefusedError
+
+_NOTHING: tuple[object, ...] = ()
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
+    "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
+    "store": (False,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "service_tier": ("auto", "default"), "audio": _NOTHING, "prediction": _NOTHING,
+    "reasoning_effort": _NOTHING, "metadata": ({},), "max_completion_tokens": _NOTHING,
+}  # fmt: skip
+"""Fields of other servers, and the values that ask for nothing; so does null."""
+
+MAX_SLOTS = 64
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("the text must be encodable as UTF-8, got a lone surrogate") from None
+    return text
+
+
+def _stops(value: object) -> object:
+    listed = [value] if isinstance(value, str) else value
+    if listed is None:
+        return []
+    if not isinstance(listed, list) or not all(isinstance(one, str | None) for one in listed):
+        raise ValueError("must be a text, a list of texts or null")
+    return [one for one in listed if one is not None]
+
+
+def _is_ids(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+
+
+def _prompt(value: object) -> object:
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    listed = value if isinstance(value, list) else []
+    if listed and (all(isinstance(v, str) for v in listed) or all(_is_ids(v) for v in listed)):
+        return value
+    raise ValueError("must be a text, a list of texts, token ids, or a list of lists of token ids")
+
+
+def _content(value: object) -> object:
+    """Joins the text parts of a message."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for part in value:
+        is_text = isinstance(part, dict) and set(part) == {"type", "text"}
+        if not is_text or part["type"] != "text" or not isinstance(part["text"], str):
+            raise ValueError('must be a text, or parts such as {"type": "text", "text": "..."}')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
+Stops: TypeAlias = Annotated[
+    list[Annotated[Text, Field(min_length=1)]],
+    BeforeValidator(_stops),
+    Field(max_length=MAX_STOPS),
+]
+PromptIds: TypeAlias = list[Text] | list[list[int]]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """The parts of a stream besides its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Asked(_Strict):
+    """Fields of both kinds of completions. `None` is the server's own value."""
+
+    model: Text | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stops = []
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    user: Text | None = None
+    sampler: Text | None = None
+    template: list[Text | Annotated[int, Field(ge=1)]] | None = None
+    return_trace: bool | None = None
+    stream_mode: Literal["text", "denoise"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if not is_neutral(cls, name, value)}
+
+    @property
+    def num_top(self) -> int | None:
+        """How many likeliest tokens are told at each position; `None`: no log-probabilities."""
+        raise NotImplementedError
+
+
+class Completion(Asked):
+    """A request to /v1/completions."""
+
+    prompt: Annotated[PromptIds, BeforeValidator(_prompt)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def num_top(self) -> int | None:
+        return self.logprobs
+
+
+class Turn(_Strict):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Text, BeforeValidator(_content)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        # Clients send answers back as they came, with fields that are null or empty.
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+class Chat(Asked):
+    """A request to /v1/chat/completions."""
+
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _with_logprobs(self) -> "Chat":
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "'top_logprobs' needs \"logprobs\": true."
+            raise RefusedError(400, message, param="top_logprobs")
+        return self
+
+    @property
+    def num_top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class Read(_Strict):
+    """A request to /v1/read."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[Turn] | None = None
+    text: Text
+    slots: Annotated[
+        dict[Text, Annotated[list[Text], Field(min_length=1, max_length=MAX_SLOTS)]],
+        Field(min_length=1, max_length=MAX_SLOTS),
+    ]
+
+
+def is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:
+    """Returns whether a field is none of this server's, and asks for nothing.
+
+    Raises:
+        RefusedError: If it asks for something.
+    """
+    if name in kind.model_fields or name not in NEUTRAL:
+        return False
+    # In Python True is 1 and False is 0.
+    kinds = {bool} if isinstance(value, bool) else {int, float, str, list, dict}
+    asks_nothing = any(value == one and type(one) in kinds for one in NEUTRAL[name])
+    if value is None or asks_nothing:
+        return True
+    raise RefusedError(
+        400, f"{name!r} is not supported by this server; leave it out.", param=name,
+        code="unsupported_parameter",
+    )  # fmt: skip

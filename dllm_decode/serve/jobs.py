@@ -1,0 +1,136 @@
+"""Jobs: requests of the loop, with someone who is told how they go."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+
+from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.requests import Request
+
+Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]
+"""The tokens that a job's owner is told in each round: none, those that are final, or all."""
+
+# JSON has no -inf.
+LEAST_LOGPROB = -9999.0
+
+
+class Grown(NamedTuple):
+    """The beginning of the answer whose tokens never change has become longer."""
+
+    tokens: list[int]
+
+
+class Drafted(NamedTuple):
+    """The answer's tokens after a round, `None` where they are open."""
+
+    tokens: list[int | None]
+    round: int
+
+
+class Finished(NamedTuple):
+    """The answer has ended."""
+
+    output: DecodeOutput
+
+
+class Failed(NamedTuple):
+    """The job ended without an answer.
+
+    Attributes:
+        status: HTTP status.
+        message: The reason, for the client.
+    """
+
+    status: int
+    message: str
+
+
+JobEvent: TypeAlias = Grown | Drafted | Finished | Failed
+
+
+class Scored(NamedTuple):
+    """Log-probabilities at one position, at the step that committed its token.
+
+    Attributes:
+        logprob: Log-probability of the token.
+        top: The likeliest tokens and their log-probabilities.
+    """
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass
+class Recorder:
+    """Records at which step each token of one job was committed, and its log-probability.
+
+    Attributes:
+        num_top: How many likeliest tokens are recorded; `None`: no log-probabilities.
+        num_steps: Steps so far.
+        steps: By answer position the step that committed its token, from 0.
+        scores: By answer position the log-probabilities at that step.
+    """
+
+    num_top: int | None
+    num_steps: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
+    scores: dict[int, Scored] = field(default_factory=dict)
+
+    def watch(self, event: StepEvent, number: int) -> None:
+        """Takes note of one row of a step."""
+        row = torch.tensor([number], device=event.after.tokens.device)
+        view, columns = event.view.take(row), event.columns[row]
+        before = event.before.tokens[row].gather(1, columns)
+        after = event.after.tokens[row].gather(1, columns)
+        changed = ((before != after) & view.in_answer)[0].nonzero().flatten()
+        positions = view.positions[0, changed].tolist()
+        tokens = after[0, changed].tolist()
+        logprobs = None
+        if self.num_top is not None and positions:
+            logprobs = view.logits[0, changed].double().log_softmax(-1)
+        for at, (position, token) in enumerate(zip(positions, tokens, strict=True)):
+            self.steps[position] = self.num_steps
+            if logprobs is not None:
+                self.scores[position] = _scored(logprobs[at], token, self.num_top or 0)
+        self.num_steps += 1
+
+
+def _scored(logprobs: torch.Tensor, token: int, num_top: int) -> Scored:
+    top = logprobs.topk(min(num_top, len(logprobs)))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return Scored(_finite(float(logprobs[token])), [(n, _finite(value)) for n, value in pairs])
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else LEAST_LOGPROB
+
+
+@dataclass(eq=False)
+class Job:
+    """A request, and who is told how it goes.
+
+    Attributes:
+        request: As `Decoder.request` returns it; its index is the job's own.
+        emit: Is called with each event, in the lane's thread; the last one is `Finished` or
+            `Failed`.
+        shown: The tokens that are told in each round.
+        watch: Is called with each step and the number of the job's row in it.
+        num_shown: Tokens told so far.
+        num_rounds: Rounds so far.
+    """
+
+    request: Request
+    emit: Callable[[JobEvent], None]
+    shown: Shown = "nothing"
+    watch: Callable[[StepEvent, int], None] | None = None
+    num_shown: int = 0
+    num_rounds: int = 0
+
+    @property
+    def num_columns(self) -> int:
+        """Tokens of the prompt and the answer."""
+        return len(self.request.prompt) + self.request.gen_length

@@ -1,0 +1,54 @@
+"""Bounds of the server."""
+
+from dataclasses import dataclass
+
+from dllm_decode.options import require_integer, require_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds that keep one client from stopping the others.
+
+    Attributes:
+        num_rows: Rows of one batch, at most.
+        max_length: Tokens of a prompt and its answer together, at most.
+        max_columns: Tokens of all prompts and answers in one batch, at most.
+        max_tokens: Tokens of an answer, at most.
+        gen_length: Tokens of an answer if the request does not say.
+        max_choices: Answers of one HTTP request, at most: prompts times `n`.
+        max_waiting: Answers that wait for a row, at most; more are refused with status 429.
+        max_body_bytes: Size of the body of a request, at most.
+        deadline_s: Seconds after which a request is given up.
+        grace_s: Seconds that running requests have once the server is told to end.
+
+    Raises:
+        ValueError: If a bound is outside its range, or two do not fit together.
+    """
+
+    num_rows: int = 8
+    max_length: int = 4096
+    max_columns: int = 8 * 4096
+    max_tokens: int = 1024
+    gen_length: int = 256
+    max_choices: int = 64
+    max_waiting: int = 256
+    max_body_bytes: int = 2**20
+    deadline_s: float = 600.0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_rows", "max_length", "max_columns", "max_tokens", "gen_length",
+                     "max_choices", "max_waiting", "max_body_bytes"):  # fmt: skip
+            require_integer(name, getattr(self, name), least=1)
+        require_number("deadline_s", self.deadline_s)
+        require_number("grace_s", self.grace_s)
+        pairs = (
+            ("gen_length", "max_tokens"), ("max_tokens", "max_length"),
+            ("max_length", "max_columns"),
+        )  # fmt: skip
+        for less, more in pairs:
+            if getattr(self, less) > getattr(self, more):
+                raise ValueError(
+                    f"{less} must be at most {more}={getattr(self, more)}, "
+                    f"got {getattr(self, less)}."
+                )

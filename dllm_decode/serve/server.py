@@ -1,0 +1,97 @@
+"""The process: a socket, the app and an orderly end."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from dllm_decode.serve.api import create_app
+from dllm_decode.serve.service import Service
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Names by which only this machine reaches the server."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound, but does not listen yet.
+
+    Args:
+        host: Name or address of this machine.
+        port: 0: any free port.
+
+    Raises:
+        OSError: If the address cannot be used.
+    """
+    kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(kind, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        reason = error.strerror or "it cannot be used"
+        raise OSError(f"The server cannot listen at {host}:{port}: {reason}.") from None
+    return found
+
+
+def url_of(bound: socket.socket, host: str) -> str:
+    """Returns the address for clients."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound.getsockname()[1]}"
+
+
+def make_server(
+    service: Service, host: str, *, api_key: str | None = None, log_level: str = "warning"
+) -> uvicorn.Server:
+    """Returns a server; `run(sockets=[...])` ends after SIGTERM or Ctrl-C.
+
+    Requests that run then have `Limits.grace_s` seconds to finish.
+    """
+    app = create_app(service, api_key=api_key, is_local=host in LOCAL)
+    grace_s = max(1, round(service.limits.grace_s))
+    config = uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", log_level=log_level, access_log=False,
+        server_header=False, timeout_graceful_shutdown=grace_s, lifespan="on",
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(
+    service: Service,
+    bound: socket.socket,
+    host: str,
+    *,
+    api_key: str | None,
+    say: Callable[[str], object],
+) -> None:
+    """Serves until the process is told to end.
+
+    Args:
+        service: The model.
+        bound: As `bind` returns it.
+        host: The name that it was bound to.
+        api_key: As in `create_app`.
+        say: Is told where clients find the server, and that it ends.
+    """
+    url = url_of(bound, host)
+    say(f"Listening at {url}, for clients of OpenAI at {url}/v1. Ctrl-C ends it.")
+    with _ended_by_signals():
+        make_server(service, host, api_key=api_key).run(sockets=[bound])
+    say("Stopped.")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C end a server of uvicorn, but not the process with it.
+
+    After its own end, uvicorn raises the signal that it was ended by once more.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

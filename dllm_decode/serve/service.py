@@ -1,0 +1,186 @@
+"""The model that is served, and the way of events from the lanes' threads to a request."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Unpack
+
+from dllm_decode.core.requests import Request
+from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.decoder import Decoder
+from dllm_decode.generation import Tokenizer
+from dllm_decode.options import RequestOptions
+from dllm_decode.serve.engine import Engine, FullError, Lane
+from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.jobs import Failed, Job, JobEvent
+from dllm_decode.serve.limits import Limits
+from dllm_decode.serve.metrics import Metrics
+from dllm_decode.serve.reading import reading_decoder
+
+_RETRY_AFTER_S = 1
+
+READS = "typed reads"
+"""Name of the lane of typed reads, which no request can name."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model that is served.
+
+    Attributes:
+        name: The model's name for clients.
+        tokenizer: The tokenizer of the thread that reads requests.
+        stop_tokenizer: A copy for the lanes' threads: tokenizers are not made for several threads.
+        engine: Lanes by name of their sampler, and one for typed reads.
+        metrics: Counters.
+        created: When the server was started, in seconds since 1970.
+        indices: Indices of requests of the loop, each used once.
+    """
+
+    name: str
+    tokenizer: Any
+    stop_tokenizer: Tokenizer
+    engine: Engine
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    indices: Iterator[int] = field(default_factory=count)
+
+    @staticmethod
+    def start(
+        name: str, tokenizer: Any, decoders: Mapping[str, Decoder], limits: Limits
+    ) -> "Service":
+        """Starts the lanes of a model.
+
+        Args:
+            name: The model's name for clients.
+            tokenizer: A tokenizer of transformers.
+            decoders: By name of the sampler; the first is the default.
+            limits: Bounds.
+        """
+        first = next(iter(decoders.values()))
+        reading = reading_decoder(first.model, limits.max_tokens)
+        engine = Engine({**decoders, READS: reading}, limits)
+        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine))
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds."""
+        return self.engine.limits
+
+    @property
+    def samplers(self) -> list[str]:
+        """Names of the samplers that requests may name; the first is the default."""
+        return [name for name in self.engine.lanes if name != READS]
+
+    @property
+    def reads(self) -> Lane:
+        """The lane of typed reads."""
+        return self.engine.lanes[READS]
+
+    def lane(self, name: str | None) -> Lane:
+        """Returns the lane of a sampler; the first if none is named.
+
+        Raises:
+            RefusedError: If there is no such sampler.
+        """
+        name = self.samplers[0] if name is None else name
+        if name not in self.samplers:
+            allowed = ", ".join(self.samplers)
+            raise RefusedError(400, f"'sampler' must be one of {allowed}.", param="sampler")
+        return self.engine.lanes[name]
+
+    def check_model(self, name: str | None) -> None:
+        """Raises a refusal if another model is asked for."""
+        if name not in (None, self.name):
+            message = f"The model of this server is {self.name!r}, got {str(name)[:80]!r}."
+            raise RefusedError(404, message, param="model", code="model_not_found")
+
+
+class Channel:
+    """Events of some jobs of one lane, for one task."""
+
+    def __init__(self, lane: Lane, deadline_s: float) -> None:
+        """Begins without jobs.
+
+        Args:
+            lane: Answers the jobs.
+            deadline_s: Seconds from now on after which the jobs are given up.
+        """
+        self.lane = lane
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + deadline_s
+        self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
+        self._jobs: list[Job] = []
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        index: int,
+        *,
+        template: Sequence[int] = (),
+        stop: StopRule = NeverStop(),
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """Returns a request of the loop; the arguments are those of `Decoder.request`.
+
+        Raises:
+            RefusedError: If prompt, template or options cannot be decoded.
+        """
+        try:
+            return self.lane.decoder.request(prompt, index, template=template, stop=stop, **options)
+        except ValueError as error:
+            # The index means nothing to the client.
+            raise RefusedError(400, str(error).replace(f" in row {index}", "")) from None
+
+    def emitter(self, number: int) -> Callable[[JobEvent], None]:
+        """Returns what a job's events are given to; they arrive with a number."""
+
+        def emit(event: JobEvent) -> None:
+            # The loop is closed if the server has been told to end.
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+
+        return emit
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Lets jobs wait for a row.
+
+        Raises:
+            RefusedError: If too many wait.
+        """
+        try:
+            self.lane.submit(jobs)
+        except FullError:
+            raise RefusedError(
+                429,
+                "Too many requests wait for this server. Try again later.",
+                code="queue_full",
+                headers={"Retry-After": str(_RETRY_AFTER_S)},
+            ) from None
+        self._jobs.extend(jobs)
+
+    async def next(self) -> tuple[int, JobEvent]:
+        """Returns the next event and its number.
+
+        Raises:
+            RefusedError: If a job has failed, or the deadline has passed.
+        """
+        try:
+            left_s = self._until - self._loop.time()
+            number, event = await asyncio.wait_for(self._events.get(), left_s)
+        except TimeoutError:
+            raise RefusedError(
+                504, "The request took longer than this server allows.", code="deadline"
+            ) from None
+        if isinstance(event, Failed):
+            raise RefusedError(event.status, event.message)
+        return number, event
+
+    def cancel(self) -> None:
+        """Ends the jobs; those that have ended are not touched."""
+        for job in self._jobs:
+            self.lane.cancel(job)
+        self._jobs.clear()

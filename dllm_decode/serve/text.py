@@ -1,0 +1,77 @@
+"""Tokens of an answer as text that is sent piece by piece."""
+
+from collections.abc import Sequence
+
+from dllm_decode.core.stopping import cut_at
+from dllm_decode.generation import Tokenizer
+
+# A byte-level token that is not a whole character yet is decoded as this one.
+_UNFINISHED = "\ufffd"
+
+
+class Prose:
+    """The text of one answer, of which each character is sent once."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
+        """Begins with nothing sent.
+
+        Args:
+            tokenizer: Turns ids into text.
+            stop_strings: Texts that end the answer, and are not part of it.
+        """
+        self._tokenizer = tokenizer
+        self._stop_strings = tuple(stop_strings)
+        self._sent = ""
+
+    def whole(self, tokens: list[int]) -> str:
+        """Returns the text of tokens up to the first stop string."""
+        return cut_at(self._decoded(tokens), self._stop_strings)
+
+    def stops(self, tokens: list[int]) -> bool:
+        """Returns whether the text of tokens contains a stop string."""
+        text = self._decoded(tokens)
+        return any(string in text for string in self._stop_strings)
+
+    def more(self, tokens: list[int]) -> str:
+        """Returns the text that can be sent now, of an answer that begins with these tokens.
+
+        Characters that are not whole, and those that may be the beginning of a stop string, are
+        held back.
+        """
+        text = self._decoded(tokens)
+        if self.stops(tokens):
+            return self._send(cut_at(text, self._stop_strings))
+        text = text.rstrip(_UNFINISHED)
+        return self._send(text[: len(text) - self._num_held(text)])
+
+    def rest(self, tokens: list[int]) -> str:
+        """Returns the text that is left, of an answer that has ended."""
+        return self._send(self.whole(tokens))
+
+    def kept(self, tokens: list[int]) -> list[int]:
+        """Returns the tokens up to the one with which the first stop string is complete."""
+        if not self.stops(tokens):
+            return tokens
+        low, high = 1, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.stops(tokens[:middle]) else (middle + 1, high)
+        return tokens[:low]
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _send(self, text: str) -> str:
+        # Some tokenizers change a space before the end once more text follows.
+        if not text.startswith(self._sent):
+            return ""
+        new, self._sent = text[len(self._sent) :], text
+        return new
+
+    def _num_held(self, text: str) -> int:
+        """Counts the last characters that a stop string may begin with."""
+        longest = max((len(string) for string in self._stop_strings), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(string.startswith(text[-length:]) for string in self._stop_strings):
+                return length
+        return 0

@@ -1,0 +1,1 @@
+"""The command `dllm-decode serve`."""

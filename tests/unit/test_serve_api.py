@@ -1,0 +1,505 @@
+"""The routes: what they answer, and what they refuse."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from served import QUESTIONS, chat_of, decoder_of, served, wait_until
+
+from dllm_decode import decode, generate, load_model
+from dllm_decode.serve.limits import Limits
+from samplers import ConfidenceThreshold, FixedSchedule
+
+httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
+pytest.importorskip("fastapi", reason="needs the extra serve")
+fields = pytest.importorskip("dllm_decode.serve.fields", reason="needs the extra serve")
+
+MODEL, TOKENIZER = load_model("mini")
+CHAT = {"messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
+RIGHT = generate(MODEL, TOKENIZER, chat_of(QUESTIONS[0]), ConfidenceThreshold(0.9), gen_length=64)
+ANSWER = RIGHT.texts[0]
+LIMITS = Limits(
+    num_rows=4, max_tokens=128, gen_length=64, max_length=512, max_columns=4096, max_choices=8,
+    max_waiting=16, max_body_bytes=20_000,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Any]]:
+    decoders = {
+        "default": decoder_of(MODEL),
+        "slow": decoder_of(MODEL, FixedSchedule(16)),
+    }
+    with served(decoders, limits=LIMITS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[str, Any]) -> Iterator[Any]:
+    with httpx.Client(base_url=server[0], timeout=30.0) as found:
+        yield found
+
+
+def events_of(client: Any, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Reads a stream as vllm's benchmark does: split at an empty line."""
+    found, buffer = [], ""
+    with client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for piece in response.iter_text():
+            buffer += piece
+            while "\n\n" in buffer:
+                event, buffer = buffer.split("\n\n", 1)
+                assert event.startswith("data: ")
+                found.append(event.removeprefix("data: "))
+    assert buffer == ""
+    assert found.pop() == "[DONE]"
+    return [json.loads(event) for event in found]
+
+
+def test_a_chat_is_answered_as_generate_answers_it(client: Any) -> None:
+    body = client.post("/v1/chat/completions", json=CHAT).json()
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": ANSWER}
+    assert choice["finish_reason"] == "stop"
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "mini"
+    assert body["usage"]["completion_tokens"] == len(RIGHT.decoded.answers()[0])
+
+
+def test_a_stream_is_the_whole_answer_in_chunks_without_an_empty_first_one(client: Any) -> None:
+    asked = {**CHAT, "stream_options": {"include_usage": True}, "sampler": "slow"}
+    *chunks, usage = events_of(client, "/v1/chat/completions", asked)
+    whole = client.post("/v1/chat/completions", json={**CHAT, "sampler": "slow"}).json()
+    pieces = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+    assert "".join(pieces) == whole["choices"][0]["message"]["content"]
+    assert pieces[0]
+    assert len(pieces) > 2
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("form", ["text", "texts", "ids", "lists"])
+def test_a_completion_takes_texts_and_token_ids(client: Any, form: str) -> None:
+    text = TOKENIZER.apply_chat_template(
+        chat_of(QUESTIONS[0]), add_generation_prompt=True, tokenize=False
+    )
+    ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    forms = {"text": text, "texts": [text, text], "ids": ids, "lists": [ids, ids]}
+    body = {"prompt": forms[form], "max_tokens": 64}
+    choices = client.post("/v1/completions", json=body).json()["choices"]
+    wanted = [ANSWER] * (2 if form in ("texts", "lists") else 1)
+    assert [choice["text"] for choice in choices] == wanted
+    assert [choice["index"] for choice in choices] == list(range(len(wanted)))
+
+
+def test_choices_differ_and_a_seed_repeats_them(client: Any) -> None:
+    asked = {**CHAT, "n": 4, "temperature": 2.5, "seed": 3}
+    first, second = (
+        [
+            c["message"]["content"]
+            for c in client.post("/v1/chat/completions", json=asked).json()["choices"]
+        ]
+        for _ in range(2)
+    )
+    assert first == second
+    assert len(set(first)) > 1
+    # As the copies of a prompt in one decode.
+    alone = generate(
+        MODEL, TOKENIZER, [chat_of(QUESTIONS[0])] * 4, ConfidenceThreshold(0.9), gen_length=64,
+        temperature=2.5, seed=3,
+    )  # fmt: skip
+    assert first == alone.texts
+
+
+@pytest.mark.parametrize("stop", [".", [". after"], ["never", "some"]])
+def test_a_stop_string_ends_the_answer_whole_and_streamed(client: Any, stop: Any) -> None:
+    asked = {**CHAT, "stop": stop, "sampler": "slow"}
+    choice = client.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    text = choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    assert ANSWER.startswith(text)
+    assert text != ANSWER
+    chunks = events_of(client, "/v1/chat/completions", asked)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
+
+
+def test_an_answer_that_is_full_ends_with_length(client: Any) -> None:
+    body = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 5}).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 5
+    body = client.post("/v1/chat/completions", json={**CHAT, "ignore_eos": True}).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 64
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_logprobs_are_those_of_the_step_that_committed_the_token(
+    client: Any, is_stream: bool
+) -> None:
+    asked = {**CHAT, "logprobs": True, "top_logprobs": 2, "sampler": "slow"}
+    if is_stream:
+        chunks = [chunk["choices"][0] for chunk in events_of(client, "/v1/chat/completions", asked)]
+        scores = [score for chunk in chunks for score in chunk["logprobs"]["content"]]
+    else:
+        body = client.post("/v1/chat/completions", json=asked).json()
+        scores = body["choices"][0]["logprobs"]["content"]
+    assert " ".join(score["token"] for score in scores) == ANSWER
+    # A greedy commit is the likeliest token, and sure at this threshold or the surest of all.
+    assert all(score["top_logprobs"][0]["token"] == score["token"] for score in scores)
+    assert all(score["top_logprobs"][1]["logprob"] < score["logprob"] <= 0 for score in scores)
+    assert scores[0]["logprob"] < 0
+
+
+def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
+    body = client.post(
+        "/v1/completions", json={"prompt": QUESTIONS[0], "logprobs": 1, "max_tokens": 16}
+    ).json()["choices"][0]
+    logprobs = body["logprobs"]
+    lengths = {len(logprobs[name]) for name in logprobs}
+    assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert len(lengths) == 1
+
+
+def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> None:
+    asked = {**CHAT, "return_trace": True}
+    body = client.post("/v1/chat/completions", json=asked).json()
+    trace = body["choices"][0]["trace"]
+    assert trace["forwards"] == int(RIGHT.decoded.nfe[0])
+    assert len(trace["steps"]) == body["usage"]["completion_tokens"]
+    assert 0 <= min(trace["steps"]) <= max(trace["steps"]) < trace["forwards"]
+
+
+def test_a_template_is_filled_in(client: Any) -> None:
+    template = ["emma now has", 5, ". after giving some away emma has", 5, "."]
+    asked = {**CHAT, "template": template}
+    text = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"][
+        "content"
+    ]
+    assert text.startswith(
+        "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ."
+    )
+
+
+def test_a_denoising_stream_shows_the_canvas(client: Any) -> None:
+    asked = {**CHAT, "stream_mode": "denoise"}
+    *drafts, last = [
+        chunk["choices"][0] for chunk in events_of(client, "/v1/chat/completions", asked)
+    ]
+    counts = [sum(token is None for token in draft["canvas"]["tokens"]) for draft in drafts]
+    assert counts == sorted(counts, reverse=True)
+    assert 64 > counts[0] > counts[-1]
+    assert last["delta"]["content"] == ANSWER
+
+
+def test_a_read_tells_the_probability_of_each_answer(client: Any) -> None:
+    asked = {
+        "messages": chat_of(QUESTIONS[0]),
+        "text": "emma now has 12 + 30 = {sum} . after giving some away emma has 42 - 8 = {rest} .",
+        "slots": {"sum": ["41", "42", "43"], "rest": ["34", "33"]},
+    }
+    body = client.post("/v1/read", json=asked).json()
+    assert body["rows"] == 1
+    assert {name: slot["best"] for name, slot in body["slots"].items()} == {
+        "sum": "42",
+        "rest": "34",
+    }
+    for slot in body["slots"].values():
+        assert sum(answer["share"] for answer in slot["answers"]) == pytest.approx(1.0)
+        assert sum(answer["probability"] for answer in slot["answers"]) <= 1.0 + 1e-6
+
+
+def read_alone(prompt: list[int], template: list[int], position: int, token: int) -> float:
+    """The probability at the first step of a decode of the template, in one block."""
+    seen: list[float] = []
+
+    def watch(event: Any) -> None:
+        if not seen:
+            tokens = torch.full_like(event.view.tokens, token)
+            column = position - int(event.view.positions[0, 0])
+            seen.append(float(event.view.probability(tokens)[0, column]))
+
+    length = len(template)
+    decode(
+        MODEL, [prompt], FixedSchedule(1), templates=[template], gen_length=length,
+        block_length=length, observers=[watch],
+    )  # fmt: skip
+    return seen[0]
+
+
+def test_an_answer_of_several_tokens_has_the_product_of_their_probabilities(client: Any) -> None:
+    """Each token given those before it; the other slot stays masked."""
+
+    def ids(text: str) -> list[int]:
+        return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+    text, slots = "12 + 30 = {sum} {rest} has", {"sum": ["42 .", "41 ,"], "rest": ["emma", "ben"]}
+    body = client.post(
+        "/v1/read", json={"prompt": QUESTIONS[0], "text": text, "slots": slots}
+    ).json()
+    mask, prompt = MODEL.mask_id, list(TOKENIZER(QUESTIONS[0])["input_ids"])
+    before, after = ids("12 + 30 ="), ids("has")
+    for answer in body["slots"]["sum"]["answers"]:
+        first, second = ids(answer["text"])
+        at = len(before)
+        one = read_alone(prompt, [*before, mask, mask, mask, *after], at, first)
+        two = read_alone(prompt, [*before, first, mask, mask, *after], at + 1, second)
+        assert answer["probability"] == pytest.approx(one * two, rel=1e-4)
+    for answer in body["slots"]["rest"]["answers"]:
+        (token,) = ids(answer["text"])
+        alone = read_alone(prompt, [*before, mask, mask, mask, *after], at + 2, token)
+        assert answer["probability"] == pytest.approx(alone, rel=1e-4)
+    # One row for the first tokens, one more for each second token.
+    assert body["rows"] == 3
+
+
+def test_health_models_and_metrics(client: Any) -> None:
+    assert client.get("/health").json()["status"] == "ok"
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == "mini"
+    assert model["samplers"] == ["default", "slow"]
+    client.post("/v1/chat/completions", json=CHAT)
+    metrics = client.get("/metrics").text
+    assert 'dllm_responses_total{path="/v1/chat/completions",status="200"}' in metrics
+    assert 'dllm_running{sampler="slow"} 0.0' in metrics
+
+
+MALFORMED: list[tuple[dict[str, Any], str | None]] = [
+    ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"), ({"top_k": 1.5}, "top_k"), ({"top_k": 2**31}, "top_k"),
+    ({"seed": 2**63}, "seed"), ({"seed": "1"}, "seed"), ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 129}, "max_tokens"), ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_completion_tokens": 6}, "max_tokens"), ({"max_tokens": 1.0}, "max_tokens"),
+    ({"stop": ""}, "stop.0"), ({"stop": ["a", ""]}, "stop.1"), ({"stop": 5}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"), ({"stop": "\ud800"}, "stop.0"), ({"n": 0}, "n"),
+    ({"n": 9}, "n"),
+    ({"stream": "yes"}, "stream"), ({"stream_options": {"what": 1}}, "stream_options.what"),
+    ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [{}]}, None),
+    ({"messages": [{"role": "user", "content": 5}]}, None),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, None),
+    ({"messages": [{"role": "user", "content": "a " * 600}]}, None),
+    ({"model": "another"}, "model"), ({"model": 5}, "model"), ({"sampler": "Wino()"}, "sampler"),
+    ({"sampler": "os:system"}, "sampler"), ({"wrong": 1}, "wrong"), ({"\ud800": 1}, None),
+    ({"tools": [{"type": "function"}]}, "tools"), ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"), ({"best_of": True}, "best_of"),
+    ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"template": ["a", 0]}, None), ({"template": [999]}, None), ({"template": "a"}, "template"),
+    ({"stream_mode": "denoise"}, "stream_mode"), ({"stream_mode": "x"}, "stream_mode"),
+    ({"ignore_eos": 1}, "ignore_eos"), ({"block_length": 8}, "block_length"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "param"), MALFORMED)
+def test_a_malformed_request_is_refused_by_name(
+    client: Any, wrong: dict[str, Any], param: str | None
+) -> None:
+    content = json.dumps({**CHAT, **wrong}).encode()
+    response = client.post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code in (400, 404), response.text
+    require_shape(response)
+    error = response.json()["error"]
+    assert param is None or error["param"] == param, error
+
+
+def require_shape(response: Any) -> None:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "/tmp" not in error["message"]
+    assert "Traceback" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400), (b"{", 400), (b"[]", 400), (b"5", 400), (b"null", 400), (b"\xff\xfe", 400),
+        (b'{"messages":' + b"[" * 5000, 400), (b"{" + b" " * 30_000 + b"}", 413),
+        (b'{"prompt": NaN}', 400), (b'{"prompt": "a", "temperature": Infinity}', 400),
+        (b'{"prompt": []}', 400), (b'{"prompt": [[]]}', 400), (b'{"prompt": ["a", 5]}', 400),
+        (b'{"prompt": [-1]}', 400), (b'{"prompt": [99999999]}', 400), (b'{"prompt": [true]}', 400),
+        (b'{"prompt": ["a","a","a","a","a","a","a","a","a"]}', 400), (b'{"prompt": ""}', 400),
+        (b'{"prompt": "a", "echo": true}', 400), (b'{"prompt": "a", "suffix": "b"}', 400),
+    ],
+)  # fmt: skip
+def test_a_body_that_cannot_be_read_is_refused(client: Any, content: bytes, status: int) -> None:
+    response = client.post(
+        "/v1/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == status, response.text
+    require_shape(response)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"slots": {}}, {"slots": {"b": ["1"]}}, {"slots": {"a": []}}, {"slots": {"a": [""]}},
+        {"slots": {"a": ["1", "1"]}}, {"slots": {"a": [str(n) for n in range(65)]}},
+        {"text": "no slot"}, {"text": "{a} {a}"}, {"text": "{a}" + " x" * 200},
+        {"messages": chat_of("x")}, {"what": 1},
+        {"slots": {"a": ["1 2 3", "2 3 4", "3 4 5", "4 5 6", "5 6 7"]}},
+        {"model": "another"},
+    ],
+)  # fmt: skip
+def test_a_malformed_read_is_refused(client: Any, wrong: dict[str, Any]) -> None:
+    asked = {"prompt": "emma has", "text": "{a} apples", "slots": {"a": ["1", "2"]}, **wrong}
+    response = client.post("/v1/read", json=asked)
+    assert response.status_code in (400, 404), response.text
+    require_shape(response)
+
+
+def test_paths_and_methods_that_do_not_exist_are_refused_in_the_same_shape(client: Any) -> None:
+    for method, path, status in (
+        ("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405), ("GET", "/docs", 404),
+    ):  # fmt: skip
+        response = client.request(method, path)
+        assert response.status_code == status
+        require_shape(response)
+
+
+def test_values_that_ask_for_nothing_are_taken(client: Any) -> None:
+    for number in (0, -1):
+        neutral = {name: values[number] for name, values in fields.NEUTRAL.items() if values}
+        body = client.post("/v1/chat/completions", json={**CHAT, **neutral, "stop": [None]}).json()
+        assert body["choices"][0]["message"]["content"] == ANSWER
+    nulls = dict.fromkeys([*fields.NEUTRAL, "stop", "n", "seed", "top_k", "logprobs", "template"])
+    body = client.post("/v1/chat/completions", json={**CHAT, **nulls}).json()
+    assert body["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_an_answer_can_be_sent_back_as_it_came(client: Any) -> None:
+    turn = {
+        "role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": [],
+    }  # fmt: skip
+    parts = {"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}]}
+    messages = [*chat_of(QUESTIONS[1]), turn, parts]
+    response = client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
+    assert response.status_code == 200
+
+
+def test_requests_of_other_hosts_are_refused(client: Any) -> None:
+    response = client.get("/v1/models", headers={"host": "example.com"})
+    assert response.status_code == 400
+    require_shape(response)
+
+
+def test_a_full_queue_is_a_429_with_a_time() -> None:
+    limits = Limits(num_rows=1, max_waiting=1, max_tokens=128, gen_length=64)
+    asked = {**CHAT, "ignore_eos": True}
+    with (
+        served({"slow": decoder_of(MODEL, FixedSchedule(32))}, limits=limits) as (url, _),
+        httpx.Client(base_url=url, timeout=30.0) as client,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        sent = [pool.submit(client.post, "/v1/chat/completions", json=asked) for _ in range(5)]
+        responses = [one.result() for one in sent]
+    statuses = [response.status_code for response in responses]
+    assert set(statuses) == {200, 429}
+    refused = responses[statuses.index(429)]
+    require_shape(refused)
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_key_is_needed_where_the_server_has_one() -> None:
+    with served(limits=LIMITS, api_key="secret") as (url, _), httpx.Client(base_url=url) as client:
+        assert client.get("/health").status_code == 200
+        for said in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            response = client.get("/v1/models", headers=said)
+            assert response.status_code == 401
+            require_shape(response)
+        said = {"authorization": "Bearer secret"}
+        assert client.get("/v1/models", headers=said).status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_given_up() -> None:
+    limits = Limits(deadline_s=0.2, max_tokens=1024)
+    decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=1024)
+    asked = {**CHAT, "max_tokens": 1024, "ignore_eos": True}
+    with (
+        served({"default": decoder}, limits=limits) as (url, service),
+        httpx.Client(base_url=url) as client,
+    ):
+        response = client.post("/v1/chat/completions", json=asked)
+        assert response.status_code == 504
+        require_shape(response)
+        *_, last = events_of(client, "/v1/chat/completions", asked)
+        assert last["error"]["code"] == "deadline"
+        wait_until(lambda: service.engine.lanes["default"].num_running == 0)
+
+        def slowly() -> Iterator[bytes]:
+            yield b'{"prompt":'
+            time.sleep(0.4)
+            yield b'"a"}'
+
+        response = client.post(
+            "/v1/completions", content=slowly(), headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 408
+        require_shape(response)
+
+
+def test_a_fault_of_the_model_is_a_500_and_the_next_request_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, _ = load_model("mini")
+    left = [1]
+
+    def failing(predict: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if left:
+                left.pop()
+                raise RuntimeError("/tmp/secret")
+            return predict(*arguments, **keywords)
+
+        return call
+
+    for name in ("predict", "predict_groups"):
+        monkeypatch.setattr(model, name, failing(getattr(model, name)))
+    with (
+        served({"default": decoder_of(model)}, limits=LIMITS) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
+        response = client.post("/v1/chat/completions", json=CHAT)
+        assert response.status_code == 500
+        require_shape(response)
+        body = client.post("/v1/chat/completions", json=CHAT).json()
+        assert body["choices"][0]["message"]["content"] == ANSWER
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_clients_that_hang_up_give_their_rows_back(
+    server: tuple[str, Any], is_stream: bool
+) -> None:
+    url, service = server
+    lane, metrics = service.engine.lanes["slow"], service.metrics
+    before = num_hang_ups(metrics)
+    asked = {**CHAT, "sampler": "slow", "max_tokens": 128, "ignore_eos": True, "stream": is_stream}
+    for number in range(10):
+        with httpx.Client(base_url=url, timeout=httpx.Timeout(30.0, read=0.15)) as client:
+            try:
+                with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+                    if number % 2:
+                        next(response.iter_text(), None)
+            except httpx.ReadTimeout:
+                pass
+    wait_until(lambda: lane.num_running == 0 and lane.num_waiting == 0, 2.0)
+    wait_until(lambda: num_hang_ups(metrics) == before + 10, 2.0)
+
+
+def num_hang_ups(metrics: Any) -> int:
+    lines = metrics.text().decode().splitlines()
+    return int(
+        float(next(line for line in lines if line.startswith("dllm_hang_ups_total")).split()[1])
+    )

@@ -1,0 +1,53 @@
+"""The command `dllm-decode serve`: its help, and what it needs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from dllm_decode.serve.limits import Limits
+from eval.cli import main, make_parser
+from eval.serving import command
+
+HEAVY = {"torch", "fastapi", "pydantic", "uvicorn", "prometheus_client", "transformers"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = f"""
+import sys
+from eval.cli import make_parser
+make_parser().parse_args(["serve"])
+assert not {HEAVY!r} & set(sys.modules), sys.modules.keys() & {HEAVY!r}
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert main(["serve", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "fastapi" in said
+    assert "pip install '.[serve]'" in said
+
+
+def test_the_defaults_of_the_command_are_those_of_the_bounds() -> None:
+    options = vars(make_parser().parse_args(["serve"]))
+    defaults = vars(Limits())
+    assert {name: options[name] for name in defaults} == defaults
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"num_rows": 0}, "num_rows must be at least 1"),
+        ({"gen_length": 2048}, "gen_length must be at most max_tokens=1024"),
+        ({"max_tokens": 8192}, "max_tokens must be at most max_length=4096"),
+        ({"max_columns": 100}, "max_length must be at most max_columns=100"),
+        ({"deadline_s": -1.0}, "deadline_s must be at least 0"),
+    ],
+)
+def test_bounds_that_do_not_fit_together_are_refused(words: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Limits(**words)  # type: ignore[arg-type]
