@@ -18,7 +18,7 @@ from dllm_decode import (
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.generation import UseTemplate
+from dllm_decode.texts import UseTemplate
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier

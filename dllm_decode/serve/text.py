@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dllm_decode.core.stopping import cut_at
-from dllm_decode.generation import Tokenizer
+from dllm_decode.texts import Tokenizer
 
 # A byte-level token that is not a whole character yet is decoded as this one.
 _UNFINISHED = "\ufffd"

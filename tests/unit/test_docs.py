@@ -95,7 +95,7 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
 ROOMS = (
     ("models",), ("core",), ("blocks",), ("caches",), ("decoder",),
     ("packing", "inputs", "tempering", "forward", "look", "settle"), ("verify",),
-    ("compatibility", "round", "join", "loop"), ("generation",),
+    ("compatibility", "round", "join", "loop"), ("texts", "generation"), ("serve",),
 )  # fmt: skip
 RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
 

@@ -11,8 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
 from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
-from dllm_decode.generation import prompt_ids
 from dllm_decode.prompts import integers, token_lists
+from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 
 MODEL, LOADED = load_model("mini")

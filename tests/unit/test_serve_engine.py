@@ -9,11 +9,11 @@ import torch
 from served import QUESTIONS, Told, chat_of, decoder_of, wait_until
 
 from dllm_decode import generate, load_model
-from dllm_decode.generation import prompt_ids
 from dllm_decode.serve.engine import FullError, Lane, Turns
 from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.seeds import seed_for
+from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold
 from samplers.logits.noise import row_keys
 

@@ -16,11 +16,11 @@ from dllm_decode import (
     load_model,
     new_decoder,
 )
-from dllm_decode.generation import prompt_ids
 from dllm_decode.serve.engine import Lane, Turns
 from dllm_decode.serve.jobs import Finished
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.seeds import seed_for
+from dllm_decode.texts import prompt_ids
 from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold
 
