@@ -167,8 +167,10 @@ def test_every_cache_decodes_as_on_the_cpu(
     before = recorder.num_replayed
     # The first time, forwards run as ever; the second, they are recorded.
     played[family].decode(FixedSchedule(4), num_times=2, **options)
-    has_cache = not isinstance(cache, NoCache)
-    assert (recorder.num_replayed > before) == has_cache, "replays"
+    # Under DelayedCache rows compute different numbers of columns, and no graph has several groups.
+    if not isinstance(cache, DelayedCache):
+        has_cache = not isinstance(cache, NoCache)
+        assert (recorder.num_replayed > before) == has_cache, "replays"
 
 
 @pytest.mark.parametrize(("evaluate", "family"), in_turn(["batch", "tree", "sequential"]))

@@ -67,7 +67,7 @@ class Adversary(Drafting):
         first = beginning.first - beginning.canvas.prompt_lengths
         rows = [
             (keys.index(key), done)
-            for key, done in zip(beginning.keys.tolist(), first.tolist(), strict=True)
+            for key, done in zip(beginning.noise_keys.tolist(), first.tolist(), strict=True)
         ]
         trees = [self.tree(row, self.answers[row][done:]) for row, done in rows]
         counts = torch.tensor([len(tree) for tree in trees])

@@ -25,6 +25,8 @@ _BESIDE_WEIGHTS = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+# Differences that an error names.
+_MOST_NAMED = 40
 
 
 class _Header(NamedTuple):
@@ -153,9 +155,11 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
         if name in found and found[name].shape != shape
     ]
     if problems:
+        listed = "; ".join(problems[:_MOST_NAMED])
+        more = "" if len(problems) <= _MOST_NAMED else f"; and {len(problems) - _MOST_NAMED} more"
         raise ValueError(
             f"The weight files must hold exactly the tensors that config.json calls for, got "
-            f"{len(problems)} differences: {'; '.join(problems)}. "
+            f"{len(problems)} differences: {listed}{more}. "
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
     return _DTYPES[found[family.official_name("embedding.weight")].dtype]
