@@ -62,7 +62,7 @@ class Knowing(Drafting):
         keys = row_keys(0, torch.arange(len(self.answers))).tolist()
         firsts = (beginning.first - beginning.canvas.prompt_lengths).tolist()
         for key, first, length in zip(
-            beginning.keys.tolist(), firsts, lengths.tolist(), strict=True
+            beginning.noise_keys.tolist(), firsts, lengths.tolist(), strict=True
         ):
             right = self.answers[keys.index(key)][first : first + min(length, 1 + first % 3)]
             # Nodes 2d and 2d + 1 are of depth d; the wrong one stands first.

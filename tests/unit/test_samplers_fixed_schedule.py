@@ -68,7 +68,7 @@ def test_the_orders_rank_by_their_own_statistic() -> None:
 
 def test_the_random_order_prefers_no_position() -> None:
     view = with_confidences(*[[0.9, 0.1, 0.5, 0.2]] * 4000)
-    keyed = replace(view, keys=torch.arange(4000))
+    keyed = replace(view, noise_keys=torch.arange(4000))
     chosen = torch.tensor(committed(FixedSchedule(4, "random"), keyed)).flatten().bincount()
     # Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand.
     assert ((chosen - 1000.0) ** 2 / 1000.0).sum() < 16.3

@@ -34,7 +34,7 @@ def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) 
     logits[..., 20:] = -torch.inf
     view = with_confidences(*[[0.5] * 4] * rows)
     keys = row_keys(7, torch.arange(rows))
-    return replace(view, computed=Summary(logits), temperature=temperature, keys=keys)
+    return replace(view, computed=Summary(logits), temperature=temperature, noise_keys=keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -154,7 +154,7 @@ def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) 
         start=0,
         gen_length=1,
         temperature=temperature,
-        keys=keys,
+        noise_keys=keys,
     )
     counts = view.proposal.flatten().bincount(minlength=5)
     expected = num * (logits / temperature).double().softmax(-1)
@@ -165,7 +165,7 @@ def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) 
 
 def test_noise_differs_between_positions_steps_and_requests() -> None:
     view = with_confidences(*[[0.05] * 4] * 3)
-    keyed = replace(view, temperature=1.0, keys=row_keys(7, torch.arange(3)))
+    keyed = replace(view, temperature=1.0, noise_keys=row_keys(7, torch.arange(3)))
     draws = [replace(keyed, committed=torch.full((3,), num)).proposal for num in (0, 1)]
     both = torch.stack(draws).flatten(0, 1)
     assert len({tuple(row.tolist()) for row in both}) == 6
