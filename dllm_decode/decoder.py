@@ -21,7 +21,7 @@ from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.window import Window
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, RequestOptions
-from dllm_decode.prompts import Prompt, check_template, read_prompt
+from dllm_decode.prompts import Prompt, check_template, read_prompt, read_template
 from dllm_decode.sizes import round_up
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact, PlugIn
@@ -134,6 +134,13 @@ class Decoder:
         Raises:
             ValueError: If prompt, template or options cannot be decoded.
         """
+        for name in options:
+            if name not in RequestOptions.__annotations__:
+                raise ValueError(
+                    f"An option of a request must be one of "
+                    f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
+                    "all rows of a decode."
+                )
         config = self.config.updated(**options)
         if config.gen_length > self.config.gen_length:
             raise ValueError(
@@ -148,7 +155,7 @@ class Decoder:
             index=index,
             prompt=read_prompt(prompt, self.model, config.gen_length, row=index),
             gen_length=config.gen_length,
-            template=[int(token) for token in template],
+            template=read_template(template, self.model, row=index),
             seed=config.seed,
             temperature=float(config.temperature),
             top_p=config.top_p,

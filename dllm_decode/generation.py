@@ -14,7 +14,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer, StepEvent
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.requests import RequestQueue
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at, num_before
 from dllm_decode.decoder import Verifier
 from dllm_decode.loop import gathered, new_decoder, run, sound
 from dllm_decode.models.base import MaskPredictor
@@ -198,9 +198,11 @@ def _answers(
     answers = []
     rows = zip(decoded.answers(), decoded.tokens, decoded.nfe.tolist(), strict=True)
     for token_ids, tokens, forwards in rows:
-        whole = tokenizer.decode(token_ids, skip_special_tokens=True)
+        # A stop string may be a special token, which the text of an answer does not show.
+        kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
+        whole = tokenizer.decode(kept, skip_special_tokens=True)
         text = cut_at(whole, stop_strings)
-        is_full = len(token_ids) == len(tokens) and text == whole
+        is_full = len(kept) == len(tokens) and text == whole
         answers.append(Answer(text, token_ids, "length" if is_full else "stop", forwards))
     return answers
 
@@ -228,7 +230,7 @@ class _Stream:
 
     def __call__(self, event: StepEvent) -> None:
         self._observe(event)
-        self._is_ended = not bool(event.after.unfinished.any())
+        self._is_ended = bool(event.ended.any())
 
     def close(self, answer: list[int]) -> None:
         """Ends the stream."""

@@ -115,8 +115,8 @@ def view_of(
     """
     sampler = decoder.rule
     own = state.rows if rows is None else [state.rows[row] for row in rows]
-    # Only a sampler that edits keeps tokens unsettled; otherwise one operation is saved.
-    every = canvas.masked if decoder.edits else canvas.unsettled
+    # Where tokens are final no token is unsettled, and one operation is saved.
+    every = canvas.unsettled if decoder.tokens_are_final else canvas.masked
     masked, eligible = window.part(every), window.part(canvas.unsettled)
     if window.open is not None:
         eligible = eligible & window.open

@@ -183,13 +183,16 @@ def run(
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
     """
+    if num_rows < 1:
+        raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
     with torch.inference_mode():
         state = State.empty(num_rows, decoder.model.device, next(_DECODES))
     while True:
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             state = leave(state, _cancelled(state, queue))
-            taken = queue.take(num_rows - len(state.rows))
+        taken = queue.take(num_rows - len(state.rows))
+        with torch.inference_mode():
             state = join(decoder, state, taken)
             ended = ended_at_once(decoder, state) if taken else []
             answers = answers_of(state, ended)

@@ -36,9 +36,8 @@ class AnswerProgress:
     def __call__(self, event: StepEvent) -> None:
         if not self._is_shown:
             return
-        unfinished = event.after.unfinished.any(-1).tolist()
-        for request, has_masks in zip(event.requests.tolist(), unfinished, strict=True):
-            if not has_masks:
+        for request, has_ended in zip(event.requests.tolist(), event.ended.tolist(), strict=True):
+            if has_ended:
                 self._finished.add(request)
         self._bar.update(self._task, completed=len(self._finished), forwards=event.forwards)
 

@@ -106,12 +106,7 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: i
     """
     tokens = integers(prompt, row=row)
     check_prompt(tokens, model.mask_id, row=row)
-    wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
-    if wrong:
-        raise ValueError(
-            f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]} in "
-            f"row {row}."
-        )
+    _check_ids(tokens, model, row=row)
     # Not every mask predictor states one.
     most: int | None = getattr(model, "max_length", None)
     if most is not None and len(tokens) + gen_length > most:
@@ -120,6 +115,22 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: i
             f"{len(tokens)} and gen_length={gen_length} in row {row}."
         )
     return tokens
+
+
+def read_template(template: Sequence[int], model: MaskPredictor, *, row: int) -> list[int]:
+    """Returns a template's token ids as integers; ValueError if one is no token of the model."""
+    tokens = integers(template, row=row)
+    _check_ids(tokens, model, row=row)
+    return tokens
+
+
+def _check_ids(tokens: Sequence[int], model: MaskPredictor, *, row: int) -> None:
+    wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
+    if wrong:
+        raise ValueError(
+            f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]} in "
+            f"row {row}."
+        )
 
 
 def integers(prompt: Iterable[Any], *, row: int) -> list[int]:
@@ -165,12 +176,3 @@ def check_number(num_templates: int, num_prompts: int) -> None:
         raise ValueError(
             f"templates must hold one answer per prompt, {num_prompts}, got {num_templates}."
         )
-
-
-def check_templates(templates: Sequence[Sequence[int]], num_prompts: int, gen_length: int) -> None:
-    """Raises ValueError unless templates are none or one for each prompt, and none is too long."""
-    if gen_length < 1:
-        raise ValueError(f"gen_length must be at least 1 token, got {gen_length}.")
-    check_number(len(templates), num_prompts)
-    for row, template in enumerate(templates):
-        check_template(template, gen_length, row=row)

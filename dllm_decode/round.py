@@ -91,10 +91,11 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     opening, last = decoder.schedule.opening(progress, row.opening), row.opening
     require_opening(opening, progress, owner=decoder.schedule)
     if last is not None and opening.phase == last.phase and row.steps >= row.limit:
-        raise RuntimeError(
+        error = (
             f"{decoder.rule!r} promises to finish a block within {row.limit} steps, but masks are "
             f"left after {row.steps}; its `max_steps` or its rule is wrong."
         )
+        return row._replace(error=error)
     if opening == last:
         return row
     row = row._replace(opening=opening)
@@ -123,34 +124,47 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
         return state, seen, seen.decision
     stepping = seen.stepping(len(state.rows))
     openings = [state.rows[n].open for n in stepping]
-    view, own = decoder.schedule.chosen(seen.view, openings, state.schedule)
-    decision, after = next_step(decoder.rule, view, _begun(decoder.rule, state, seen, view))
-    if seen.rows is not None:
-        index = torch.tensor(seen.rows, device=state.device)
-        held = state.sampler
-        held = pad_state(take_state(after, index[:0]), len(state.rows)) if held is None else held
-        after = put_state(held, index, after)
+    view, schedule = decoder.schedule.chosen(seen.view, openings, _taken(state.schedule, seen))
+    decision, sampler = next_step(decoder.rule, view, _begun(decoder.rule, state, seen, view))
     decision = decoder.schedule.completed(view, decision, openings)
     rows = list(state.rows)
     for n in stepping:
         if rows[n].is_fresh:
             rows[n] = rows[n]._replace(is_fresh=False)
-    state = state._replace(sampler=after, schedule=own, rows=tuple(rows))
+    state = state._replace(
+        sampler=_put(state.sampler, sampler, seen, len(rows)),
+        schedule=_put(state.schedule, schedule, seen, len(rows)),
+        rows=tuple(rows),
+    )
     return state, seen._replace(view=view), decision
+
+
+def _taken(held: Any, seen: Look) -> Any:
+    """Returns a plug-in's state for the rows that take a step."""
+    if seen.rows is None or held is None:
+        return held
+    return take_state(held, torch.tensor(seen.rows, device=seen.view.tokens.device))
+
+
+def _put(held: Any, after: Any, seen: Look, num_rows: int) -> Any:
+    """Returns a plug-in's state for all rows, given that of the rows that took a step."""
+    if seen.rows is None or after is None:
+        return after
+    index = torch.tensor(seen.rows, device=seen.view.tokens.device)
+    held = pad_state(take_state(after, index[:0]), num_rows) if held is None else held
+    return put_state(held, index, after)
 
 
 def _begun(sampler: Sampler, state: State, seen: Look, view: View) -> Any:
     """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
     is_fresh = [state.rows[n].is_fresh for n in seen.stepping(len(state.rows))]
-    held, device = state.sampler, state.device
-    if seen.rows is not None and held is not None:
-        held = take_state(held, torch.tensor(seen.rows, device=device))
+    held = _taken(state.sampler, seen)
     if not any(is_fresh):
         return held
     begun = first_state(sampler, view)
     if all(is_fresh) or held is None:
         return begun
-    return merge_state(held, begun, torch.tensor(is_fresh, device=device))
+    return merge_state(held, begun, torch.tensor(is_fresh, device=state.device))
 
 
 class _Read(NamedTuple):
@@ -188,8 +202,8 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
             steps=row.steps + (n in stepping),
             told=Told(found.schedule[n], found.cache[n], found.verifier[n]),
         )
-        if found.errors[n]:
-            rows[n] = rows[n]._replace(error=found.errors[n])
+        if row.error or found.errors[n]:
+            rows[n] = rows[n]._replace(error=row.error or found.errors[n])
             done.append(n)
         # A block-causal model decodes its whole last block, also the columns after the answer.
         is_full = found.unsettled[n] >= max(row.answer_end, row.open.phase[1])
@@ -222,7 +236,7 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
         rows = range(B) if breach.rows is None else breach.rows
         for row, is_broken in zip(rows, islice(told, len(rows)), strict=True):
             if is_broken and not errors[row]:
-                errors[row] = _error(decoder, state, seen, breach)
+                errors[row] = _error(decoder, state, seen, breach, row)
     unsettled, ended = list(islice(told, B)), list(islice(told, B))
     own = [
         [None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)] for n in numbers
@@ -230,11 +244,13 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
     return _Read(unsettled, ended, own[0], own[1], own[2], errors)
 
 
-def _error(decoder: Decoder, state: State, seen: Look, breach: Breach) -> str:
-    """Returns the sentence that names a broken rule and the plug-in that broke the rule."""
+def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
+    """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
     culprit, duty = breach.culprit, breach.duty
-    # No sampler can commit where nothing is eligible. Checked only now, because it waits.
-    if not seen.view.eligible.any(-1).all():
+    stepping = seen.stepping(len(state.rows))
+    # Only now may the host ask: no sampler can commit where nothing is eligible.
+    is_asked = culprit is decoder.rule and row in stepping
+    if is_asked and not seen.view.eligible[stepping.index(row)].any():
         culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"
     return f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."

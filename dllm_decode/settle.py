@@ -46,7 +46,8 @@ def check_decision(
         decision: The sampler's decision.
         given: Columns of the window whose tokens never change.
     """
-    sampler, commit, view, rows = decoder.rule, decision.commit, seen.view, seen.rows
+    commit, view, rows = decision.commit, seen.view, seen.rows
+    sampler = decoder.rule if seen.decision is None else decoder.verifier
     allowed, tokens = _writable(decoder, view, decision)
     moves = commit if decision.settle is None else commit | decision.settle
     moves = moves & allowed
@@ -56,7 +57,7 @@ def check_decision(
     move = "commit" if decoder.tokens_are_final else "commit, settle or re-mask"
     duty = f"{move} at least one eligible position of every running row"
     state = state.forbid(idle, sampler, duty, rows)
-    where = "masked" if sampler.scope != "block" else "eligible"
+    where = "masked" if decoder.rule.scope != "block" else "eligible"
     state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only", rows)
     is_mask = tokens == decoder.model.mask_id
     state = state.forbid(commit & is_mask, sampler, "commit tokens other than [MASK]", rows)

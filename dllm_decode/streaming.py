@@ -173,7 +173,7 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
             return
         after = event.after.take(index)
         answer = after.answers()[0].cpu()
-        if after.unfinished.any():
+        if not event.ended[index].any():
             streamer.put_draft(answer)
         else:
             text = before_end(answer.tolist(), after.eos_ids)

@@ -113,7 +113,8 @@ class BlockSchedule(PlugIn, ABC):
         Args:
             view: The view before the schedule has read its logits.
             openings: The opening of each of its rows.
-            state: The schedule's state; `None` before the first round.
+            state: The schedule's state; `None` before the decode's first round. Rows that join
+                later begin with zeros.
         """
         return view, state
 

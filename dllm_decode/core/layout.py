@@ -189,7 +189,7 @@ def _group(
 
 
 def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
-    """Returns the columns to compute; a row with fewer than another repeats its last one."""
+    """Returns the columns to compute; several ranges repeat their last one, see `Plan.width`."""
     if not sight.with_kv_cache:
         # All columns. A shorter row also computes columns after its end; its other columns do not
         # see them.
@@ -199,9 +199,8 @@ def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
         return slice(first[0].start, first[0].stop)
     width = max(plan.width for plan in plans)
     if all(len(plan.columns) == 1 for plan in plans):
-        bounds = torch.tensor([(plan.first, plan.stop - 1) for plan in plans], device=sight.device)
-        listed = bounds[:, :1] + torch.arange(width, device=sight.device)
-        return torch.minimum(listed, bounds[:, 1:])
+        starts = torch.tensor([plan.first for plan in plans], device=sight.device)
+        return starts[:, None] + torch.arange(width, device=sight.device)
     lists = [[column for part in plan.columns for column in part] for plan in plans]
     lists = [[*found, *[found[-1]] * (width - len(found))] for found in lists]
     return torch.tensor(lists, device=sight.device)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from spied import FAMILIES, LAW_OPTIONS, load_tiny, tiny
+from toys import HashModel
 
 from dllm_decode import (
     DualCache,
@@ -14,14 +15,18 @@ from dllm_decode import (
     PrefixCache,
     RequestQueue,
     SelfVerify,
+    Verifier,
     decode,
     decode_many,
     new_decoder,
     run,
 )
+from dllm_decode.look import look
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+from dllm_decode.streaming import draft_observer
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
+from samplers.facts import Fact
 
 POISON = 9
 PROMPTS = [[3, 4, 5], [POISON, 6], [7], [1, POISON, 2, 3, 4, 5, 6, 7], [8] * 7, [2, 5]]
@@ -99,3 +104,91 @@ def test_a_cancel_that_comes_too_late_ends_no_later_request_of_the_same_index() 
         queue.cancel(index)
     assert not list(run(decoder, queue, 1))
     assert not queue.take_cancelled(range(5))
+
+
+class Endless(ConfidenceThreshold):
+    """Settles nothing in rows that begin with 5, and promises to finish within four steps."""
+
+    @property
+    def gives(self) -> Any:
+        return frozenset()
+
+    @property
+    def needs(self) -> Any:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+    def max_steps(self, num_masks: int) -> int:
+        return 4
+
+    def step(self, view: Any, state: Any) -> Any:
+        is_endless = view.tokens[:, :1] == 5
+        return Decision(view.eligible, settle=view.eligible & ~is_endless), state
+
+
+def test_a_row_that_takes_more_steps_than_promised_ends_alone() -> None:
+    decoder = new_decoder(tiny("llada"), Endless(), config=DecodeConfig(**OPTIONS))
+    requests = [decoder.request([3], n, template=[given]) for n, given in enumerate((5, 7))]
+    found = {answer.request: answer.error for answer in run(decoder, RequestQueue(requests), 2)}
+    assert "promises to finish a block within 4 steps" in found[0]
+    assert not found[1]
+
+
+class Silent(Verifier):
+    """Decides by itself, and commits nothing."""
+
+    def look(self, decoder: Any, state: Any) -> Any:
+        state, seen = look(decoder, state)
+        nothing = torch.zeros_like(seen.view.eligible)
+        return state, seen._replace(decision=Decision(nothing))
+
+
+def test_a_verifier_that_decides_is_named_for_what_it_decides() -> None:
+    with pytest.raises(RuntimeError, match=r"Silent.* must commit at least one eligible position"):
+        decode(tiny("llada"), [[3]], FixedSchedule(2), verifier=Silent(), **OPTIONS)
+
+
+def test_requests_with_what_is_no_token_or_no_option_of_a_request_are_refused() -> None:
+    decoder = new_decoder(tiny("llada"), FixedSchedule(2), config=DecodeConfig(**OPTIONS))
+    with pytest.raises(ValueError, match=r"Token ids must be in \[0, 512\)"):
+        decoder.request([3], 0, template=[99999])
+    wrong: Any = {"block_length": 2}
+    with pytest.raises(ValueError, match="An option of a request must be one of gen_length,"):
+        decoder.request([3], 0, **wrong)
+    with pytest.raises(ValueError, match="num_rows must be at least 1, got 0"):
+        next(run(decoder, RequestQueue(), 0))
+
+
+def test_prompts_are_made_outside_of_inference_mode() -> None:
+    def prompts() -> Any:
+        for token in (3, 4):
+            assert not torch.is_inference_mode_enabled()
+            yield [token]
+
+    assert len(list(decode_many(tiny("llada"), prompts(), FixedSchedule(2), **OPTIONS))) == 2
+
+
+class Drafts:
+    """A streamer of drafts that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def put(self, value: Any) -> None:
+        self.calls.append("put")
+
+    def put_draft(self, value: Any) -> None:
+        self.calls.append("draft")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
+    """Its end was told after each round in which the columns after the answer were decoded."""
+    model, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Drafts()
+    decode(
+        model, [[1, 2, 3]], FixedSchedule(8), gen_length=7, stop_at_eos=False,
+        observers=[draft_observer(streamer)],
+    )  # fmt: skip
+    assert streamer.calls.count("end") == streamer.calls.count("put") == 1
+    assert streamer.calls[-1] == "end"

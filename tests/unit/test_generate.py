@@ -329,3 +329,29 @@ def test_masks_of_lists_say_what_is_padding() -> None:
     ]
     with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
         token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
+
+
+def test_a_stop_string_may_be_a_special_token() -> None:
+    special, word = TOKENIZER.all_special_tokens[0], "34"
+
+    class Marked:
+        """The tokenizer, with a special token in place of one word."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(TOKENIZER, name)
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            return TOKENIZER(text, **options)
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+            text = TOKENIZER.decode(token_ids, skip_special_tokens=True)
+            return text.replace(word, "" if skip_special_tokens else special)
+
+    asked = {"chat": "auto", "gen_length": 64}
+    question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
+    question += "how many apples does emma have now ?"
+    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **asked)[0]
+    assert word in whole.text
+    found = generate(MODEL, Marked(), question, SAMPLER, stop_strings=special, **asked)[0]
+    assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
+    assert found.finish_reason == "stop"
