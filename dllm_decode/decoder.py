@@ -80,7 +80,7 @@ class Decoder:
     @cached_property
     def window_length(self) -> int:
         """Columns of the sampler's window, W: one number for a whole decode."""
-        if self.sampler.scope != "block":
+        if self.rule.scope != "block":
             return self.answer_length
         return self.schedule.window_length(self.block_length, self.answer_length)
 
@@ -101,7 +101,7 @@ class Decoder:
     @cached_property
     def tokens_are_final(self) -> bool:
         """True if a token that the sampler has written never changes."""
-        return Fact.FINAL_TOKENS in self.sampler.gives
+        return Fact.FINAL_TOKENS in self.rule.gives
 
     @cached_property
     def opens_whole_blocks(self) -> bool:
@@ -111,7 +111,7 @@ class Decoder:
     @cached_property
     def edits(self) -> bool:
         """True if the sampler may keep positions open after they hold a token."""
-        return not self.tokens_are_final and not self.sampler.leave_one_out
+        return not self.tokens_are_final and not self.rule.leave_one_out
 
     def request(
         self,

@@ -69,7 +69,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
 
 def _block(decoder: Decoder, row: Row) -> tuple[int, int]:
     """Returns the columns that the cache policy takes for the open block of a row."""
-    match decoder.sampler.scope:
+    match decoder.rule.scope:
         case "block":
             return row.open.block
         case "suffix":

@@ -50,7 +50,7 @@ def with_window(decoder: Decoder, state: State) -> State:
 
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     """Returns the window that the sampler sees of some rows, with its open columns."""
-    scope = decoder.sampler.scope
+    scope = decoder.rule.scope
     starts = [row.first if scope == "answer" else row.open.phase[0] for row in rows]
     window = Window.of(starts, decoder.window_length, canvas)
     if scope == "block" and decoder.opens_whole_blocks:

@@ -68,8 +68,10 @@ def _looked(decoder: Decoder, state: State) -> tuple[State, Look]:
 def open_blocks(decoder: Decoder, state: State) -> State:
     """Lets the schedule open positions in each row, before the look.
 
+    A row whose sampler takes more steps than it promised gets an error.
+
     Raises:
-        RuntimeError: If the schedule opens nothing, or the sampler takes more steps than promised.
+        RuntimeError: If the schedule opens nothing.
     """
     rows = tuple(_opened(decoder, row) for row in state.rows)
     if all(new is old for new, old in zip(rows, state.rows, strict=True)):
@@ -173,17 +175,13 @@ class _Read(NamedTuple):
     Attributes:
         unsettled: First unsettled column; the canvas' width if there is none.
         has_ended: True if an EOS is settled before that column.
-        schedule: Numbers of the block schedule.
-        cache: Numbers of the cache policy.
-        verifier: Numbers of the verifier.
+        told: Numbers of the plug-ins.
         errors: The rule that was broken, as a sentence; empty: none.
     """
 
     unsettled: list[int]
     has_ended: list[bool]
-    schedule: list[tuple[int, ...] | None]
-    cache: list[tuple[int, ...] | None]
-    verifier: list[tuple[int, ...] | None]
+    told: list[Told]
     errors: list[str]
 
 
@@ -200,7 +198,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
         rows[n] = row._replace(
             unsettled=found.unsettled[n],
             steps=row.steps + (n in stepping),
-            told=Told(found.schedule[n], found.cache[n], found.verifier[n]),
+            told=found.told[n],
         )
         if row.error or found.errors[n]:
             rows[n] = rows[n]._replace(error=row.error or found.errors[n])
@@ -215,7 +213,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
 
 def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None) -> _Read:
     """Reads everything at once: the one time in a round that the host waits for the device."""
-    canvas, history = state.here, state.cache.history
+    canvas, history, B = state.here, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
@@ -230,7 +228,6 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
     broken = [breach.by_entry() for breach in state.breaches]
     asked = [found.flatten() for found in numbers if found is not None]
     told = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
-    B = len(canvas)
     errors = [""] * B
     for breach in state.breaches:
         rows = range(B) if breach.rows is None else breach.rows
@@ -241,7 +238,7 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
     own = [
         [None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)] for n in numbers
     ]
-    return _Read(unsettled, ended, own[0], own[1], own[2], errors)
+    return _Read(unsettled, ended, [Told(*row) for row in zip(*own, strict=True)], errors)
 
 
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
@@ -273,17 +270,16 @@ def _event(
 ) -> StepEvent:
     """Returns the event that observers see: the rows that took a step, before and after it."""
     stepping = list(seen.stepping(len(state.rows)))
-    device = state.device
     rows = tuple(state.rows[n] for n in stepping)
     told = [
         (row.request.index, row.query_positions, n in done)
         for n, row in zip(stepping, rows, strict=True)
     ]
-    # Sent to the device at once, without waiting for it.
-    requests, query_positions, ended = torch.tensor(told, device=device).unbind(-1)
+    # One tensor, because each that is sent may wait for the device.
+    requests, query_positions, ended = torch.tensor(told, device=state.device).unbind(-1)
     after, drafted, accepted = state.here, state.cost.drafted, state.cost.accepted
     if seen.rows is not None:
-        index = torch.tensor(stepping, device=device)
+        index = torch.tensor(stepping, device=state.device)
         before, after = before.take(index), after.take(index)
         drafted, accepted = drafted[index], accepted[index]
     if done:

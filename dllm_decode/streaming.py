@@ -19,7 +19,7 @@ _MASK = "·"
 _FRESH = "bold black on yellow"
 _UNKNOWN_BYTES = "\ufffd"
 
-# What follows the answer is a count if it is longer, as in replays.
+# More tokens than this after the answer are shown as a count, as in replays.
 _SHORT_TAIL = 6
 
 

@@ -16,7 +16,7 @@ Inputs: TypeAlias = str | Sequence[str] | Sequence[Message] | Sequence[Sequence[
 """A text, texts, a chat, chats, or token ids in any form that `decode` takes."""
 
 UseTemplate: TypeAlias = bool | Literal["auto"]
-"""Whether texts are put through the chat template; "auto": if the tokenizer has one."""
+"""True: texts go through the chat template. "auto": if the tokenizer has a template."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What `dllm-decode chat` does: questions and commands, a line each."""
+"""The conversation of `dllm-decode chat`: questions and commands, a line each."""
 
 import json
 import sys

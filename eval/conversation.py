@@ -1,4 +1,4 @@
-"""What `dllm-decode generate` does, and how a command line names who answers."""
+"""The command `dllm-decode generate`, and the options that name the model that answers."""
 
 import sys
 from argparse import Namespace

@@ -124,7 +124,7 @@ def _prompt(service: Service, asked: Read) -> list[int]:
 
 
 def _pieces(service: Service, asked: Read) -> list[Piece]:
-    """Splits the text at its slots, and tokenizes what is between them and the answers."""
+    """Returns the token ids of the parts between the slots of the text, and of the answers."""
 
     def ids(text: str) -> list[int]:
         return list(service.tokenizer(text, add_special_tokens=False)["input_ids"])

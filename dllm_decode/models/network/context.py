@@ -1,4 +1,4 @@
-"""What layers need to know of a group of rows: rotations, mask, where keys and values go."""
+"""The context of a layer, for a group of rows: rotations, mask, where keys and values go."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ _ALIGNMENT = 8
 
 
 class LayerContext(NamedTuple):
-    """What a layer needs to know of one group of rows.
+    """The inputs of a layer that are the same in all layers, for one group of rows.
 
     Only `layer_kv` and `wanted` differ from layer to layer.
 

@@ -143,8 +143,8 @@ class SelfVerify(Verifier):
             self.reach == "next"
             and self.draft_steps > 1
             and self.evaluate != "sequential"
-            and decoder.sampler.scope == "block"
-            and not decoder.sampler.leave_one_out
+            and decoder.rule.scope == "block"
+            and not decoder.rule.leave_one_out
             and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
@@ -198,7 +198,7 @@ class SelfVerify(Verifier):
         spec = Pass(
             Window.of(starts, width, state.here),
             blocks=None if width == decoder.window_length else _blocks(state, starts, width),
-            leave_one_out=decoder.sampler.leave_one_out,
+            leave_one_out=decoder.rule.leave_one_out,
         )
         if len(levels) == 1:
             state, logits = forward(decoder, state, spec)
@@ -264,7 +264,7 @@ def _shown(
     logits, alone = known.shown(index, starts, firsts, decoder.window_length)
     canvas = state.here if len(rows) == len(state.rows) else state.here.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
-    left = alone if decoder.sampler.leave_one_out else None
+    left = alone if decoder.rule.leave_one_out else None
     view = view_of(decoder, state, canvas, window, Summary(logits), rows=rows, leave_one_out=left)
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
