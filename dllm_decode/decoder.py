@@ -21,7 +21,7 @@ from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.window import Window
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, RequestOptions
-from dllm_decode.prompts import Prompt, check_template, read_prompt, read_template
+from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact, PlugIn
@@ -118,6 +118,7 @@ class Decoder:
         prompt: Prompt,
         index: int,
         *,
+        noise_index: int | None = None,
         template: Sequence[int] = (),
         stop: StopRule = NeverStop(),
         **options: Unpack[RequestOptions],
@@ -126,7 +127,8 @@ class Decoder:
 
         Args:
             prompt: Token ids.
-            index: Number of the request; its noise depends on it.
+            index: Number of the request.
+            noise_index: As in `Request`; `None`: the index.
             template: First tokens of the answer, the model's `mask_id` where they are open.
             stop: Ends the answer early.
             options: Options that may differ from row to row.
@@ -150,13 +152,13 @@ class Decoder:
         self.sampler.check(
             model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )
-        check_template(template, config.gen_length, row=index)
         request = Request(
             index=index,
-            prompt=read_prompt(prompt, self.model, config.gen_length, row=index),
+            prompt=read_prompt(prompt, self.model, config.gen_length),
             gen_length=config.gen_length,
-            template=read_template(template, self.model, row=index),
+            template=read_template(template, self.model, config.gen_length),
             seed=config.seed,
+            noise_index=index if noise_index is None else noise_index,
             temperature=float(config.temperature),
             top_p=config.top_p,
             top_k=config.top_k,

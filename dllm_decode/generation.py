@@ -16,7 +16,7 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.requests import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at, num_before
 from dllm_decode.decoder import Verifier
-from dllm_decode.loop import gathered, new_decoder, run, sound
+from dllm_decode.loop import gathered, new_decoder, requests_of, run, sound
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.progress import AnswerProgress
@@ -161,6 +161,7 @@ def generate(
     Raises:
         TypeError: If an option is unknown.
         ValueError: If the arguments do not fit together; the message names those that do not.
+        RuntimeError: If a plug-in or the model breaks its contract.
     """
     if max_new_tokens is not None:
         if options.get("gen_length") is not None:
@@ -178,7 +179,7 @@ def generate(
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
     )
-    requests = [decoder.request(prompt, n, stop=stop) for n, prompt in enumerate(prompts)]
+    requests = list(requests_of(decoder, prompts, (), stop))
     stream = None if streamer is None else _Stream(streamer, prompts)
     watching: list[Observer] = [*observers] if stream is None else [*observers, stream]
     with AnswerProgress(len(prompts), is_shown=progress) as counted:

@@ -41,7 +41,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         told = [Told(schedule=tuple(own)) for own in numbers.tolist()]
         new = [row._replace(told=own) for row, own in zip(new, told, strict=True)]
     device, more = state.device, len(new)
-    noise = [(request.seed, request.index) for request in requests]
+    noise = [(request.seed, request.noise_index) for request in requests]
     seeds, indices = torch.tensor(noise, device=device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     return state._replace(

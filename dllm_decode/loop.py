@@ -79,12 +79,8 @@ def decode(
     if not listed:
         raise ValueError("decode needs at least one prompt, got none.")
     check_number(len(templates), len(listed))
-    given = templates or [()] * len(listed)
-    requests = [
-        decoder.request(prompt, index, template=template, stop=stop)
-        for index, (prompt, template) in enumerate(zip(listed, given, strict=True))
-    ]
-    return gathered(sound(run(decoder, RequestQueue(iter(requests)), len(requests), observers)))
+    requests = requests_of(decoder, listed, templates, stop)
+    return gathered(sound(run(decoder, RequestQueue(requests), len(listed), observers)))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -136,7 +132,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options),
     )  # fmt: skip
-    requests = _requests(decoder, prompts, templates, stop)
+    requests = requests_of(decoder, prompts, templates, stop)
     return _in_order(sound(run(decoder, RequestQueue(requests), num_rows, observers)))
 
 
@@ -171,7 +167,18 @@ def run(
     num_rows: int,
     observers: Sequence[Observer] = (),
 ) -> Iterator[Answered]:
-    """Answers requests, at most `num_rows` at a time, and yields each as soon as it has ended.
+    """Answers requests, and yields each as soon as it has ended; arguments as in `rounds`."""
+    for answers in rounds(decoder, queue, num_rows, observers):
+        yield from answers
+
+
+def rounds(
+    decoder: Decoder,
+    queue: RequestQueue,
+    num_rows: int,
+    observers: Sequence[Observer] = (),
+) -> Iterator[list[Answered]]:
+    """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its
@@ -188,48 +195,53 @@ def run(
     with torch.inference_mode():
         state = State.empty(num_rows, decoder.model.device, next(_DECODES))
     while True:
+        indices = [row.request.index for row in state.rows]
+        cancelled = queue.take_cancelled(indices)
+        gone = [number for number, index in enumerate(indices) if index in cancelled]
+        taken = queue.take(num_rows - len(state.rows) + len(gone))
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
-            state = leave(state, _cancelled(state, queue))
-        taken = queue.take(num_rows - len(state.rows))
-        with torch.inference_mode():
-            state = join(decoder, state, taken)
-            ended = ended_at_once(decoder, state) if taken else []
-            answers = answers_of(state, ended)
-            state = leave(state, ended)
-        yield from answers
-        if not state.rows:
-            if not taken:
+            state = join(decoder, leave(state, gone), taken)
+            state, answers = _ended(state, ended_at_once(decoder, state))
+            if not state.rows and not taken:
                 return
-            continue
-        with torch.inference_mode():
-            state, done = step(decoder, state, observers)
-            answers = answers_of(state, done)
-            state = leave(state, done)
-        yield from answers
+            if state.rows:
+                state, done = step(decoder, state, observers)
+                state, more = _ended(state, done)
+                answers += more
+        yield answers
 
 
-def _cancelled(state: State, queue: RequestQueue) -> list[int]:
-    indices = [row.request.index for row in state.rows]
-    cancelled = queue.take_cancelled(indices)
-    return [number for number, index in enumerate(indices) if index in cancelled]
+def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Answered]]:
+    """Returns the state without the rows that have ended, and their answers."""
+    return leave(state, rows), answers_of(state, rows)
 
 
-def _requests(
+def requests_of(
     decoder: Decoder,
     prompts: Iterable[Prompt],
     templates: Iterable[Sequence[int]],
     stop: StopRule,
 ) -> Iterator[Request]:
+    """Yields a request for each prompt, with its template if there are any.
+
+    Raises:
+        ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
+            the other.
+    """
     everything_open = isinstance(templates, Sized) and not len(templates)
     pairs = zip_longest(prompts, () if everything_open else templates)
-    for number, (prompt, template) in enumerate(pairs):
+    for row, (prompt, template) in enumerate(pairs):
         if prompt is None or (template is None and not everything_open):
             fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
             raise ValueError(
-                f"templates must hold one answer per prompt, got {number} {fewer} and more {more}."
+                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
-        yield decoder.request(prompt, number, template=template or (), stop=stop)
+        given = () if template is None else template
+        try:
+            yield decoder.request(prompt, row, template=given, stop=stop)
+        except ValueError as error:
+            raise ValueError(f"In row {row}: {error}") from None
 
 
 def _in_order(finished: Iterator[Answered]) -> Iterator[DecodeOutput]:

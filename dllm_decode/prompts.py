@@ -97,77 +97,62 @@ def _rows_of(
     return rows
 
 
-def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int, *, row: int) -> list[int]:
+def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int) -> list[int]:
     """Returns a prompt's token ids as integers.
 
     Raises:
         ValueError: If the prompt is empty, contains the mask id or a value that is not a token id
             of the model, or leaves no room for the answer.
     """
-    tokens = integers(prompt, row=row)
-    check_prompt(tokens, model.mask_id, row=row)
-    _check_ids(tokens, model, row=row)
+    tokens = token_ids(prompt, model)
+    if not tokens:
+        raise ValueError(
+            "A prompt must have at least one token, got an empty one; start it with the "
+            "tokenizer's beginning-of-text token."
+        )
+    if model.mask_id in tokens:
+        raise ValueError(
+            f"A prompt must not contain the mask id {model.mask_id}; to fill in between fixed "
+            "tokens, pass them in `templates`."
+        )
     # Not every mask predictor states one.
     most: int | None = getattr(model, "max_length", None)
     if most is not None and len(tokens) + gen_length > most:
         raise ValueError(
             f"Prompt and answer must have at most {most} tokens together for {model.name}, got "
-            f"{len(tokens)} and gen_length={gen_length} in row {row}."
+            f"{len(tokens)} and gen_length={gen_length}."
         )
     return tokens
 
 
-def read_template(template: Sequence[int], model: MaskPredictor, *, row: int) -> list[int]:
-    """Returns a template's token ids as integers; ValueError if one is no token of the model."""
-    tokens = integers(template, row=row)
-    _check_ids(tokens, model, row=row)
-    return tokens
+def read_template(template: Sequence[int], model: MaskPredictor, gen_length: int) -> list[int]:
+    """Returns a template's token ids as integers.
 
-
-def _check_ids(tokens: Sequence[int], model: MaskPredictor, *, row: int) -> None:
-    wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
-    if wrong:
+    Raises:
+        ValueError: If one is no token of the model, or there are more than the answer has.
+    """
+    tokens = token_ids(template, model)
+    if len(tokens) > gen_length:
         raise ValueError(
-            f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]} in "
-            f"row {row}."
+            f"A template must have at most gen_length={gen_length} tokens, got {len(tokens)}."
         )
+    return tokens
 
 
-def integers(prompt: Iterable[Any], *, row: int) -> list[int]:
-    """Returns a prompt's token ids as integers; raises ValueError if one is not an integer."""
-    listed = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
+    """Returns token ids as integers; raises ValueError if one is no token of the model."""
     tokens = []
-    for token in listed:
+    for token in given.tolist() if isinstance(given, Tensor) else given:
         try:
             tokens.append(operator.index(token))
         except TypeError:
-            raise ValueError(
-                f"Token ids must be integers, got {shown(token)} in row {row}."
-            ) from None
+            raise ValueError(f"Token ids must be integers, got {shown(token)}.") from None
+    wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
+    if wrong:
+        raise ValueError(
+            f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]}."
+        )
     return tokens
-
-
-def check_prompt(prompt: Sequence[int], mask_id: int, *, row: int) -> None:
-    """Raises ValueError if a prompt is empty or contains the mask id."""
-    if not len(prompt):
-        raise ValueError(
-            f"A prompt must have at least one token, got an empty one in row {row}; "
-            "start it with the tokenizer's beginning-of-text token."
-        )
-    if mask_id in prompt:
-        raise ValueError(
-            f"A prompt must not contain the mask id {mask_id}, got it in row {row}; "
-            "to fill in between fixed tokens, pass them in `templates`."
-        )
-
-
-def check_template(template: Sequence[int], gen_length: int, *, row: int) -> None:
-    """Raises ValueError if a template is longer than the answer."""
-    if len(template) > gen_length:
-        raise ValueError(
-            f"A template must have at most gen_length={gen_length} tokens, "
-            f"got {len(template)} in row {row}."
-        )
 
 
 def check_number(num_templates: int, num_prompts: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
 from dllm_decode.decoder import Decoder
+from dllm_decode.serve.engine import Engine, Lane
 from dllm_decode.serve.jobs import Job, JobEvent
 from dllm_decode.serve.limits import Limits
 from samplers import ConfidenceThreshold, Sampler
@@ -45,7 +46,7 @@ class Told:
     def __init__(self, decoder: Decoder, prompt: list[int], **options: Any) -> None:
         shown = options.pop("shown", "nothing")
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
-        request = decoder.request(prompt, next(INDICES), **options)
+        request = decoder.request(prompt, next(INDICES), noise_index=0, **options)
         self.job = Job(request, self._events.put, shown=shown)
 
     def next(self, timeout_s: float = 20.0) -> JobEvent:
@@ -57,6 +58,16 @@ class Told:
         except queue.Empty:
             return True
         return False
+
+
+@contextmanager
+def engine_of(*decoders: Decoder, limits: Limits) -> Iterator[tuple[Engine, list[Lane]]]:
+    """Yields an engine and its lanes, one a decoder."""
+    engine = Engine({str(n): decoder for n, decoder in enumerate(decoders)}, limits)
+    try:
+        yield engine, list(engine.lanes.values())
+    finally:
+        engine.close()
 
 
 def wait_until(is_so: Any, timeout_s: float = 20.0) -> None:

@@ -15,12 +15,13 @@ class Request:
     Make requests with `Decoder.request`, which checks them.
 
     Attributes:
-        index: Number of the prompt. Observers and outputs name the request by it, and the noise of
-            the row depends on it, on the seed and on the row's own tokens alone.
+        index: Number of the request, by which observers and outputs name it.
         prompt: Token ids.
         template: First tokens of the answer, [MASK] where they are open; the rest is open.
         gen_length: Tokens of the answer.
         seed: Seed of the noise.
+        noise_index: Further number that the noise depends on, so that the prompts of one decode
+            draw differently; else only on the seed and on the row's own tokens.
         temperature: As in `DecodeConfig`.
         top_p: Share of the probability that proposals are drawn from.
         top_k: Number of tokens that proposals are drawn from; 0: all.
@@ -35,6 +36,7 @@ class Request:
     gen_length: int
     template: Sequence[int] = ()
     seed: int = 0
+    noise_index: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0

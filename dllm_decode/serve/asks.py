@@ -13,7 +13,6 @@ from dllm_decode.options import RequestOptions
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import Asked, Chat, Completion, Turn
 from dllm_decode.serve.jobs import Job, Recorder, Shown
-from dllm_decode.serve.seeds import seed_for
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.serve.text import Prose
 
@@ -111,8 +110,9 @@ def choices_of(
         prompt, copy = prompts[number // copies], number % copies
         _check_length(service, len(prompt), options["gen_length"])
         index = next(service.indices)
-        own: RequestOptions = {**options, "seed": seed_for(options["seed"], copy, index)}
-        request = channel.request(prompt, index, template=template, stop=stop, **own)
+        request = channel.request(
+            prompt, index, noise_index=copy, template=template, stop=stop, **options
+        )
         found.append(_choice(service, asked, channel, number, request))
     return found
 

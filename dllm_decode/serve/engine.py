@@ -1,23 +1,23 @@
-"""The engine: lanes of requests, each of which is one batch on the loop."""
+"""The engine: lanes of requests, each of which is one batch on the loop, and one thread."""
 
 import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Condition, Thread
-from types import TracebackType
 
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.requests import RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Answered
-from dllm_decode.loop import run
+from dllm_decode.loop import rounds
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
 # A model that fails this many times without one answer in between is taken for broken.
 _MAX_FAULTS = 3
+_CLOSE_S = 5.0
 _FAULT = "The model failed while it decoded this request. The server's log says why."
 _ENDING = "The server is being stopped."
 
@@ -26,65 +26,29 @@ class FullError(Exception):
     """Too many requests wait."""
 
 
-class Turns:
-    """A lock that goes to those who wait for it in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._condition = Condition()
-        self._given = 0
-        self._now = 0
-
-    def __enter__(self) -> None:
-        with self._condition:
-            ticket = self._given
-            self._given += 1
-            self._condition.wait_for(lambda: self._now == ticket)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._condition:
-            self._now += 1
-            self._condition.notify_all()
-
-    def pass_on(self) -> None:
-        """Lets the others who wait go first, if there are any."""
-        if self._given > self._now + 1:
-            self.__exit__(None, None, None)
-            self.__enter__()
-
-
 class Lane:
     """The requests of one decoder: those that wait, and those in the rows of its batch.
 
-    One thread owns the batch. Other threads may call `submit`, `cancel` and `close`; the effect
-    comes before the next round.
+    Other threads may call `submit` and `cancel`; the effect comes before the next round.
     """
 
-    def __init__(self, decoder: Decoder, limits: Limits, turns: Turns) -> None:
-        """Starts the thread.
+    def __init__(self, decoder: Decoder, limits: Limits, changed: Condition) -> None:
+        """Begins without jobs.
 
         Args:
             decoder: As `new_decoder` returns it.
             limits: Rows, columns and waiting requests.
-            turns: Shared by all lanes, which run one round each in turn.
+            changed: Is notified when jobs come; guards what threads share.
         """
         self.decoder = decoder
+        self.is_closed = False
+        self.num_faults = 0
         self._limits = limits
-        self._turns = turns
-        self._changed = Condition()
+        self._changed = changed
         self._waiting: deque[Job] = deque()
         self._cancelled: list[Job] = []
         self._running: dict[int, Job] = {}
-        self._queue = RequestQueue()
-        self._is_closed = False
-        self._num_faults = 0
-        self._round_began_s: float | None = None
-        self._thread = Thread(target=self._work, name="dllm-decode lane", daemon=True)
-        self._thread.start()
+        self._begin()
 
     @property
     def num_waiting(self) -> int:
@@ -96,16 +60,6 @@ class Lane:
         """Jobs that have a row."""
         return len(self._running)
 
-    @property
-    def is_broken(self) -> bool:
-        """True if its thread has ended, or the model failed several times in a row."""
-        return not self._thread.is_alive() or self._num_faults >= _MAX_FAULTS
-
-    def round_s(self) -> float:
-        """Returns for how long the present round has been running; 0 if none is."""
-        began = self._round_began_s
-        return 0.0 if began is None else time.monotonic() - began
-
     def submit(self, jobs: Sequence[Job]) -> None:
         """Lets jobs wait for a row.
 
@@ -113,7 +67,7 @@ class Lane:
             FullError: If too many wait already, or the lane is closed; then none of the jobs waits.
         """
         with self._changed:
-            if self._is_closed or len(self._waiting) + len(jobs) > self._limits.max_waiting:
+            if self.is_closed or len(self._waiting) + len(jobs) > self._limits.max_waiting:
                 raise FullError
             self._waiting.extend(jobs)
             self._changed.notify()
@@ -126,41 +80,37 @@ class Lane:
             else:
                 self._cancelled.append(job)
 
-    def close(self, timeout_s: float) -> None:
-        """Ends all jobs at the next round, and the thread."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        self._thread.join(timeout_s)
-
-    def _work(self) -> None:
-        while self._has_work():
-            with self._turns:
-                self._round_began_s = time.monotonic()
-                try:
-                    self._decode()
-                # The server must outlive any fault of a model or plug-in.
-                except Exception:
-                    _LOG.exception("The model failed; requests that were running are answered.")
-                    self._num_faults += 1
-                    self._end_running(Failed(500, _FAULT))
-                self._round_began_s = None
-        self._end_running(Failed(503, _ENDING))
-        for job in self._waiting:
-            job.emit(Failed(503, _ENDING))
-
-    def _has_work(self) -> bool:
-        """Waits for a job; returns False once the lane is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            return not self._is_closed
-
-    def _decode(self) -> None:
-        """Answers jobs until there are none."""
+    def round(self) -> None:
+        """Runs one round; does nothing without jobs."""
+        had_jobs = bool(self._running)
         self._exchange()
-        for answer in run(self.decoder, self._queue, self._limits.num_rows, [self._watch]):
-            self._finish(answer)
-            self._exchange()
+        if self._running:
+            try:
+                for answer in next(self._rounds, ()):
+                    self._finish(answer)
+            # The server must outlive any fault of a model or plug-in.
+            except Exception:
+                _LOG.exception("The model failed; requests that were running are answered.")
+                self.num_faults += 1
+                self._end_running(Failed(500, _FAULT))
+        elif not had_jobs:
+            return
+        if not self._running:
+            self._begin()
+
+    def close(self) -> None:
+        """Ends all jobs, and takes no more."""
+        with self._changed:
+            self.is_closed = True
+            self._end_running(Failed(503, _ENDING))
+            for job in self._waiting:
+                job.emit(Failed(503, _ENDING))
+            self._waiting.clear()
+
+    def _begin(self) -> None:
+        """Begins with an empty batch, and gives the memory of the last one back."""
+        self._queue = RequestQueue()
+        self._rounds = rounds(self.decoder, self._queue, self._limits.num_rows, [self._watch])
 
     def _watch(self, event: StepEvent) -> None:
         """Is called after each round."""
@@ -171,12 +121,9 @@ class Lane:
                 if job.watch is not None:
                     job.watch(event, number)
         _show(event, jobs)
-        self._exchange()
-        self._turns.pass_on()
-        self._round_began_s = time.monotonic()
 
     def _finish(self, answer: Answered) -> None:
-        self._num_faults = 0
+        self.num_faults = 0
         job = self._running.pop(answer.request, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
@@ -186,16 +133,10 @@ class Lane:
     def _exchange(self) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
         with self._changed:
-            leaving, self._cancelled = self._cancelled, []
-            for job in leaving:
+            for job in self._cancelled:
                 if self._running.pop(job.request.index, None) is not None:
                     self._queue.cancel(job.request.index)
-            if self._is_closed:
-                for index, job in self._running.items():
-                    self._queue.cancel(index)
-                    job.emit(Failed(503, _ENDING))
-                self._running.clear()
-                return
+            self._cancelled.clear()
             while self._waiting and self._has_room(self._waiting[0]):
                 job = self._waiting.popleft()
                 self._running[job.request.index] = job
@@ -207,35 +148,67 @@ class Lane:
         return len(jobs) < limits.num_rows and (not jobs or num_columns <= limits.max_columns)
 
     def _end_running(self, event: Failed) -> None:
-        """Ends the jobs that have a row, and begins with an empty batch."""
+        """Ends the jobs that have a row."""
         for job in self._running.values():
             job.emit(event)
         self._running.clear()
-        self._queue = RequestQueue()
 
 
 class Engine:
-    """Lanes by name, the first of which serves requests that name none."""
+    """Lanes by name, the first of which serves requests that name none.
+
+    One thread runs a round of each lane in turn.
+    """
 
     def __init__(self, decoders: Mapping[str, Decoder], limits: Limits) -> None:
-        """Starts the lanes."""
-        turns = Turns()
+        """Starts the thread."""
         self.limits = limits
-        self.lanes = {name: Lane(decoder, limits, turns) for name, decoder in decoders.items()}
+        self._changed = Condition()
+        self.lanes = {
+            name: Lane(decoder, limits, self._changed) for name, decoder in decoders.items()
+        }
+        self._is_closed = False
+        self._round_began_s: float | None = None
+        self._thread = Thread(target=self._work, name="dllm-decode engine", daemon=True)
+        self._thread.start()
 
     @property
     def is_broken(self) -> bool:
-        """True if a lane cannot answer."""
-        return any(lane.is_broken for lane in self.lanes.values())
+        """True if the thread has ended, or the model of a lane failed several times in a row."""
+        has_faults = any(lane.num_faults >= _MAX_FAULTS for lane in self.lanes.values())
+        return has_faults or not self._thread.is_alive()
 
     def round_s(self) -> float:
-        """Returns for how long the longest present round has been running."""
-        return max(lane.round_s() for lane in self.lanes.values())
+        """Returns for how long the present round has been running; 0 if none is."""
+        began_s = self._round_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     def close(self) -> None:
-        """Ends all jobs and threads; waits for a few seconds at most."""
+        """Ends all jobs after the present round, and the thread; waits a few seconds at most."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        while self._has_work():
+            for lane in self.lanes.values():
+                self._round_began_s = time.monotonic()
+                lane.round()
+            self._round_began_s = None
         for lane in self.lanes.values():
-            lane.close(timeout_s=5.0)
+            lane.close()
+
+    def _has_work(self) -> bool:
+        """Waits for a job; returns False once the engine is closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or any(lane.num_waiting + lane.num_running for lane in self.lanes.values())
+                )
+            )
+            return not self._is_closed
 
 
 def _show(event: StepEvent, jobs: Sequence[Job | None]) -> None:

@@ -120,6 +120,7 @@ class Channel:
         prompt: Sequence[int],
         index: int,
         *,
+        noise_index: int = 0,
         template: Sequence[int] = (),
         stop: StopRule = NeverStop(),
         **options: Unpack[RequestOptions],
@@ -130,10 +131,11 @@ class Channel:
             RefusedError: If prompt, template or options cannot be decoded.
         """
         try:
-            return self.lane.decoder.request(prompt, index, template=template, stop=stop, **options)
+            return self.lane.decoder.request(
+                prompt, index, noise_index=noise_index, template=template, stop=stop, **options
+            )
         except ValueError as error:
-            # The index means nothing to the client.
-            raise RefusedError(400, str(error).replace(f" in row {index}", "")) from None
+            raise RefusedError(400, str(error)) from None
 
     def emitter(self, number: int) -> Callable[[JobEvent], None]:
         """Returns what a job's events are given to; they arrive with a number."""

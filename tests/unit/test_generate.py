@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
 from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
-from dllm_decode.prompts import integers, token_lists
+from dllm_decode.prompts import token_ids, token_lists
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 
@@ -305,10 +305,10 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 
 
 def test_ids_that_are_no_integers_and_inputs_of_two_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1\.5 in row 0"):
-        integers([1, 1.5], row=0)
-    with pytest.raises(ValueError, match="Token ids must be integers, got '5' in row 2"):
-        integers(["5"], row=2)
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1\.5\."):
+        token_ids([1, 1.5], MODEL)
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got '5'\."):
+        token_ids(["5"], MODEL)
     with pytest.raises(ValueError, match="inputs must be of one kind, got a text and 5"):
         prompt_ids(TOKENIZER, [QUESTION, 5])
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from served import QUESTIONS, Told, chat_of, decoder_of, wait_until
+from served import QUESTIONS, Told, chat_of, decoder_of, engine_of, wait_until
 
 from dllm_decode import generate, load_model
-from dllm_decode.serve.engine import FullError, Lane, Turns
+from dllm_decode.serve.engine import FullError, Lane
 from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.limits import Limits
-from dllm_decode.serve.seeds import seed_for
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold
-from samplers.logits.noise import row_keys
 
 LIMITS = Limits(num_rows=4, max_tokens=128, gen_length=64, max_length=512, max_columns=2048)
 MODEL, TOKENIZER = load_model("mini")
@@ -24,24 +22,13 @@ PROMPTS = prompt_ids(TOKENIZER, [chat_of(text) for text in QUESTIONS])
 
 @pytest.fixture
 def lane() -> Iterator[Lane]:
-    found = Lane(decoder_of(MODEL), LIMITS, Turns())
-    yield found
-    found.close(10.0)
+    with engine_of(decoder_of(MODEL), limits=LIMITS) as (_, (found,)):
+        yield found
 
 
 def text_of(event: object) -> str:
     assert isinstance(event, Finished), event
     return TOKENIZER.decode(event.output.answers()[0])
-
-
-@pytest.mark.parametrize("number", [0, 1, 5, 2**40])
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 123456789])
-def test_a_seed_is_found_that_gives_an_index_the_noise_of_another(seed: int, number: int) -> None:
-    for index in (0, 7, 10**12):
-        found = seed_for(seed, number, index)
-        assert -(2**63) <= found < 2**63
-        wanted = row_keys(torch.tensor([seed]), torch.tensor([number]))
-        assert torch.equal(row_keys(torch.tensor([found]), torch.tensor([index])), wanted)
 
 
 def test_answers_of_a_batch_are_those_of_each_prompt_alone(lane: Lane) -> None:
@@ -56,9 +43,6 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(lane: Lane) -> None:
     jobs = []
     for prompt, own in zip(PROMPTS, options, strict=True):
         told = Told(lane.decoder, prompt, **own)
-        request = told.job.request
-        seed = seed_for(int(own["seed"]), 0, request.index)
-        told.job.request = lane.decoder.request(prompt, request.index, **{**own, "seed": seed})
         jobs.append(told)
     for told in jobs:
         lane.submit([told.job])
@@ -68,17 +52,16 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(lane: Lane) -> None:
 
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.9), JointThreshold()])
 def test_what_a_stream_was_told_never_changes(sampler: Any) -> None:
-    lane = Lane(decoder_of(MODEL, sampler, block_length=8), LIMITS, Turns())
-    told = Told(lane.decoder, PROMPTS[0], gen_length=64, shown="prefix")
-    lane.submit([told.job])
-    prefixes = []
-    while isinstance(event := told.next(), Grown):
-        prefixes.append(event.tokens)
-    assert isinstance(event, Finished)
-    answer = event.output.answers()[0]
-    assert all(answer[: len(prefix)] == prefix for prefix in prefixes)
-    assert sampler != ConfidenceThreshold(0.9) or len(prefixes) > 2
-    lane.close(10.0)
+    with engine_of(decoder_of(MODEL, sampler, block_length=8), limits=LIMITS) as (_, (lane,)):
+        told = Told(lane.decoder, PROMPTS[0], gen_length=64, shown="prefix")
+        lane.submit([told.job])
+        prefixes = []
+        while isinstance(event := told.next(), Grown):
+            prefixes.append(event.tokens)
+        assert isinstance(event, Finished)
+        answer = event.output.answers()[0]
+        assert all(answer[: len(prefix)] == prefix for prefix in prefixes)
+        assert sampler != ConfidenceThreshold(0.9) or len(prefixes) > 2
 
 
 def test_a_job_that_is_cancelled_gives_its_row_back_and_says_nothing(lane: Lane) -> None:
@@ -107,29 +90,28 @@ def test_cancelling_what_has_ended_does_nothing(lane: Lane) -> None:
 
 def test_too_many_waiting_jobs_are_refused_all_or_none() -> None:
     limits = Limits(num_rows=1, max_waiting=2, max_tokens=128, gen_length=64)
-    lane = Lane(decoder_of(MODEL), limits, Turns())
-    jobs = [Told(lane.decoder, PROMPTS[0], gen_length=16).job for _ in range(3)]
-    with pytest.raises(FullError):
-        lane.submit(jobs)
-    assert lane.num_waiting == 0
-    lane.submit(jobs[:2])
-    lane.close(10.0)
-    with pytest.raises(FullError):
-        lane.submit(jobs[2:])
+    with engine_of(decoder_of(MODEL), limits=limits) as (engine, (lane,)):
+        jobs = [Told(lane.decoder, PROMPTS[0], gen_length=16).job for _ in range(3)]
+        with pytest.raises(FullError):
+            lane.submit(jobs)
+        assert lane.num_waiting == 0
+        lane.submit(jobs[:2])
+        engine.close()
+        with pytest.raises(FullError):
+            lane.submit(jobs[2:])
 
 
 def test_rows_share_a_budget_of_columns() -> None:
     limits = Limits(num_rows=8, max_columns=300, max_length=300, max_tokens=128, gen_length=64)
-    lane = Lane(decoder_of(MODEL, FixedSchedule(4)), limits, Turns())
-    jobs = [Told(lane.decoder, PROMPTS[0], gen_length=100) for _ in range(5)]
-    seen = []
-    for told in jobs:
-        told.job.watch = lambda event, number: seen.append(len(event.rows))
-    assert 2 * jobs[0].job.num_columns <= 300 < 3 * jobs[0].job.num_columns
-    lane.submit([told.job for told in jobs])
-    assert all(isinstance(told.next(), Finished) for told in jobs)
-    assert max(seen) == 2
-    lane.close(10.0)
+    with engine_of(decoder_of(MODEL, FixedSchedule(4)), limits=limits) as (_, (lane,)):
+        jobs = [Told(lane.decoder, PROMPTS[0], gen_length=100) for _ in range(5)]
+        seen = []
+        for told in jobs:
+            told.job.watch = lambda event, number: seen.append(len(event.rows))
+        assert 2 * jobs[0].job.num_columns <= 300 < 3 * jobs[0].job.num_columns
+        lane.submit([told.job for told in jobs])
+        assert all(isinstance(told.next(), Finished) for told in jobs)
+        assert max(seen) == 2
 
 
 def fail_once(model: Any, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,19 +137,18 @@ def test_a_fault_of_the_model_ends_what_runs_and_the_lane_goes_on(
         raise RuntimeError("out of memory")
 
     model, _ = load_model("mini")
-    lane = Lane(decoder_of(model, FixedSchedule(8)), LIMITS, Turns())
-    fail_once(model, fail, monkeypatch)
-    jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS]
-    lane.submit([told.job for told in jobs])
-    events = [told.next() for told in jobs]
-    failed = [event for event in events if isinstance(event, Failed)]
-    assert len(failed) == LIMITS.num_rows
-    assert {event.status for event in failed} == {500}
-    assert "memory" not in failed[0].message
-    # Two waited, and were answered afterwards.
-    assert sum(isinstance(event, Finished) for event in events) == 2
-    assert not lane.is_broken
-    lane.close(10.0)
+    with engine_of(decoder_of(model, FixedSchedule(8)), limits=LIMITS) as (engine, (lane,)):
+        fail_once(model, fail, monkeypatch)
+        jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS]
+        lane.submit([told.job for told in jobs])
+        events = [told.next() for told in jobs]
+        failed = [event for event in events if isinstance(event, Failed)]
+        assert len(failed) == LIMITS.num_rows
+        assert {event.status for event in failed} == {500}
+        assert "memory" not in failed[0].message
+        # Two waited, and were answered afterwards.
+        assert sum(isinstance(event, Finished) for event in events) == 2
+        assert not engine.is_broken
 
 
 def test_nan_in_one_row_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,15 +160,14 @@ def test_nan_in_one_row_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch)
         return spoiled
 
     model, _ = load_model("mini")
-    lane = Lane(decoder_of(model, FixedSchedule(8)), LIMITS, Turns())
-    fail_once(model, spoil, monkeypatch)
-    jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS[:4]]
-    lane.submit([told.job for told in jobs])
-    events = [told.next() for told in jobs]
-    assert [isinstance(event, Failed) for event in events] == [False, True, False, False]
-    alone = generate(MODEL, TOKENIZER, [PROMPTS[2]], FixedSchedule(8), gen_length=64)
-    assert text_of(events[2]) == alone.texts[0]
-    lane.close(10.0)
+    with engine_of(decoder_of(model, FixedSchedule(8)), limits=LIMITS) as (_, (lane,)):
+        fail_once(model, spoil, monkeypatch)
+        jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS[:4]]
+        lane.submit([told.job for told in jobs])
+        events = [told.next() for told in jobs]
+        assert [isinstance(event, Failed) for event in events] == [False, True, False, False]
+        alone = generate(MODEL, TOKENIZER, [PROMPTS[2]], FixedSchedule(8), gen_length=64)
+        assert text_of(events[2]) == alone.texts[0]
 
 
 def test_a_model_that_always_fails_is_said_to_be_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,45 +178,40 @@ def test_a_model_that_always_fails_is_said_to_be_broken(monkeypatch: pytest.Monk
 
     for name in ("predict", "predict_groups"):
         monkeypatch.setattr(model, name, fail)
-    lane = Lane(decoder_of(model), LIMITS, Turns())
-    for _ in range(3):
-        told = Told(lane.decoder, PROMPTS[0])
-        lane.submit([told.job])
-        assert isinstance(told.next(), Failed)
-    assert lane.is_broken
-    lane.close(10.0)
+    with engine_of(decoder_of(model), limits=LIMITS) as (engine, (lane,)):
+        for _ in range(3):
+            told = Told(lane.decoder, PROMPTS[0])
+            lane.submit([told.job])
+            assert isinstance(told.next(), Failed)
+        assert engine.is_broken
 
 
 def test_lanes_take_turns_round_by_round() -> None:
-    turns = Turns()
-    lanes = [Lane(decoder_of(MODEL, FixedSchedule(32)), LIMITS, turns) for _ in range(3)]
+    decoders = [decoder_of(MODEL, FixedSchedule(32)) for _ in range(3)]
     order: list[int] = []
-    jobs = []
-    for number, lane in enumerate(lanes):
-        told = Told(lane.decoder, PROMPTS[number], gen_length=32, stop_at_eos=False)
+    jobs = [
+        Told(decoder, PROMPTS[number], gen_length=32, stop_at_eos=False)
+        for number, decoder in enumerate(decoders)
+    ]
+    for number, told in enumerate(jobs):
         told.job.watch = lambda event, row, number=number: order.append(number)
-        jobs.append(told)
-    with turns:
-        for told, lane in zip(jobs, lanes, strict=True):
-            lane.submit([told.job])
-        wait_until(lambda: turns._given == 4)
-    assert all(isinstance(told.next(), Finished) for told in jobs)
-    # While all three run, nobody is asked twice before the others.
-    rounds = [order[n : n + 3] for n in range(0, 60, 3)]
-    assert all(sorted(three) == [0, 1, 2] for three in rounds)
-    for lane in lanes:
-        lane.close(10.0)
+    with engine_of(*decoders, limits=LIMITS) as (engine, lanes):
+        with engine._changed:
+            for told, lane in zip(jobs, lanes, strict=True):
+                lane.submit([told.job])
+        assert all(isinstance(told.next(), Finished) for told in jobs)
+    assert order == [0, 1, 2] * 32
 
 
 def test_closing_a_lane_ends_its_jobs_with_503() -> None:
-    lane = Lane(decoder_of(MODEL, FixedSchedule(32)), LIMITS, Turns())
-    jobs = [Told(lane.decoder, PROMPTS[0], gen_length=128, stop_at_eos=False) for _ in range(6)]
-    lane.submit([told.job for told in jobs])
-    wait_until(lambda: lane.num_running == 4)
-    lane.close(10.0)
-    events = [told.next() for told in jobs]
-    assert all(isinstance(event, Failed) and event.status == 503 for event in events)
-    assert lane.num_running == 0
+    with engine_of(decoder_of(MODEL, FixedSchedule(32)), limits=LIMITS) as (engine, (lane,)):
+        jobs = [Told(lane.decoder, PROMPTS[0], gen_length=128, stop_at_eos=False) for _ in range(6)]
+        lane.submit([told.job for told in jobs])
+        wait_until(lambda: lane.num_running == 4)
+        engine.close()
+        events = [told.next() for told in jobs]
+        assert all(isinstance(event, Failed) and event.status == 503 for event in events)
+        assert lane.num_running == 0
 
 
 def test_an_idle_lane_does_not_use_the_processor(lane: Lane) -> None:

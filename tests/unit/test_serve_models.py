@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from served import Told, chat_of
+from served import Told, chat_of, engine_of
 
 from dllm_decode import (
     CachePolicy,
@@ -16,10 +16,8 @@ from dllm_decode import (
     load_model,
     new_decoder,
 )
-from dllm_decode.serve.engine import Lane, Turns
 from dllm_decode.serve.jobs import Finished
 from dllm_decode.serve.limits import Limits
-from dllm_decode.serve.seeds import seed_for
 from dllm_decode.texts import prompt_ids
 from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold
@@ -52,18 +50,15 @@ def test_rows_that_come_one_by_one_answer_as_decode_many(
     lengths = [48 + 16 * (number % 3) for number in range(5)]
     config = DecodeConfig(gen_length=128, temperature=temperature)
     decoder = new_decoder(model, ConfidenceThreshold(0.9), cache=cache, config=config)
-    lane = Lane(decoder, LIMITS, Turns())
-    jobs = []
-    for prompt, length in zip(prompts, lengths, strict=True):
-        told = Told(decoder, list(prompt), gen_length=length)
-        index = told.job.request.index
-        told.job.request = decoder.request(
-            prompt, index, gen_length=length, seed=seed_for(0, 0, index)
-        )
-        lane.submit([told.job])
-        jobs.append(told)
-    for told, prompt, length in zip(jobs, prompts, lengths, strict=True):
-        event = told.next()
+    jobs = [
+        Told(decoder, list(prompt), gen_length=length)
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    with engine_of(decoder, limits=LIMITS) as (_, (lane,)):
+        for told in jobs:
+            lane.submit([told.job])
+        events = [told.next() for told in jobs]
+    for event, prompt, length in zip(events, prompts, lengths, strict=True):
         assert isinstance(event, Finished)
         (alone,) = decode_many(
             model, [prompt], ConfidenceThreshold(0.9), cache=cache, gen_length=length,
@@ -71,4 +66,3 @@ def test_rows_that_come_one_by_one_answer_as_decode_many(
         )  # fmt: skip
         assert event.output.answers() == alone.answers()
         assert event.output.nfe.tolist() == alone.nfe.tolist()
-    lane.close(10.0)
