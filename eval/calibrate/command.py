@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     folder.require_usable()
     card_file = require_file("--card", options.card) if options.card else folder.path / CARD_FILE
     rungs = _rungs(options)
-    selection = parse_task(options.task, code_for(options, place))
+    selection = parse_task(options.task, code_for(options))
     selection.task.require_scorable()
     examples = selection.examples()
     selection.require_scores(examples)

@@ -36,10 +36,10 @@ def add_recording(parser: Parser) -> None:
         help="record no steps and confidences: for timings, since looking costs time")  # fmt: skip
     add("--allow-code", action="store_true",
         help="run programs that the model wrote, in a sandbox: humaneval, mbpp")  # fmt: skip
-    add("--code-runner", metavar="COMMAND", default="",
-        help="run them in a container instead: a command that starts Python with its program on "
-        "standard input, such as "
-        "'podman run --rm -i --network none python:3.12-slim python3 -'")  # fmt: skip
+    add("--code-runner", metavar="RUNNER", default="auto",
+        help="the sandbox: bwrap, podman, docker, podman:IMAGE, docker:IMAGE, or a command that "
+        "starts Python with its program on standard input (default: auto, the first of bwrap, "
+        "podman and docker that works)")  # fmt: skip
     add("--retry-errors", action="store_true", help="decode examples anew that raised an error")
 
 

@@ -20,7 +20,6 @@ from eval.runs.runner import Checked, Plan, execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep, read_sweep
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
-from eval.sandbox.container import Container
 from eval.sandbox.sandbox import Sandbox
 from eval.tasks.tokenizer import Tokenizer
 
@@ -69,7 +68,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
         _tell(plan, others)
         warn(sweep.samplers, [one.settings for one in plan.runs])
 
-    selections = sweep.selections(code_for(options, place))
+    selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     return execute(
         list(sweep.runs(loaded, selections, trace=not options.no_trace)),
@@ -83,17 +82,9 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     )
 
 
-def code_for(options: argparse.Namespace, place: Place) -> CodeRunner:
+def code_for(options: argparse.Namespace) -> CodeRunner:
     """Returns what runs programs that a model wrote, as far as the user allows it."""
-    if not options.allow_code:
-        return NO_CODE
-    if options.code_runner:
-        return Container(options.code_runner)
-    sandbox = Sandbox()
-    if place.rank == 0 and sandbox.missing():
-        lacking = ", ".join(sandbox.missing())
-        sys.stderr.write(f"This machine's sandbox does not guard: {lacking}.\n")
-    return sandbox
+    return Sandbox(options.code_runner) if options.allow_code else NO_CODE
 
 
 def open_model(source: str, options: argparse.Namespace, revision: str = "") -> Loaded:

@@ -1,1 +1,1 @@
-"""Programs that a model wrote: who may run them, and within which walls."""
+"""Runs programs that a model wrote, in a sandbox, if the user allows it."""

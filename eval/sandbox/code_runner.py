@@ -1,4 +1,4 @@
-"""Who runs the programs that a model wrote: nobody, unless the user says so."""
+"""Runs programs that a model wrote, or refuses to without the user's permission."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Verdict = Literal["passed", "failed", "timed out"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program.
+    """The result of running a program.
 
     Attributes:
         verdict: "passed" only if the last line of the tests was reached.
@@ -42,7 +42,7 @@ class CodeRunner(ABC):
 
 @dataclass(frozen=True)
 class NoCode(CodeRunner):
-    """Refuses: running programs that a model wrote takes the user's word."""
+    """Refuses to run programs, because the user has not allowed it."""
 
     def require_ready(self, name: str) -> None:
         """Refuses.

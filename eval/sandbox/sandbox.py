@@ -1,113 +1,100 @@
-"""Runs a candidate program apart from this process, within limits, once it has been allowed.
+"""Runs candidate programs in a sandbox of bubblewrap, podman or docker.
 
-What a program gets: an interpreter of its own, without this process's environment, open files,
-standard input or output; an empty working directory that is removed afterwards; limits on processor
-time, wall time, memory, the size of a file and the number of open files; no core dumps. When it has
-ended, or its time is up, its whole process group is killed.
+Each program gets an interpreter of its own, without this process's files, environment, network,
+processes, standard input or output; an empty folder in memory to write to; limits on processor
+time, wall time, memory, processes, open files and the size of a file; no core dumps. The sandbox
+ends, with all processes in it, when the program has ended or its time is up, and bubblewrap's also
+if the evaluation is killed. A container's own clock ends the container in that case.
 
-On Linux, where the kernel offers them (Landlock, and a filter of system calls; neither needs
-rights), it can besides read nothing but the Python installation and the system's libraries, write
-nothing but its working directory, start no process, signal no process and open no socket.
-`Sandbox.missing` says what the machine at hand lacks of this.
-
-If the evaluation itself is killed, so is the program, on Linux; elsewhere an alarm ends it, which
-it can ignore.
-
-What it does NOT guard against:
+Limits of the guard:
 
 - A hole in the kernel. Programs share it; only a virtual machine or another computer does not.
-- macOS: neither the memory nor the files that the user can read and write, nor the network. A
-  process that leaves its group survives the time limit, if it could be started at all: as root the
-  limit on processes has no effect. Linux without the two features is the same, but for memory.
-- A program made to forge its verdict. Tests run in the candidate's interpreter, as they must to
-  call it; one that walks up the frames of the interpreter or searches its memory for the report's
-  secret, or redefines equality or a builtin that the tests call, can pass. Ending early, with any
-  status, printing whatever it likes, emptying or reading what was reported, and replacing `exec` do
-  not.
-- Names, sizes, owners and times of any file: the kernel's file rules leave `stat` open.
-- Many files of the permitted size filling the disk, or the processor being busy for the time
-  allowed. The list of refused system calls is a list of known harm, not of everything harmless.
-- Reading the Python installation, including other packages in it.
-- A folder left behind in the temporary files if the evaluation was killed.
-
-So: for answers of models that mean no harm. For others there is `eval.sandbox.container`, or run
-the whole evaluation in a container or virtual machine that holds nothing of worth.
+- A program made to forge its verdict. Tests run in the candidate's interpreter, because they call
+  the candidate; a candidate that walks up the frames of the interpreter or searches its memory for
+  the secret words of the report, or redefines equality or a builtin that the tests call, can pass.
+  Ending early with any status, printing any text, emptying or reading the report, and replacing
+  `exec` do not.
+- Reading the Python installation with all its packages, and the system's libraries.
+- Many processes, if this process is root without the rights to make namespaces outside a user
+  namespace, and the runner is bubblewrap. They end with the program's time.
+- An empty folder left among the temporary files if the evaluation is killed.
+- A command of the user's own: the command decides on everything but the limits of one process, and
+  gets the few variables of the environment that podman and docker need.
 """
 
-import json
 import math
 import os
 import secrets
+import shutil
 import signal
 import site
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from eval.sandbox.code_runner import CodeRunner, Outcome
-from eval.sandbox.folders import temporary_folder
-from eval.sandbox.system_calls import filter_program
+from eval.sandbox.runners import ENVIRONMENT, REMEDY, commands_of
 
-JAIL = Path(__file__).with_name("jail.py")
+INSIDE = Path(__file__).with_name("inside.py")
+STAGES = ("ready", "compiled", "loaded", "passed", "failed", "late")
 MAX_REPORT_BYTES = 1 << 16
-_SYSTEM_PATHS = (
-    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo",
-    "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero",
+MAX_COMPLAINT_BYTES = 300
+# Variables by which podman and docker find their images, their settings and the service.
+_KEPT = (
+    "PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME",
+    "DBUS_SESSION_BUS_ADDRESS", "CONTAINER_HOST", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF",
+    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sandbox(CodeRunner):
-    """Runs programs in a process of their own; see the module for what that guards against.
+    """Runs each program in a sandbox of its own; the module says what a sandbox guards against.
 
     Attributes:
+        runner: "bwrap", "podman" or "docker", the latter two with ":IMAGE" for an image of one's
+            own; "auto" for the first of these that works; or a command that starts Python 3.9 or
+            later on Linux with its program on standard input, as on a shell's command line.
         cpu_s: Processor time, in whole seconds.
         wall_s: Time on the clock, in seconds: for programs that wait.
+        start_s: Time that the sandbox may take to start and to end besides, in seconds.
         memory_bytes: Address space.
         file_bytes: Greatest size of a file.
     """
 
+    runner: str = "auto"
     cpu_s: int = 5
     wall_s: float = 15.0
+    start_s: float = 30.0
     memory_bytes: int = 1 << 30
     file_bytes: int = 1 << 22
 
     def __post_init__(self) -> None:
+        commands_of(self.runner, self.memory_bytes)
         if self.cpu_s < 1:
             raise ValueError(f"cpu_s must be at least 1 second, got {self.cpu_s}.")
-        if not 0 < self.wall_s < math.inf:
-            raise ValueError(f"wall_s must be a positive number of seconds, got {self.wall_s}.")
+        for name, value in (("wall_s", self.wall_s), ("start_s", self.start_s)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, got {value}.")
         if self.memory_bytes < 1 << 26:
             raise ValueError(
                 f"memory_bytes must be at least {1 << 26}, which Python itself needs, "
                 f"got {self.memory_bytes}."
             )
-        if self.file_bytes < MAX_REPORT_BYTES:
-            raise ValueError(
-                f"file_bytes must be at least {MAX_REPORT_BYTES}, got {self.file_bytes}."
-            )
-
-    def missing(self) -> tuple[str, ...]:
-        """Returns what is not guarded here, of "memory", "files", "network", "processes".
-
-        Raises:
-            ValueError: If programs cannot be run here at all.
-        """
-        return _missing(self)
+        if self.file_bytes < 1:
+            raise ValueError(f"file_bytes must be at least 1, got {self.file_bytes}.")
 
     def require_ready(self, name: str) -> None:
-        """Runs a trial program.
+        """Finds a runner that passes a trial program.
 
         Raises:
-            ValueError: If it does not pass.
+            ValueError: If there is none.
         """
-        self.missing()
+        _working_command(self)
 
     def run(self, candidate: str, tests: str) -> Outcome:
         """Runs a candidate and then, in the same namespace, its tests.
@@ -115,140 +102,85 @@ class Sandbox(CodeRunner):
         The name of the module is not `__main__`, and hashes of text are the same in every run.
 
         Raises:
-            RuntimeError: If the program could not be started, or the tests are no Python.
+            ValueError: If no runner works here.
+            RuntimeError: If the sandbox did not start, or the tests are no Python.
         """
-        return self._outcome(*self._run(candidate, tests))
+        return self._run(_working_command(self), candidate, tests)
 
-    def _run(self, candidate: str, tests: str) -> tuple[dict[str, object], int | None]:
-        """Returns what was said at each stage reached, and the exit status; None if time is up."""
-        nonce = secrets.token_hex(16)
-        with temporary_folder() as folder, tempfile.TemporaryFile() as job:
-            job.write(json.dumps(self._job(candidate, tests, nonce)).encode())
-            job.seek(0)
-            command = [sys.executable, "-S", "-s", "-P", "-B", str(JAIL)]
-            return report_of(command, folder, job, self.wall_s, nonce)
-
-    def _job(self, candidate: str, tests: str, nonce: str) -> Mapping[str, object]:
-        packages = site.getsitepackages()
-        installation = {sys.base_prefix, sys.base_exec_prefix, *packages}
-        return {
-            "parent": os.getpid(),
-            "candidate": candidate,
-            "tests": tests,
-            "nonce": nonce,
-            "packages": packages,
-            "readable": [*sorted(installation), *_SYSTEM_PATHS],
-            "filter": filter_program().hex(),
-            "cpu_s": self.cpu_s,
-            "wall_s": self.wall_s,
-            "memory_bytes": self.memory_bytes,
-            "file_bytes": self.file_bytes,
-        }
-
-    def _outcome(self, stages: Mapping[str, object], status: int | None) -> Outcome:
-        if status == -signal.SIGXCPU and "passed" not in stages:
-            spent = f"more than {self.cpu_s} s of processor time"
-            return Outcome("timed out", "compiled" in stages, "loaded" in stages, spent)
-        return outcome_of(stages, status, f"more than {self.wall_s:g} s")
+    def _run(self, command: Sequence[str], candidate: str, tests: str) -> Outcome:
+        # A stage has a word of its own: a program that reads its report learns no word to come.
+        words = {stage: secrets.token_hex(16) for stage in STAGES}
+        job = {
+            "candidate": candidate, "tests": tests, "words": words, "cpu_s": self.cpu_s,
+            "wall_s": self.wall_s, "memory_bytes": self.memory_bytes,
+            "file_bytes": self.file_bytes, "packages": site.getsitepackages(),
+        }  # fmt: skip
+        inside = INSIDE.read_text(encoding="utf-8")
+        program = f"{inside}\nmain({job!a})\n"
+        report, end = _report_of(command, program, self.wall_s + self.start_s)
+        stages = _read(report, words)
+        if "ready" not in stages:
+            raise RuntimeError(f"The sandbox must start and the tests must be Python, got {end}")
+        return outcome_of(stages)
 
 
-def outcome_of(stages: Mapping[str, object], status: int | None, limit: str) -> Outcome:
-    """Returns what became of a program, from the stages it reached and its exit status.
-
-    Args:
-        stages: What was said at each.
-        status: None if its time was up.
-        limit: The reason in that case.
-    """
+def outcome_of(stages: Mapping[str, str]) -> Outcome:
+    """Returns the outcome of a program, from the reason that was reported at each stage."""
     compiled, loaded = "compiled" in stages, "loaded" in stages
     if "passed" in stages:
         return Outcome("passed", compiled, loaded, "")
-    if status is None:
-        return Outcome("timed out", compiled, loaded, limit)
     if "failed" in stages:
-        return Outcome("failed", compiled, loaded, str(stages["failed"]))
-    ended = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
-    return Outcome("failed", compiled, loaded, f"ended before its tests did, {ended}")
+        return Outcome("failed", compiled, loaded, stages["failed"])
+    if "late" in stages:
+        return Outcome("timed out", compiled, loaded, stages["late"])
+    return Outcome("failed", compiled, loaded, "ended before its tests did, with its sandbox")
 
 
-def report_of(
-    command: list[str], folder: str, given: IO[bytes], wall_s: float, nonce: str
-) -> tuple[dict[str, object], int | None]:
-    """Runs a command that reports stages, and returns them with its exit status.
-
-    Args:
-        command: The program with its arguments.
-        folder: Its working directory.
-        given: Its standard input.
-        wall_s: Time on the clock, in seconds.
-        nonce: The secret that its report bears.
-
-    Raises:
-        RuntimeError: If it did not come as far as running a program.
-    """
-    # A pipe: a program can neither empty it nor read back the secret in it. Nobody needs to read
-    # while the program runs, for what is reported is far less than what a pipe holds.
-    reader, writer = os.pipe()
-    try:
-        with tempfile.TemporaryFile() as complaint:
-            status = run_alone(command, folder, given, writer, complaint, wall_s)
-            os.set_blocking(reader, False)
-            with suppress(BlockingIOError):
-                return _require_ready(_stages(os.read(reader, MAX_REPORT_BYTES), nonce),
-                                      complaint, status)  # fmt: skip
-            return _require_ready({}, complaint, status)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def _require_ready(
-    stages: dict[str, object], complaint: IO[bytes], status: int | None
-) -> tuple[dict[str, object], int | None]:
-    if "ready" not in stages:
-        complaint.seek(0)
-        said = complaint.read()[-1000:].decode(errors="replace").strip().rpartition("\n")[2]
-        got = "no start in time" if status is None else f"exit status {status}: {said}"
-        raise RuntimeError(
-            f"A candidate needs a process that starts and tests that are Python, got {got}"
-        )
-    return stages, status
-
-
-def run_alone(
-    command: list[str],
-    folder: str,
-    given: IO[bytes],
-    said: IO[bytes] | int,
-    complaint: IO[bytes],
-    wall_s: float,
-) -> int | None:
+def _report_of(command: Sequence[str], program: str, limit_s: float) -> tuple[bytes, str]:
     """Runs a command in its own process group and leaves none of the group behind.
 
     Args:
-        command: The program with its arguments.
-        folder: Its working directory, home and place for temporary files.
-        given: Its standard input.
-        said: Its standard output.
-        complaint: Its standard error.
-        wall_s: Time on the clock, in seconds.
+        command: Starts Python in a sandbox; its working directory is empty.
+        program: Its standard input.
+        limit_s: Time on the clock, in seconds.
 
     Returns:
-        The exit status, negative for a signal; None if the time was up.
+        Its report, and how the command ended, with the last words of its standard error.
+
+    Raises:
+        RuntimeError: If the command cannot be started.
     """
-    # One thread: pools of numerical libraries reserve address space for each.
-    environment = {
-        "HOME": folder, "TMPDIR": folder, "PATH": os.defpath, "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-    }  # fmt: skip
-    process = subprocess.Popen(
-        command, stdin=given, stdout=said, stderr=complaint, cwd=folder, env=environment,
-        start_new_session=True,
-    )  # fmt: skip
+    environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as complaint,
+    ):
+        given.write(program.encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                command, stdin=given, stdout=subprocess.PIPE, stderr=complaint, cwd=folder,
+                env={**ENVIRONMENT, **environment}, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise RuntimeError(f"The sandbox must start, got {error}") from error
+        end = _end_of(process, limit_s)
+        complaint.seek(max(0, complaint.seek(0, os.SEEK_END) - MAX_COMPLAINT_BYTES))
+        said = " ".join(complaint.read().decode(errors="replace").split())
+        # The pipe holds more than is ever reported, so it is read only now. A program that floods
+        # it waits until its time is up. A process in another session may hold the pipe open.
+        assert process.stdout is not None
+        with process.stdout as report:
+            os.set_blocking(report.fileno(), False)
+            return report.read(MAX_REPORT_BYTES) or b"", f"{end}: {said}"
+
+
+def _end_of(process: subprocess.Popen[bytes], limit_s: float) -> str:
     try:
-        return process.wait(wall_s)
+        return f"exit status {process.wait(limit_s)}"
     except subprocess.TimeoutExpired:
-        return None
+        return f"no end within {limit_s:g} s"
     finally:
         # None of the group may be left, which macOS calls a lack of permission.
         with suppress(ProcessLookupError, PermissionError):
@@ -256,34 +188,40 @@ def run_alone(
         process.wait()
 
 
-def _stages(report: bytes, nonce: str) -> dict[str, object]:
-    """Reads what was reported under this run's secret; a program may have written beside it."""
-    stages: dict[str, object] = {}
-    for line in report.splitlines():
-        try:
-            told = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(told, dict) and told.get("nonce") == nonce:
-            stages[str(told.get("stage"))] = told.get("said")
+def _read(report: bytes, words: Mapping[str, str]) -> dict[str, str]:
+    """Reads what was reported under secret words; a program may have written other lines."""
+    stage_of = {word: stage for stage, word in words.items()}
+    stages: dict[str, str] = {}
+    for line in report.decode(errors="replace").split("\n"):
+        word, _, reason = line.partition(" ")
+        if word in stage_of:
+            # A program that reported its failure has also ended early: the first reason counts.
+            stages.setdefault(stage_of[word], reason)
     return stages
 
 
 @cache
-def _missing(sandbox: Sandbox) -> tuple[str, ...]:
-    if os.name != "posix":
-        raise ValueError(
-            f"Programs are run on Linux and macOS, got {sys.platform}; use one of these."
-        )
-    try:
-        stages, status = sandbox._run("answer = 6 * 7", "assert answer == 42")
-    except RuntimeError as error:
-        raise ValueError(f"A trial program did not run: {error}") from error
-    outcome = sandbox._outcome(stages, status)
-    if not outcome.passed:
-        raise ValueError(
-            f"A trial program passes within {sandbox!r}, got {outcome.reason}; raise the limits."
-        )
-    told = stages["ready"]
-    assert isinstance(told, list)
-    return tuple(told)
+def _working_command(sandbox: Sandbox) -> list[str]:
+    """Returns the first command of a sandbox that passes a trial program.
+
+    Raises:
+        ValueError: If there is none; the text says of each what is wrong.
+    """
+    wrong = {}
+    for command in commands_of(sandbox.runner, sandbox.memory_bytes):
+        if shutil.which(command[0]) is None:
+            wrong[command[0]] = "not installed"
+            continue
+        try:
+            outcome = sandbox._run(command, "answer = 6 * 7", "assert answer == 42")
+        except RuntimeError as error:
+            wrong[command[0]] = str(error)
+            continue
+        if outcome.passed:
+            return command
+        wrong[command[0]] = f"a trial program failed within {sandbox!r}: {outcome.reason}"
+    got = "; ".join(f"{program}: {reason}" for program, reason in wrong.items())
+    raise ValueError(
+        f"Programs that a model wrote need a sandbox that works on this machine, got none ({got}). "
+        f"Either {REMEDY}."
+    )

@@ -55,8 +55,8 @@ def add_distil(parser: ArgumentParser) -> None:
         help="learn from answers that are not right, too, as d3LLM does")  # fmt: skip
     teacher.add_argument("--allow-code", action="store_true",
         help="run programs that it wrote, in a sandbox, to tell right from wrong")  # fmt: skip
-    teacher.add_argument("--code-runner", metavar="COMMAND", default="",
-        help="run them in a container instead, as in dllm-decode eval run")  # fmt: skip
+    teacher.add_argument("--code-runner", metavar="RUNNER", default="auto",
+        help="the sandbox, as in dllm-decode run (default: auto)")  # fmt: skip
     _add_training(parser)
     add("--sampler", default="EntropyThreshold(0.5)", metavar="EXPR",
         help="how held-out prompts are decoded (default: EntropyThreshold(0.5))")  # fmt: skip

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from eval.tasks.code import python_blocks
 from eval.tasks.humaneval import HumanEval
 from eval.tasks.mbpp import Mbpp
 
-QUICK = Sandbox(cpu_s=1, wall_s=10.0)
+PYTHON = f"{shlex.quote(sys.executable)} -S -"
+"""A runner that isolates nothing, because the programs of these tests are our own."""
+QUICK = Sandbox(PYTHON, cpu_s=1, wall_s=10.0)
 RIGHT = {"passed": 1.0, "loads": 1.0, "compiles": 1.0}
 WRONG = {"passed": 0.0, "loads": 1.0, "compiles": 1.0}
 BROKEN = {"passed": 0.0, "loads": 0.0, "compiles": 1.0}
@@ -387,8 +391,13 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
     with monkeypatch.context() as patched:
         patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
         assert command_line.main(command) == 2
-    assert f"{task} is scored by running programs" in capsys.readouterr().err
-    assert command_line.main([*command, "--allow-code"]) == 0
+        assert f"{task} is scored by running programs" in capsys.readouterr().err
+        assert command_line.main([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
+        said = capsys.readouterr().err
+    assert "no-such-one: not installed" in said
+    assert "install bubblewrap" in said
+    assert not Path(out).exists()
+    assert command_line.main([*command, "--allow-code", "--code-runner", PYTHON]) == 0
     records = Folder(out).records()
     assert [record["error"] for record in records] == [None, None]
     assert [record["scores"]["passed"] for record in records] == [0.0, 0.0]
@@ -433,3 +442,14 @@ def test_a_fence_around_a_plain_answer_in_chat_is_taken_off(humaneval: str, mbpp
     of_mbpp = Mbpp(mbpp, "fast_dllm", sandbox=QUICK)
     example = of_mbpp.examples()[0]
     assert of_mbpp.score(example, f"```python\n{example.target.split('[DONE]')[0]}```") == RIGHT
+
+
+def test_reference_answers_pass_in_a_sandbox(humaneval: str, mbpp: str) -> None:
+    isolated = Sandbox()
+    try:
+        isolated.require_ready("humaneval")
+    except ValueError as error:
+        pytest.skip(str(error))
+    for task in (HumanEval(humaneval, sandbox=isolated), Mbpp(mbpp, sandbox=isolated)):
+        for example in task.examples():
+            assert task.score(example, example.target) == RIGHT
