@@ -6,102 +6,109 @@ and batch size. Every contender has a process of its own. `python -m benchmarks 
 on a GPU.
 """
 
-import datetime
 import json
-import platform
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from benchmarks import gpu
-from benchmarks.contenders import run_decode, run_reference
-from benchmarks.correctness import check_against_cpu
+from benchmarks.check import check_against_cpu
+from benchmarks.contenders import (
+    CONTENDERS,
+    REFERENCE,
+    Measured,
+    compared,
+    in_a_process_of_its_own,
+    measure,
+)
 from benchmarks.floor import Machine, measure_machine
-from benchmarks.growth import measure_growth, points_of
-from benchmarks.measure import Measurement, in_a_process_of_its_own
-from benchmarks.neighbour import busy_neighbour
-from benchmarks.options import Options, read_options
-from benchmarks.setting import Setting
-from benchmarks.tables import table_of_contenders, table_of_correctness, table_of_growth
+from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of
+from benchmarks.setting import GEOMETRIES, HELP, Setting
 from dllm_decode.launch import run_main
 
-REFERENCE = "plain reference loop"
-BUSY = ", with one busy neighbour"
-
-
-class Record:
-    """The figures measured so far, written to disk at once."""
-
-    def __init__(self, setting: Setting, path: Path | None, words: list[str]) -> None:
-        self._path = path
-        self._found: dict[str, Any] = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python -m benchmarks", *words]),
-            "hardware": describe_hardware(setting),
-            "torch": torch.__version__,
-            "setting": asdict(setting),
-        }
-
-    def add(self, name: str, found: object) -> None:
-        """Adds a part, or more of it."""
-        self._found[name] = found
-        if self._path:
-            self._path.write_text(json.dumps(self._found, indent=1) + "\n")
+OPTIONS = {
+    "quick": (False, "short answers, few points"),
+    **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
+    "geometry": (GEOMETRIES, HELP["geometry"]),
+    "parts": (("check", "table", "growth"), "parts to run"),
+    "no_reference": (False, "leave out the plain loop"),
+    "contenders": (list(CONTENDERS), "cache and verifier of each row"),
+    "prompt_lengths": (list(PROMPT_LENGTHS), "of the growth"),
+    "batch_sizes": (list(BATCH_SIZES), "of the growth"),
+}
+QUICK = {
+    "prompt_length": 128,
+    "gen_length": 32,
+    "steps_per_block": 16,
+    "prompt_lengths": [128, 512],
+    "batch_sizes": [4],
+}
+"""Options that `--quick` changes, unless they are given."""
 
 
 def main(words: list[str]) -> None:
     """Runs the command line."""
-    options = read_options(__doc__ or "", words)
-    setting, console = options.setting, Console(width=136)
-    record = Record(setting, options.json, words)
+    options = read(words)
+    setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     machine = in_a_process_of_its_own(measure_machine, setting)
-    record.add("machine", asdict(machine))
-    if "check" in options.parts and torch.device(setting.device).type != "cpu":
-        found = in_a_process_of_its_own(check_against_cpu, setting)
-        record.add("check", asdict(found))
-        console.print(table_of_correctness(found, setting))
-    if "table" in options.parts:
-        figures = _compare(options, machine, record)
-        console.print(table_of_contenders(figures, setting, machine))
-    if "growth" in options.parts:
+    found: Row = {
+        **origin(" ".join(["python -m benchmarks", *words]), setting.device, setting.num_threads),
+        "setting": asdict(setting), "machine": machine._asdict(),
+    }  # fmt: skip
+    has_two = torch.device(setting.device).type != "cpu"
+    for part in [part for part in options.parts if has_two or part != "check"]:
+        print(f"\n{title_of(part, setting, machine)}\n")
+        for rows in rows_of(part, setting, machine, options):
+            found[part] = rows
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(table_of(rows), flush=True)
+
+
+def read(words: list[str]) -> Any:
+    """Reads a command line; `--quick` and the device choose defaults of the others."""
+    parser = make_parser("benchmarks", __doc__ or "", OPTIONS)
+    has_cuda = torch.cuda.is_available()
+    parser.set_defaults(device="cuda" if has_cuda else "cpu", geometry=Setting.geometry)
+    first = parser.parse_args(words)
+    if torch.device(first.device).type != "cpu":
+        parser.set_defaults(geometry="llada-8b")
+    if first.quick:
+        parser.set_defaults(**QUICK)
+    return parser.parse_args(words)
+
+
+def title_of(part: str, setting: Setting, machine: Machine) -> str:
+    """Names a part with its setting and the rates of the machine."""
+    sizes = setting.sizes
+    return (
+        f"{part}: {sizes.num_layers} layers x {sizes.hidden_size}, {setting.dtype}, "
+        f"{setting.device}, {setting.num_threads} threads; prompt {setting.prompt_length}, "
+        f"answer {setting.gen_length}, blocks of {setting.block_length} in "
+        f"{setting.steps_per_block} steps, batch {setting.batch_size}; copies "
+        f"{machine.bytes_per_s / 1e9:.1f} GB/s, matrices {machine.flops_per_s / 1e9:,.0f} GFLOP/s"
+    )
+
+
+def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iterator[list[Row]]:
+    """Yields the rows of a part that are known so far."""
+    if part == "check":
+        yield in_a_process_of_its_own(check_against_cpu, setting)
+    if part == "table":
+        rows: list[Row] = []
+        first: Measured | None = None
+        for name in [REFERENCE, *options.contenders][options.no_reference :]:
+            found = in_a_process_of_its_own(measure, setting, machine, name)
+            first = first or found
+            rows.append(compared(found, first))
+            yield rows
+    if part == "growth":
         settings = points_of(setting, options.prompt_lengths, options.batch_sizes)
-        points = in_a_process_of_its_own(measure_growth, settings, machine)
-        record.add("growth", [asdict(point) for point in points])
-        console.print(table_of_growth(points))
-
-
-def _compare(options: Options, machine: Machine, record: Record) -> dict[str, Measurement]:
-    setting = options.setting
-    figures: dict[str, Measurement] = {}
-    names = [REFERENCE, *options.contenders] if options.with_reference else options.contenders
-    for name in track(names, "contenders", console=Console(stderr=True)):
-        if name == REFERENCE:
-            figures[name] = in_a_process_of_its_own(run_reference, setting, machine)
-        else:
-            figures[name] = in_a_process_of_its_own(run_decode, setting, machine, name)
-        record.add("table", {name: asdict(figure) for name, figure in figures.items()})
-    if options.neighbour:
-        name = options.neighbour.removesuffix(", NoVerifier()") + BUSY
-        with busy_neighbour():
-            figures[name] = in_a_process_of_its_own(run_decode, setting, machine, options.neighbour)
-        record.add("table", {name: asdict(figure) for name, figure in figures.items()})
-    return figures
-
-
-def describe_hardware(setting: Setting) -> str:
-    """Names the processor that is measured."""
-    if torch.device(setting.device).type == "cuda":
-        return torch.cuda.get_device_name(setting.device)
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {setting.num_threads} threads"
+        yield in_a_process_of_its_own(measure_growth, settings, machine)
 
 
 if __name__ == "__main__":

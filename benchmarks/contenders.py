@@ -1,26 +1,28 @@
 """The contenders: the plain reference loop, and `decode` with its caches and verifiers."""
 
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import dllm_decode
 from benchmarks.floor import Machine
-from benchmarks.measure import Measurement, Watch
-from benchmarks.memory import PeakMemory
-from benchmarks.plain_loop import Answer, run_loop
+from benchmarks.frame import Row
+from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting
+from benchmarks.watch import Watch, watch_memory
 from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.base import ForwardInputs
 from samplers import FixedSchedule
 from samplers.expression import parse_expression
 
-_MOST_WARM_UPS = 8
-
+REFERENCE = "plain reference loop"
 CONTENDERS = (
     "NoCache(), NoVerifier()",
     "PrefixCache(), NoVerifier()",
@@ -36,77 +38,134 @@ CONTENDERS = (
     "FreeCache(), Guided(target())",
 )
 """Cache and verifier of each row of the table."""
+_MOST_WARM_UPS = 8
 
 
-def run_reference(setting: Setting, machine: Machine) -> Measurement:
-    """Runs the loop of the published code: full-canvas head, float64 softmax, one row at a time."""
+class Ran(NamedTuple):
+    """Answers, calls of the mask predictor, columns computed in all calls, and seconds."""
+
+    tokens: list[list[int]]
+    forwards: int
+    columns: int
+    wall_s: float
+
+
+Work = Callable[[MaskedTransformer, Setting], Ran]
+
+
+class Measured(NamedTuple):
+    """The answers of a contender, and its row of the table."""
+
+    tokens: list[list[int]]
+    row: Row
+
+
+def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:
+    """Calls a module-level function in a fresh process, so that its memory is its own."""
+    # Imports are done once, in a server that computes nothing, and inherited by each process.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.contenders", "benchmarks.growth"])
+    with context.Pool(1) as pool:
+        return pool.apply(work, arguments)
+
+
+def measure(setting: Setting, machine: Machine, name: str) -> Measured:
+    """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier."""
     torch.set_num_threads(setting.num_threads)
-    tiny = _tiny(setting)
-    _loop(tiny.model(), tiny)
-    model = setting.model()
-    watch, peak = _observe(model)
-    _loop(model, replace(setting, gen_length=setting.block_length, steps_per_block=1))
-    watch.clear()
-    started = time.perf_counter()
-    results = _loop(model, setting)
-    wall_s = time.perf_counter() - started
-    forwards = sum(result.num_forwards for result in results)
-    return _measurement(
-        setting,
-        machine,
-        model,
-        watch,
-        tokens=[result.tokens for result in results],
-        forwards=forwards,
-        query_positions=forwards * (setting.prompt_length + setting.gen_length),
-        wall_s=wall_s,
-        extra_peak_bytes=peak.extra_bytes(),
-    )
-
-
-def run_decode(setting: Setting, machine: Machine, options: str) -> Measurement:
-    """Runs `decode` with the reference's schedule and the given cache and verifier."""
-    torch.set_num_threads(setting.num_threads)
-    tiny = _tiny(setting)
-    _decode(tiny.model(), tiny, parse_pair(options, tiny.target))
-    targets = []
+    # Libraries load their own code and buffers before memory is watched.
+    tiny = replace(setting, geometry="tiny", prompt_length=8)
+    work_of(name, tiny.target)(tiny.model(), tiny)
+    targets: list[CausalTarget] = []
 
     def target() -> CausalTarget:
         targets.append(setting.target())
         return targets[-1]
 
-    pair = parse_pair(options, target)
-    model = setting.model()
-    watch, peak = _observe(model, targets)
-    warm_up(model, setting, pair)
+    work, model = work_of(name, target), setting.model()
+    watch = Watch(model.device)
+    watch.follow(model)
+    for made in targets:
+        watch.follow_target(made)
+    extra_bytes = watch_memory(model.device)
+    warm_up(model, setting, work)
     watch.clear()
     captured = num_graphs(model)
-    out = _decode(model, setting, pair)
+    ran = work(model, setting)
     assert num_graphs(model) == captured, "a graph was captured while time was taken"
-    return _measurement(
-        setting,
-        machine,
-        model,
-        watch,
-        tokens=out.tokens.tolist(),
-        forwards=out.forwards,
-        query_positions=int(out.query_positions.sum()),
-        wall_s=out.wall_s,
-        extra_peak_bytes=peak.extra_bytes(),
-    )
+    watch.extra_bytes = extra_bytes()
+    row = {"contender": name.removesuffix(", NoVerifier()"), "s": ran.wall_s}
+    return Measured(ran.tokens, row | costs_of(ran, model, setting, machine, watch))
 
 
-def warm_up(model: MaskedTransformer, setting: Setting, pair: tuple[CachePolicy, Verifier]) -> None:
+def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
+    """Returns the function that decodes; `target()` is a causal target."""
+    if name == REFERENCE:
+        return run_reference
+    cache, verifier = parse_pair(name, target)
+    return partial(run_decode, cache=cache, verifier=verifier)
+
+
+def parse_pair(text: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
+    """Reads "DualCache(), SelfVerify(4)"; `target()` is a causal target."""
+    named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
+    named |= {"pair": lambda cache, verifier: (cache, verifier), "target": target}
+    cache, verifier = parse_expression(f"pair({text})", named)
+    return cache, verifier
+
+
+def run_reference(model: MaskedTransformer, setting: Setting) -> Ran:
+    """Runs the loop of the published code: full-canvas head, float64 softmax, one row at a time."""
+
+    def logits_of(canvas: Tensor) -> Tensor:
+        columns = torch.arange(canvas.shape[1], device=model.device)[None]
+        return model.predict(ForwardInputs(canvas.to(model.device), columns, columns))
+
+    started = time.perf_counter()
+    answers = [
+        run_loop(
+            logits_of, prompt, gen_length=setting.gen_length, block_length=setting.block_length,
+            steps_per_block=setting.steps_per_block, mask_id=model.mask_id,
+        )
+        for prompt in setting.prompts()
+    ]  # fmt: skip
+    wall_s = time.perf_counter() - started
+    forwards = sum(answer.num_forwards for answer in answers)
+    columns = forwards * (setting.prompt_length + setting.gen_length)
+    return Ran([answer.tokens for answer in answers], forwards, columns, wall_s)
+
+
+def run_decode(
+    model: MaskedTransformer, setting: Setting, *, cache: CachePolicy, verifier: Verifier
+) -> Ran:
+    """Runs `decode` with the reference's schedule."""
+    out = decode_setting(model, setting, cache=cache, verifier=verifier)
+    return Ran(out.tokens.tolist(), out.forwards, int(out.query_positions.sum()), out.wall_s)
+
+
+def decode_setting(
+    model: MaskedTransformer, setting: Setting, *, is_ragged: bool = False, **plugins: Any
+) -> DecodeOutput:
+    """Decodes the prompts of a setting, to their full length; ragged prompts differ in length."""
+    prompts = setting.prompts()
+    if is_ragged:
+        prompts = [prompt[row % 8 :] for row, prompt in enumerate(prompts)]
+    return decode(
+        model, prompts, FixedSchedule(setting.steps_per_block), gen_length=setting.gen_length,
+        block_length=setting.block_length, stop_at_eos=False, **plugins,
+    )  # fmt: skip
+
+
+def warm_up(model: MaskedTransformer, setting: Setting, work: Work) -> None:
     """Warms up: runs a shortened decode without graphs, else decodes until no graph is added."""
     if model.device.type != "cuda":
-        _decode(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)), pair)
+        work(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)))
         return
     captured = -1
     for _ in range(_MOST_WARM_UPS):
         if num_graphs(model) == captured:
             return
         captured = num_graphs(model)
-        _decode(model, setting, pair)
+        work(model, setting)
     raise RuntimeError(
         f"Every decode must replay the graphs of the one before after {_MOST_WARM_UPS} of them, "
         f"got {num_graphs(model)} graphs and still more."
@@ -119,94 +178,34 @@ def num_graphs(model: MaskedTransformer) -> int:
     return runner.num_graphs if runner is not None else 0
 
 
-def parse_pair(options: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
-    """Reads "DualCache(), SelfVerify(4)"; `target()` is a causal target."""
-    named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
-    named |= {"pair": _pair, "target": target}
-    cache, verifier = parse_expression(f"pair({options})", named)
-    return cache, verifier
-
-
-def _pair(cache: CachePolicy, verifier: Verifier) -> tuple[CachePolicy, Verifier]:
-    return cache, verifier
-
-
-def _tiny(setting: Setting) -> Setting:
-    """Returns a tiny setting to run first, so that libraries load their own code and buffers."""
-    return replace(setting, geometry="tiny", prompt_length=8)
-
-
-def _observe(
-    model: MaskedTransformer, targets: Sequence[CausalTarget] = ()
-) -> tuple[Watch, PeakMemory]:
-    watch = Watch(model.device)
-    watch.follow(model)
-    for target in targets:
-        watch.follow_target(target)
-    return watch, PeakMemory(model.device)
-
-
-def _loop(model: MaskedTransformer, setting: Setting) -> list[Answer]:
-    def logits_of(canvas: Tensor) -> Tensor:
-        columns = torch.arange(canvas.shape[1], device=model.device)[None]
-        return model.predict(
-            ForwardInputs(canvas.to(model.device), positions=columns, wanted=columns)
-        )
-
-    return [
-        run_loop(
-            logits_of,
-            prompt,
-            gen_length=setting.gen_length,
-            block_length=setting.block_length,
-            steps_per_block=setting.steps_per_block,
-            mask_id=model.mask_id,
-        )
-        for prompt in setting.prompts()
-    ]
-
-
-def _decode(
-    model: MaskedTransformer, setting: Setting, pair: tuple[CachePolicy, Verifier]
-) -> DecodeOutput:
-    cache, verifier = pair
-    return decode(
-        model,
-        setting.prompts(),
-        FixedSchedule(setting.steps_per_block),
-        cache=cache,
-        verifier=verifier,
-        gen_length=setting.gen_length,
-        block_length=setting.block_length,
-        stop_at_eos=False,
-    )
-
-
-def _measurement(
-    setting: Setting,
-    machine: Machine,
-    model: MaskedTransformer,
-    watch: Watch,
-    *,
-    tokens: list[list[int]],
-    forwards: int,
-    query_positions: int,
-    wall_s: float,
-    extra_peak_bytes: int | None,
-) -> Measurement:
-    is_complete = len(watch.forwards) == forwards
+def costs_of(
+    ran: Ran, model: MaskedTransformer, setting: Setting, machine: Machine, watch: Watch
+) -> Row:
+    """Returns cells of a row; a figure that is not known is `None`."""
+    is_complete = len(watch.forwards) == ran.forwards
+    model_s = sum(watch.seconds()) if is_complete else None
     floor_s = sum(machine.seconds(setting, *groups) for groups in watch.forwards)
-    logits = setting.batch_size * setting.block_length * model.vocab_size
-    return Measurement(
-        tokens=tokens,
-        forwards=forwards,
-        query_positions=query_positions,
-        wall_s=wall_s,
-        model_s=watch.model_s() if is_complete else None,
-        target_s=watch.target_s(),
-        floor_s=floor_s if is_complete else None,
-        memory_bytes=watch.memory_bytes,
-        logits_bytes=logits * model.dtype.itemsize,
-        weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
-        extra_peak_bytes=extra_peak_bytes,
-    )
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    logits = setting.batch_size * setting.block_length * model.vocab_size * model.dtype.itemsize
+    peak = None if watch.extra_bytes is None else weights + watch.extra_bytes
+    least = weights + watch.cache_bytes + logits
+    return {
+        "ms a token": 1000 * ran.wall_s / sum(map(len, ran.tokens)),
+        "forwards": ran.forwards,
+        "columns": ran.columns,
+        "ms a call": model_s and 1000 * model_s / ran.forwards,
+        "times floor": model_s and model_s / floor_s,
+        "not in models": model_s and 1 - (model_s + watch.target_s()) / ran.wall_s,
+        "peak MB": peak and peak / 1e6,
+        "times least": peak and peak / least,
+    }
+
+
+def compared(found: Measured, first: Measured) -> Row:
+    """Returns a contender's row with its speed-up, and its tokens, against the first."""
+    is_same = found.tokens == first.tokens
+    return {
+        **found.row,
+        "speed-up": first.row["s"] / found.row["s"],
+        "tokens": "same" if is_same else "differ",
+    }

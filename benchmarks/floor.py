@@ -1,15 +1,11 @@
 """The machine's measured rates, and the least seconds that a forward can take."""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from benchmarks.frame import least_seconds
 from benchmarks.setting import Geometry, Setting
-
-TRIES = 5
 
 
 class Columns(NamedTuple):
@@ -28,8 +24,7 @@ class Columns(NamedTuple):
     wanted: int
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """The rates of one machine in one dtype.
 
     Attributes:
@@ -65,24 +60,6 @@ def _rate(side: int, setting: Setting) -> float:
     device = torch.device(setting.device)
     left, right = torch.randn(2, side, side, device=device).to(setting.torch_dtype)
     return 2 * side**3 / least_seconds(lambda: left @ right.T, device)
-
-
-def least_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Returns the least time of a few tries, after one to warm up."""
-    taken = []
-    for _ in range(TRIES + 1):
-        wait_for(device)
-        started = time.perf_counter()
-        work()
-        wait_for(device)
-        taken.append(time.perf_counter() - started)
-    return min(taken[1:])
-
-
-def wait_for(device: torch.device) -> None:
-    """Returns once the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def weight_bytes(sizes: Geometry, dtype: torch.dtype) -> int:

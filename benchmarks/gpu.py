@@ -14,18 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.gpu_parts import PARTS
 from benchmarks.setting import GEOMETRIES, Setting
 
 LIMIT_S = 480
+OPTIONS = {
+    "parts": (tuple(PARTS), "parts to run"),
+    "folder": (Path("results/gpu"), "where the figures are kept"),
+    "device": ("cpu", "where the model runs; a GPU if there is one"),
+    "geometry": (GEOMETRIES, "sizes of the model"),
+    "quick": (False, "a small model and short answers"),
+    "again": (False, "run parts that are there already"),
+    "here": (str, argparse.SUPPRESS),
+}
 
 
 def main(words: list[str]) -> None:
     """Runs the command line."""
-    options = _parser().parse_args(words)
+    parser = make_parser("benchmarks gpu", __doc__ or "", OPTIONS)
+    has_cuda = torch.cuda.is_available()
+    parser.set_defaults(device="cuda" if has_cuda else "cpu", geometry="llada-8b")
+    options = parser.parse_args(words)
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.here is not None:
         _run_here(options.here, _setting(options), options.folder)
@@ -35,20 +46,7 @@ def main(words: list[str]) -> None:
         sys.exit(f"These parts must be run again: {', '.join(failed)}.")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
-    names = list(PARTS)
-    parser.add_argument("--parts", nargs="+", choices=names, default=names)
-    parser.add_argument("--folder", type=Path, default=Path("results/gpu"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--geometry", choices=list(GEOMETRIES), default="llada-8b")
-    parser.add_argument("--quick", action="store_true", help="a small model and short answers")
-    parser.add_argument("--again", action="store_true", help="run parts that are there already")
-    parser.add_argument("--here", choices=names, help=argparse.SUPPRESS)
-    return parser
-
-
-def _setting(options: argparse.Namespace) -> Setting:
+def _setting(options: Any) -> Setting:
     setting = Setting(options.geometry, device=options.device)
     if not options.quick:
         return setting
@@ -58,9 +56,9 @@ def _setting(options: argparse.Namespace) -> Setting:
     )  # fmt: skip
 
 
-def _run(part: str, options: argparse.Namespace, words: list[str]) -> bool:
+def _run(part: str, options: Any, words: list[str]) -> bool:
     """Runs a part in a process of its own, unless its figures are there; says whether they are."""
-    path, console = options.folder / f"{part}.json", Console(width=120)
+    path = options.folder / f"{part}.json"
     if options.again:
         path.unlink(missing_ok=True)
     if not path.is_file():
@@ -68,28 +66,27 @@ def _run(part: str, options: argparse.Namespace, words: list[str]) -> bool:
         try:
             done = subprocess.run(command, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            console.print(f"{part} took longer than {LIMIT_S} s, and was ended.")
+            print(f"{part} took longer than {LIMIT_S} s, and was ended.")
             return False
         if done.returncode or not path.is_file():
-            console.print(f"{part} failed with exit status {done.returncode}.")
+            print(f"{part} failed with exit status {done.returncode}.")
             return False
-    show(json.loads(path.read_text()), console)
+    show(json.loads(path.read_text()))
     return True
 
 
 def _run_here(part: str, setting: Setting, folder: Path) -> None:
     torch.set_num_threads(setting.num_threads)
     started = time.perf_counter()
-    found = PARTS[part](setting)
-    is_cuda = torch.device(setting.device).type == "cuda"
+    rows, text = PARTS[part](setting)
     record = {
+        **origin(f"python -m benchmarks gpu --parts {part}", setting.device, setting.num_threads),
         "part": part,
         "about": PARTS[part].__doc__,
         "seconds": time.perf_counter() - started,
-        "hardware": torch.cuda.get_device_name(setting.device) if is_cuda else "cpu",
-        "torch": torch.__version__,
         "setting": asdict(setting),
-        **found,
+        "rows": rows,
+        "text": text,
     }
     # Written whole or not at all: what is there counts as done.
     partial = folder / f"{part}.partial"
@@ -97,22 +94,9 @@ def _run_here(part: str, setting: Setting, folder: Path) -> None:
     partial.replace(folder / f"{part}.json")
 
 
-def show(record: dict[str, Any], console: Console) -> None:
+def show(record: Row) -> None:
     """Prints the rows of a part as a table, and its text."""
     about = str(record["about"]).splitlines()[0]
-    rows: list[dict[str, Any]] = record.get("rows", [])
-    table = Table(title=f"{record['part']}: {about}", caption=str(record["hardware"]))
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    for column in columns:
-        table.add_column(column, justify="right" if column.endswith(("_ms", "_us")) else "left")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    console.print(table)
-    if record.get("text"):
-        console.print(record["text"], markup=False, highlight=False)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value is None else str(value)
+    print(f"\n{record['part']}: {about} ({record['hardware']})\n\n{table_of(record['rows'])}")
+    if record["text"]:
+        print(record["text"])

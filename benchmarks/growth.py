@@ -1,15 +1,17 @@
 """How the time of a step grows with prompt length and batch size."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from benchmarks.floor import Columns, Machine, num_flops, wait_for
-from benchmarks.memory import PeakMemory
+from benchmarks.contenders import decode_setting
+from benchmarks.floor import Columns, Machine, num_flops
+from benchmarks.frame import Row, wait_for
 from benchmarks.setting import Setting
-from dllm_decode import CachePolicy, DualCache, NoCache, decode
+from benchmarks.watch import watch_memory
+from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.models import MaskedTransformer
-from samplers import FixedSchedule
 
 # With a block of 32 after it, 736 is a canvas of 768 columns.
 PROMPT_LENGTHS = (128, 256, 512, 736, 1024, 2048, 4096)
@@ -17,45 +19,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 TRIES = 3
 
 
-@dataclass(frozen=True)
-class Step:
-    """Cost of one more step of a decode: forward, sampler and loop.
-
-    Attributes:
-        seconds: Seconds for all rows.
-        floor_s: Least seconds that its forward can take.
-        rate_share: Its matrix products over those that the machine could do in that time.
-    """
-
-    seconds: float
-    floor_s: float
-    rate_share: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """One prompt length and batch size; one block, one token a step.
-
-    Attributes:
-        prompt_length: Tokens.
-        batch_size: Rows.
-        full: A step without a cache: all columns, the head on the block.
-        block: A step with `DualCache` after its first: the block alone.
-        first_s: Seconds from the call of `decode` to the end of the first step, with `DualCache`.
-        s_per_token: Seconds of the whole block with `DualCache`, over its tokens in all rows.
-        extra_peak_bytes: Most bytes that `DualCache` held in addition to the weights.
-    """
-
-    prompt_length: int
-    batch_size: int
-    full: Step
-    block: Step
-    first_s: float
-    s_per_token: float
-    extra_peak_bytes: int | None
-
-
-def points_of(setting: Setting, prompt_lengths: list[int], batch_sizes: list[int]) -> list[Setting]:
+def points_of(
+    setting: Setting, prompt_lengths: Sequence[int], batch_sizes: Sequence[int]
+) -> list[Setting]:
     """Lists the points: each length in one row, and each number of rows of one length."""
     one_block = replace(setting, gen_length=setting.block_length)
     lengths = [replace(one_block, prompt_length=n, batch_size=1) for n in prompt_lengths]
@@ -63,29 +29,39 @@ def points_of(setting: Setting, prompt_lengths: list[int], batch_sizes: list[int
     return list(dict.fromkeys([*lengths, *batches]))
 
 
-def measure_growth(settings: list[Setting], machine: Machine) -> list[Point]:
-    """Measures all points on one model, in turn."""
+def measure_growth(settings: list[Setting], machine: Machine) -> list[Row]:
+    """Measures all points on one model, in turn; a step is forward, sampler and loop."""
     torch.set_num_threads(settings[0].num_threads)
     model = settings[0].model()
-    return [_point(model, setting, machine) for setting in settings]
+    rows = [_point(model, setting, machine) for setting in settings]
+    alone = {row["prompt"]: row["tokens a s"] for row in rows if row["batch"] == 1}
+    return [
+        {**row, "times batch 1": row["tokens a s"] / alone[row["prompt"]]}
+        if row["prompt"] in alone else row
+        for row in rows
+    ]  # fmt: skip
 
 
-def _point(model: MaskedTransformer, setting: Setting, machine: Machine) -> Point:
+def _point(model: MaskedTransformer, setting: Setting, machine: Machine) -> Row:
     block, rows = setting.block_length, setting.batch_size
     width = setting.prompt_length + block
     _, full_s = _seconds(model, setting, NoCache(), min(3, block))
-    peak = PeakMemory(model.device)
+    extra_bytes = watch_memory(model.device)
     first_s, block_s = _seconds(model, setting, DualCache(), block)
+    extra = extra_bytes()
     full = Columns(rows=rows, computed=width, attended=width, wanted=block)
-    return Point(
-        prompt_length=setting.prompt_length,
-        batch_size=rows,
-        full=_step(setting, machine, full, full_s),
-        block=_step(setting, machine, full._replace(computed=block), block_s),
-        first_s=first_s,
-        s_per_token=(first_s + (block - 1) * block_s) / (rows * block),
-        extra_peak_bytes=peak.extra_bytes(),
-    )
+    row: Row = {"prompt": setting.prompt_length, "batch": rows}
+    forwards = (("no cache", full, full_s), ("DualCache", full._replace(computed=block), block_s))
+    for name, forward, seconds in forwards:
+        rate = num_flops(setting.sizes, forward) / seconds
+        row[f"{name}, ms"] = 1000 * seconds
+        row[f"{name}, times floor"] = seconds / machine.seconds(setting, forward)
+        row[f"{name}, of matrix rate"] = rate / machine.flops_per_s
+    return row | {
+        "first step, ms": 1000 * first_s,
+        "tokens a s": rows * block / (first_s + (block - 1) * block_s),
+        "extra MB": extra and extra / 1e6,
+    }
 
 
 def _seconds(
@@ -94,26 +70,10 @@ def _seconds(
     """Returns the seconds of a decode in one step, and of each further step."""
     walls = []
     for steps in (1, num_steps):
-        sampler, tried = FixedSchedule(steps), []
+        tried = []
         for _ in range(TRIES):
             wait_for(model.device)
-            out = decode(
-                model,
-                setting.prompts(),
-                sampler,
-                cache=cache,
-                gen_length=setting.gen_length,
-                block_length=setting.block_length,
-                stop_at_eos=False,
-            )
+            out = decode_setting(model, replace(setting, steps_per_block=steps), cache=cache)
             tried.append(out.wall_s)
         walls.append(min(tried))
     return walls[0], (walls[1] - walls[0]) / max(1, num_steps - 1)
-
-
-def _step(setting: Setting, machine: Machine, forward: Columns, seconds: float) -> Step:
-    return Step(
-        seconds=seconds,
-        floor_s=machine.seconds(setting, forward),
-        rate_share=num_flops(setting.sizes, forward) / machine.flops_per_s / seconds,
-    )

@@ -1,41 +1,46 @@
-"""`python -m benchmarks.samplers`: time of one step of each sampler, compared with a forward."""
+"""Time of one step of each sampler and of a forward: python -m benchmarks.samplers."""
 
-import argparse
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.frame import least_seconds, read_options, report
 from benchmarks.setting import Setting
+from dllm_decode.launch import run_main
 from dllm_decode.models.base import ForwardInputs
 from samplers import ALL_SAMPLERS, Sampler, View
 from samplers.logits.summary import Summary
 
+CPU = torch.device("cpu")
 ROUNDS = 10
+OPTIONS = {
+    "geometry": ("8x512", "sizes of the model"),
+    "batch_size": (8, "rows"),
+    "num_threads": (2, "of torch"),
+}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.samplers", description=__doc__)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows (default: 8)")
-    parser.add_argument("--num-threads", type=int, default=2, help="of torch (default: 2)")
-    options = parser.parse_args()
-    setting = Setting(batch_size=options.batch_size, num_threads=options.num_threads)
+    options = read_options("benchmarks.samplers", __doc__ or "", OPTIONS, words)
+    setting = Setting(
+        options.geometry, batch_size=options.batch_size, num_threads=options.num_threads
+    )
+    torch.set_num_threads(setting.num_threads)
     forward_s = seconds_of_forward(setting)
-    table = Table(title=f"One step, {options.batch_size} rows, V = {setting.sizes.vocab_size:,}")
-    table.add_column("sampler")
-    table.add_column("ms", justify="right")
-    table.add_column(f"share of a forward ({1000 * forward_s:.0f} ms)", justify="right")
     # The first measurement of a process pays for its memory.
     seconds_of_step(ALL_SAMPLERS[0](), setting)
+    rows = []
     for sampler in (made for kind in ALL_SAMPLERS if (made := kind()).scope == "block"):
         step_s = seconds_of_step(sampler, setting)
         name = type(sampler).__name__
-        table.add_row(name, f"{1000 * step_s:.1f}", f"{step_s / forward_s:.1%}")
-    table.caption = "blocks of 32, bfloat16, least of ten"
-    Console().print(table)
+        rows.append({"sampler": name, "ms": 1000 * step_s, "of a forward": step_s / forward_s})
+    title = (
+        f"One step, {setting.batch_size} rows, blocks of {setting.block_length}, bfloat16, V = "
+        f"{setting.sizes.vocab_size:,}, least of {ROUNDS}; "
+        f"a forward takes {1000 * forward_s:.0f} ms"
+    )
+    report(title, rows, options)
 
 
 def seconds_of_forward(setting: Setting) -> float:
@@ -44,8 +49,8 @@ def seconds_of_forward(setting: Setting) -> float:
     length = setting.prompt_length + setting.gen_length
     columns = torch.arange(length).expand(setting.batch_size, -1)
     wanted = columns[:, setting.prompt_length : setting.prompt_length + setting.block_length]
-    inputs = ForwardInputs(tokens=columns, positions=columns, wanted=wanted)
-    return least(lambda: model.predict(inputs))
+    inputs = ForwardInputs(columns % setting.sizes.vocab_size, columns, wanted)
+    return least_seconds(lambda: model.predict(inputs), CPU, ROUNDS)
 
 
 def seconds_of_step(sampler: Sampler, setting: Setting) -> float:
@@ -53,35 +58,18 @@ def seconds_of_step(sampler: Sampler, setting: Setting) -> float:
     shape = (setting.batch_size, setting.block_length)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(*shape, setting.sizes.vocab_size, generator=generator).bfloat16()
-    masked = torch.ones(shape, dtype=torch.bool)
+    masked, tokens = torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long)
     leave_one_out = torch.zeros(shape) if sampler.leave_one_out else None
 
     def view() -> View:
-        tokens = torch.zeros(shape, dtype=torch.long)
+        summary = Summary(logits)
         return View(
-            tokens,
-            Summary(logits),
-            masked,
-            masked,
-            0,
-            setting.gen_length,
-            leave_one_out=leave_one_out,
+            tokens, summary, masked, masked, 0, setting.gen_length, leave_one_out=leave_one_out
         )
 
     _, state = sampler.step(view(), sampler.init(view()))
-    return least(lambda: sampler.step(view(), state))
-
-
-def least(work: Callable[[], object]) -> float:
-    """Returns the least seconds of a few tries, after one to warm up."""
-    work()
-    taken = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+    return least_seconds(lambda: sampler.step(view(), state), CPU, ROUNDS)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

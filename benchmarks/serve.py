@@ -1,10 +1,9 @@
 """Measures the server: python -m benchmarks.serve.
 
 A server in a process of its own answers clients that send their next question when they have the
-answer to the last one. Beside it, `decode_many` answers the same questions in this process.
+answer to the last one. Next to it, `decode_many` answers the same questions in this process.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -14,34 +13,36 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import httpx2
 import psutil
-from rich.console import Console
-from rich.table import Table
+import torch
 
-from dllm_decode import decode_many, load_model
+from benchmarks.frame import Row, read_options, report
+from benchmarks.worlds import MODELS, World, open_world
+from dllm_decode import decode_many
 from dllm_decode.launch import run_main
-from eval.runs.names import parse_cache, parse_task
-from eval.runs.prompts import encode_prompt
+from eval.runs.names import parse_cache
 from samplers import parse
 
-
-class World(NamedTuple):
-    """An embedded model and the lengths of its answers."""
-
-    model: str
-    gen_length: int
-    cache: str
-
-
-WORLDS = {
-    "word_problems": World("mini", 64, "NoCache()"),
-    "ledgers": World("mini-long", 192, "FreeCache()"),
+SETTINGS = {"word_problems": (64, "NoCache()"), "ledgers": (192, "FreeCache()")}
+"""By task the tokens of an answer and the cache."""
+OPTIONS = {
+    "task": (SETTINGS, "the world"),
+    "limit": (200, "questions"),
+    "rows": (16, "rows of a batch"),
+    "sampler": ("ConfidenceThreshold(0.9)", "the sampler"),
+    "clients": ([1, 4, 16], "at a time"),
 }
+
+
+class Reply(NamedTuple):
+    """The answer to a question, the seconds to its first chunk, and the number of its tokens."""
+
+    text: str
+    first_s: float
+    num_tokens: int
 
 
 class Served(NamedTuple):
@@ -51,92 +52,33 @@ class Served(NamedTuple):
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Returns the seconds of the processor that it has taken so far."""
+        """Returns the seconds of the processor that the server has taken so far."""
         found = self.process.cpu_times()
         return float(found.user + found.system)
 
 
-@dataclass
-class Figures:
-    """The answers that some clients got, and their cost.
-
-    Attributes:
-        seconds: From the first request to the last answer.
-        texts: By number of the question its answer.
-        cpu_s: Seconds of the processor that the decoding process took for them.
-        num_tokens: Tokens of all answers.
-        first_s: Seconds to the first chunk of each answer.
-    """
-
-    seconds: float = 0.0
-    texts: dict[int, str] = field(default_factory=dict)
-    num_tokens: int = 0
-    cpu_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    options = make_parser().parse_args(arguments)
-    world = WORLDS[options.task]
-    selection = parse_task(f"{options.task}?split=test&limit={options.limit}")
-    examples = list(selection.examples())
-    model, tokenizer = load_model(world.model)
-    prompts = [encode_prompt(tokenizer, one, chat=True) for one in examples]
-    found = {}
-    with served(world, options.rows, options.sampler) as server:
-        asyncio.run(ask_all(server, examples[:8], 4, world.gen_length))
+    options = read_options("benchmarks.serve", __doc__ or "", OPTIONS, words)
+    world, rows = open_world(options.task, options.limit), []
+    with served(options) as server:
+        asyncio.run(ask_all(server, world._replace(examples=world.examples[:8]), 4, options))
         for clients in options.clients:
-            found[f"{clients} clients"] = asyncio.run(
-                ask_all(server, examples, clients, world.gen_length)
-            )
-    found["decode_many"] = decoded(model, tokenizer, prompts, world, options)
-    table = Table(title=f"{world.model}, {len(examples)} questions, {options.rows} rows")
-    for name in ("", "requests/s", "tokens/s", "tokens/CPU s", "first chunk p50", "p99", "right"):
-        table.add_column(name, justify="right")
-    for name, figures in found.items():
-        table.add_row(name, *row_of(figures, selection.task, examples))
-    Console(width=100).print(table)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Builds the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    parser.add_argument("--task", choices=list(WORLDS), default="word_problems")
-    parser.add_argument("--limit", type=int, default=200, help="questions (default: 200)")
-    parser.add_argument("--rows", type=int, default=16, help="rows of a batch (default: 16)")
-    parser.add_argument("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR")
-    parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 4, 16], help="at a time (default: 1 4 16)"
-    )
-    return parser
-
-
-def row_of(figures: Figures, task: Any, examples: Sequence[Any]) -> list[str]:
-    """Returns the cells of one row of the table."""
-    right = sum(
-        task.score(example, figures.texts[number])["answer"]
-        for number, example in enumerate(examples)
-    )
-    first = figures.first_s
-    late = quantiles(first, n=100)[98] if len(first) > 1 else 0.0
-    return [
-        f"{len(examples) / figures.seconds:.1f}",
-        f"{figures.num_tokens / figures.seconds:.0f}",
-        f"{figures.num_tokens / figures.cpu_s:.0f}",
-        f"{1000 * median(first):.0f} ms" if first else "",
-        f"{1000 * late:.0f} ms" if first else "",
-        f"{right / len(examples):.3f}",
-    ]
+            row = asyncio.run(ask_all(server, world, clients, options))
+            rows.append({"": f"{clients} clients", **row})
+    rows.append({"": "decode_many", **decoded(world, options)})
+    title = f"{MODELS[options.task]}, {len(world.examples)} questions, {options.rows} rows"
+    report(title, rows, options)
 
 
 @contextmanager
-def served(world: World, num_rows: int, sampler: str) -> Iterator["Served"]:
+def served(options: Any) -> Iterator[Served]:
     """Yields a server in a process of its own."""
-    words = ["--model", world.model, "--cache", world.cache, "--sampler", sampler]
-    command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", *words]
+    _, cache = SETTINGS[options.task]
+    command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", "--cache", cache]
+    command += ["--model", MODELS[options.task], "--sampler", options.sampler]
     process = subprocess.Popen(
-        [*command, "--num-rows", str(num_rows)], stderr=subprocess.PIPE, text=True,
+        [*command, "--num-rows", str(options.rows)], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert process.stderr is not None
@@ -154,16 +96,15 @@ def served(world: World, num_rows: int, sampler: str) -> Iterator["Served"]:
         process.stderr.close()
 
 
-async def ask_all(
-    server: Served, examples: Sequence[Any], num_clients: int, gen_length: int
-) -> Figures:  # fmt: skip
+async def ask_all(server: Served, world: World, num_clients: int, options: Any) -> Row:
     """Lets some clients ask all questions, each its next one when it has an answer."""
-    figures, waiting = Figures(), iter(enumerate(examples))
+    gen_length, _ = SETTINGS[options.task]
+    waiting, replies = iter(enumerate(world.examples)), {}
     async with httpx2.AsyncClient(base_url=server.url, timeout=120.0) as client:
 
         async def ask_some() -> None:
             for number, example in waiting:
-                await _ask(client, number, example.prompt, gen_length, figures)
+                replies[number] = await _ask(client, example.prompt, gen_length)
 
         # The server listens a moment after it has said so.
         for _ in range(100):
@@ -174,17 +115,20 @@ async def ask_all(
                 await asyncio.sleep(0.05)
         began_s, began_cpu_s = time.perf_counter(), server.cpu_s()
         await asyncio.gather(*(ask_some() for _ in range(num_clients)))
-        figures.seconds = time.perf_counter() - began_s
-        figures.cpu_s = server.cpu_s() - began_cpu_s
-    return figures
+        spent = time.perf_counter() - began_s, server.cpu_s() - began_cpu_s
+    found = [replies[number] for number in range(len(replies))]
+    first_ms = 1000 * torch.tensor([reply.first_s for reply in found], dtype=torch.float64)
+    row = _row(world, [one.text for one in found], sum(one.num_tokens for one in found), *spent)
+    early, late = first_ms.quantile(torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
+    return {**row, "first chunk, ms, p50": early, "p99": late}
 
 
-async def _ask(client: Any, number: int, prompt: str, gen_length: int, figures: Figures) -> None:
+async def _ask(client: Any, prompt: str, gen_length: int) -> Reply:
     body = {
         "messages": [{"role": "user", "content": prompt}], "max_tokens": gen_length, "stream": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
-    began_s, text = time.perf_counter(), ""
+    began_s, first_s, num_tokens, text = time.perf_counter(), 0.0, 0, ""
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             raise RuntimeError(f"The server answered {response.status_code}.")
@@ -193,38 +137,39 @@ async def _ask(client: Any, number: int, prompt: str, gen_length: int, figures: 
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             if not chunk["choices"]:
-                figures.num_tokens += chunk["usage"]["completion_tokens"]
+                num_tokens += chunk["usage"]["completion_tokens"]
                 continue
-            if not text:
-                figures.first_s.append(time.perf_counter() - began_s)
+            first_s = first_s or time.perf_counter() - began_s
             text += chunk["choices"][0]["delta"]["content"]
-    figures.texts[number] = text
+    return Reply(text, first_s, num_tokens)
 
 
-def decoded(
-    model: Any, tokenizer: Any, prompts: Sequence[Any], world: World, options: argparse.Namespace
-) -> Figures:
-    """Answers the prompts without a server."""
-    figures = Figures()
+def decoded(world: World, options: Any) -> Row:
+    """Answers the questions without a server."""
+    gen_length, cache = SETTINGS[options.task]
 
-    def answers(some: Sequence[Any]) -> list[list[int]]:
+    def answers(prompts: Sequence[list[int]]) -> list[list[int]]:
         outputs = decode_many(
-            model, some, parse(options.sampler), num_rows=options.rows,
-            cache=parse_cache(world.cache), gen_length=world.gen_length,
+            world.model, prompts, parse(options.sampler), num_rows=options.rows,
+            cache=parse_cache(cache), gen_length=gen_length,
         )  # fmt: skip
         return [output.answers()[0] for output in outputs]
 
-    answers(prompts[:8])
+    answers(world.prompts[:8])
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    found = answers(prompts)
-    figures.seconds = time.perf_counter() - began_s
-    figures.cpu_s = time.process_time() - began_cpu_s
-    figures.num_tokens = sum(len(answer) for answer in found)
-    figures.texts = {
-        number: tokenizer.decode(answer, skip_special_tokens=True)
-        for number, answer in enumerate(found)
+    found = answers(world.prompts)
+    spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    texts = [world.tokenizer.decode(one, skip_special_tokens=True) for one in found]
+    return _row(world, texts, sum(map(len, found)), *spent)
+
+
+def _row(world: World, texts: list[str], num_tokens: int, wall_s: float, cpu_s: float) -> Row:
+    return {
+        "requests/s": len(texts) / wall_s,
+        "tokens/s": num_tokens / wall_s,
+        "tokens/CPU s": num_tokens / cpu_s,
+        "right": sum(world.scores(texts)) / len(texts),
     }
-    return figures
 
 
 if __name__ == "__main__":

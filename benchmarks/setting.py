@@ -36,21 +36,23 @@ GEOMETRIES = {
 """By name: for tests, for checks, for CPUs, and that of LLaDA-8B."""
 
 
+HELP = {
+    "geometry": "sizes of the model; llada-8b on an accelerator",
+    "prompt_length": "tokens, in the table and where batches grow",
+    "gen_length": "tokens of an answer, in the table",
+    "block_length": "tokens",
+    "steps_per_block": "forwards a block, in the table; one for each token: one token a step",
+    "batch_size": "rows, in the table",
+    "dtype": "of parameters and activations",
+    "device": "where the model runs; an accelerator if there is one",
+    "num_threads": "of torch, on the CPU",
+}
+"""By field of `Setting` its meaning, which `--help` shows."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One model and one decode.
-
-    Attributes:
-        geometry: A key of `GEOMETRIES`.
-        prompt_length: Tokens.
-        gen_length: Tokens.
-        block_length: Tokens.
-        steps_per_block: Forwards a block; as many as its tokens: one token a step.
-        batch_size: Rows.
-        dtype: Dtype of parameters and activations.
-        device: Where it runs.
-        num_threads: Threads of torch, on the CPU.
-    """
+    """One model and one decode; `HELP` explains the fields."""
 
     geometry: str = "8x512"
     prompt_length: int = 256

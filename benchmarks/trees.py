@@ -5,214 +5,159 @@ that the load of the machine is shared fairly. Intervals are the 2.5th and 97.5t
 2,000 bootstrap samples of prompts; ratios are paired. All texts are compared with the target's own.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.frame import Estimate, Row, read_options, report
+from benchmarks.worlds import World, open_world
 from dllm_decode import (
     ARVerify,
     CausalTarget,
+    DecodeOutput,
     Drafting,
     DraftLength,
-    MaskPredictor,
     NGram,
     PathSearch,
     Tree,
     decode,
-    load_model,
     load_target,
     measure_column_cost,
 )
-from eval.runs.prompts import encode_prompt
-from eval.tasks import WordProblems
+from dllm_decode.launch import run_main
 from samplers import ConfidenceThreshold
 
 NUM_FITTED = 2000
 NUM_BOOTSTRAPS = 2000
+PATH = PathSearch(width=1, weight=1.0)
+LENGTHS = DraftLength(8, 32)
+OPTIONS = {
+    "model": ("mini", "mask predictor"),
+    "target": ("mini-ar", "causal target"),
+    "limit": (120, "prompts"),
+    "gen_length": (64, "tokens of an answer"),
+    "looks": (4, "forwards of a draft that has several"),
+    "temperature": (0.0, "of the target"),
+    "device": ("cpu", "cpu, cuda, ..."),
+}
 
 
-@dataclass
-class Way:
-    """One way of drafting, and what it gave for each prompt."""
+class Cost(NamedTuple):
+    """Cost of one prompt, or of all."""
 
-    name: str
-    drafting: Drafting
-    tokens: list[int] = field(default_factory=list)
-    target_forwards: list[int] = field(default_factory=list)
-    forwards: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    wall_s: list[float] = field(default_factory=list)
-    num_other_texts: int = 0
+    tokens: int
+    target_forwards: int
+    forwards: int
+    nodes: int
+    other_texts: int
+    seconds: float
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add = parser.add_argument
-    add("--model", default="mini", help="mask predictor (default: mini)")
-    add("--target", default="mini-ar", help="causal target (default: mini-ar)")
-    add("--limit", type=int, default=120, help="prompts (default: 120)")
-    add("--gen-length", type=int, default=64, help="tokens of an answer (default: 64)")
-    add("--looks", type=int, default=4, help="forwards of a draft that has several (default: 4)")
-    add("--temperature", type=float, default=0.0, help="of the target (default: 0)")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    add("--out", type=Path, help="JSON file for the numbers of each prompt")
-    options = parser.parse_args(arguments)
+    options = read_options("benchmarks.trees", __doc__ or "", OPTIONS, words)
     disable_progress_bar()
-    model, tokenizer = load_model(options.model, device=options.device)
-    assert tokenizer is not None
-    target = load_target(options.target, tokenizer, device=options.device)
-    task = WordProblems()
-    prompts = [
-        encode_prompt(tokenizer, example, chat=True)
-        for example in task.examples(num_examples=options.limit)
-    ]
-    fitted = [
-        encode_prompt(tokenizer, example, chat=True) + tokenizer.encode(example.target)
-        for example in task.examples("train", num_examples=NUM_FITTED)
-    ]
-    cost = measure_column_cost(model, target, prompts[0], gen_length=options.gen_length)
-    print(f"a column of the target costs {cost:.4f} of a round without drafts")
-    ways = ways_of(NGram(model.vocab_size).fit(fitted), options.looks, cost)
-    for way in ways:
-        measure(way, model, target, prompts[0], options)
-    ways = ways_of(NGram(model.vocab_size).fit(fitted), options.looks, cost)
-    for prompt in prompts:
-        text = alone(model, target, prompt, options)
-        for way in ways:
-            way.num_other_texts += measure(way, model, target, prompt, options) != text
-    report(ways)
-    if options.out:
-        records = [
-            {"drafting": repr(way.drafting), **vars(way) | {"drafting": None}} for way in ways
-        ]
-        options.out.write_text(json.dumps({"options": vars(options), "ways": records}, default=str))
+    world = open_world("word_problems", options.limit, model=options.model, device=options.device)
+    target = load_target(options.target, world.tokenizer, device=options.device)
+    examples = world.task.examples("train", num_examples=NUM_FITTED)
+    fitted = [world.encode(one) + world.tokenizer.encode(one.target) for one in examples]
+    proxy = NGram(world.model.vocab_size).fit(fitted)
+    cost = measure_column_cost(world.model, target, world.prompts[0], gen_length=options.gen_length)
+    ways = ways_of(proxy, options.looks, cost)
+    for drafting in ways.values():
+        answer(world, target, world.prompts[0], drafting, options)
+    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    for prompt in world.prompts:
+        # Drafts of one token, each wrong: the target writes one token a forward.
+        alone = answer(world, target, prompt, PATH, options, DraftLength(1, 1)).answers()
+        for name, drafting in ways.items():
+            started = time.perf_counter()
+            out = answer(world, target, prompt, drafting, options)
+            seconds = time.perf_counter() - started
+            # The EOS is written by a forward too.
+            tokens = min(int(out.lengths()) + 1, options.gen_length)
+            counts = (int(count) for count in (out.target_nfe, out.nfe, out.drafted))
+            costs[name].append(Cost(tokens, *counts, out.answers() != alone, seconds))
+    title = (
+        f"{options.limit} prompts; in brackets 95 % intervals; "
+        f"a column of the target costs {cost:.4f} of a round without drafts"
+    )
+    report(title, rows_of(ways, costs), options)
 
 
-def ways_of(proxy: NGram, looks: int, cost: float) -> list[Way]:
+def ways_of(proxy: NGram, looks: int, cost: float) -> dict[str, Drafting]:
     """Lists the ways to compare: pairs at the same number of forwards of the mask predictor."""
-    ways: list[tuple[str, Drafting]] = [
-        ("path", PathSearch(width=1, weight=1.0)),
-        ("path, n-gram", PathSearch(proxy=proxy)),
-        *((f"tree {budget}", Tree(budget)) for budget in (8, 16, 32, 64, 128, 256)),
-        *(
-            (f"tree 32, n-gram^{weight}", Tree(32, proxy=proxy, proxy_weight=weight))
-            for weight in (0.5, 1.0)
-        ),
-        (f"path, {looks} looks", PathSearch(width=1, weight=1.0, num_forwards=looks)),
-        (f"path, n-gram, {looks} looks", PathSearch(proxy=proxy, num_forwards=looks)),
-        *(
-            (f"tree {budget}, {looks} looks", Tree(budget, num_forwards=looks))
-            for budget in (32, 64)
-        ),
-        (
-            f"tree 32, n-gram^0.5, {looks} looks",
-            Tree(32, proxy=proxy, proxy_weight=0.5, num_forwards=looks),
-        ),
-        *(
-            (f"tree 64, column cost {price:.2g}", Tree(64, column_cost=price))
-            for price in (0.001, 0.003, 0.01)
-        ),
-        *(
-            (f"tree {budget}, measured cost {cost:.2g}", Tree(budget, column_cost=cost))
-            for budget in (64, 256)
-        ),
-    ]
-    return [Way(name, drafting) for name, drafting in ways]
-
-
-def measure(
-    way: Way,
-    model: MaskPredictor,
-    target: CausalTarget,
-    prompt: list[int],
-    options: argparse.Namespace,
-) -> list[int]:
-    """Decodes one prompt, notes what it took, and returns the answer."""
-    started = time.perf_counter()
-    out = decode(
-        model,
-        [prompt],
-        ConfidenceThreshold(0.9),
-        verifier=ARVerify(target, DraftLength(8, 32), way.drafting),
-        gen_length=options.gen_length,
-        block_length=options.gen_length,
-        temperature=options.temperature,
+    ways: dict[str, Drafting] = {"path": PATH, "path, n-gram": PathSearch(proxy=proxy)}
+    ways |= {f"tree {budget}": Tree(budget) for budget in (8, 16, 32, 64, 128, 256)}
+    for weight in (0.5, 1.0):
+        ways[f"tree 32, n-gram^{weight}"] = Tree(32, proxy=proxy, proxy_weight=weight)
+    several = f"{looks} looks"
+    ways[f"path, {several}"] = PathSearch(width=1, weight=1.0, num_forwards=looks)
+    ways[f"path, n-gram, {several}"] = PathSearch(proxy=proxy, num_forwards=looks)
+    ways |= {f"tree {size}, {several}": Tree(size, num_forwards=looks) for size in (32, 64)}
+    ways[f"tree 32, n-gram^0.5, {several}"] = Tree(
+        32, proxy=proxy, proxy_weight=0.5, num_forwards=looks
     )
-    way.wall_s.append(time.perf_counter() - started)
-    # The EOS is written by a forward too.
-    way.tokens.append(min(int(out.lengths()[0]) + 1, options.gen_length))
-    way.target_forwards.append(int(out.target_nfe[0]))
-    way.forwards.append(int(out.nfe[0]))
-    way.nodes.append(int(out.drafted[0]))
-    return out.answers()[0]
+    for price in (0.001, 0.003, 0.01):
+        ways[f"tree 64, column cost {price:.2g}"] = Tree(64, column_cost=price)
+    for size in (64, 256):
+        ways[f"tree {size}, measured cost {cost:.2g}"] = Tree(size, column_cost=cost)
+    return ways
 
 
-def alone(
-    model: MaskPredictor, target: CausalTarget, prompt: list[int], options: argparse.Namespace
-) -> list[int]:
-    """Lets the target write one token a forward: all it is given to read is a wrong draft."""
-    lengths = DraftLength(1, 1)
-    out = decode(
-        model,
-        [prompt],
-        ConfidenceThreshold(0.9),
-        verifier=ARVerify(target, lengths, PathSearch(width=1, weight=1.0)),
-        gen_length=options.gen_length,
-        block_length=options.gen_length,
-        temperature=options.temperature,
-    )
-    return out.answers()[0]
+def answer(
+    world: World, target: CausalTarget, prompt: list[int], drafting: Drafting, options: Any,
+    lengths: DraftLength = LENGTHS,
+) -> DecodeOutput:  # fmt: skip
+    """Decodes one prompt."""
+    return decode(
+        world.model, [prompt], ConfidenceThreshold(0.9),
+        verifier=ARVerify(target, lengths, drafting), gen_length=options.gen_length,
+        block_length=options.gen_length, temperature=options.temperature,
+    )  # fmt: skip
 
 
-def report(ways: Sequence[Way]) -> None:
-    """Prints a Markdown table."""
-    num = len(ways[0].tokens)
+def rows_of(ways: dict[str, Drafting], costs: dict[str, list[Cost]]) -> list[Row]:
+    """Makes one row a way; the path with as many forwards is its reference."""
+    num = len(next(iter(costs.values())))
     picks = torch.randint(num, (NUM_BOOTSTRAPS, num), generator=torch.Generator().manual_seed(0))
-    print(f"\n{num} prompts; in brackets 95 % intervals\n")
-    print("| drafting | tokens a target forward | against its path | columns a target forward "
-          "| drafter forwards a target forward | ms a prompt | other texts |")  # fmt: skip
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for way in ways:
-        reference = next(
-            other for other in ways
-            if isinstance(other.drafting, PathSearch)
-            and other.drafting.num_forwards == way.drafting.num_forwards
-        )  # fmt: skip
-        own, its = (quotients(each, picks) for each in (way, reference))
-        forwards = sum(way.target_forwards)
-        wall_ms = 1000 * torch.tensor(way.wall_s)
-        cells = [
-            way.name,
-            f"{float(own[0]):.2f} {interval(own)}",
-            f"{float(own[0] / its[0]):.2f} {interval(own / its)}",
-            f"{1 + sum(way.nodes) / forwards:.1f}",
-            f"{sum(way.forwards) / forwards:.2f}",
-            f"{float(wall_ms.mean()):.0f} ± {float(wall_ms.std()) / num**0.5:.0f}",
-            f"{way.num_other_texts}",
-        ]
-        print("| " + " | ".join(cells) + " |")
+    own = {name: quotients(found, picks) for name, found in costs.items()}
+    paths = {
+        drafting.num_forwards: own[name] for name, drafting in reversed(ways.items())
+        if isinstance(drafting, PathSearch)
+    }  # fmt: skip
+    rows = []
+    for name, drafting in ways.items():
+        total = Cost(*map(sum, zip(*costs[name], strict=True)))
+        wall_ms = 1000 * torch.tensor([one.seconds for one in costs[name]])
+        rows.append({
+            "drafting": name,
+            "tokens a target forward": interval(own[name]),
+            "against its path": interval(own[name] / paths[drafting.num_forwards]),
+            "columns a target forward": 1 + total.nodes / total.target_forwards,
+            "drafter forwards a target forward": total.forwards / total.target_forwards,
+            "ms a prompt": f"{float(wall_ms.mean()):.0f} ± {float(wall_ms.std()) / num**0.5:.0f}",
+            "other texts": total.other_texts,
+        })  # fmt: skip
+    return rows
 
 
-def quotients(way: Way, picks: Tensor) -> Tensor:
-    """Tokens a target forward: of all prompts, then of each bootstrap sample."""
-    tokens, forwards = torch.tensor(way.tokens), torch.tensor(way.target_forwards)
+def quotients(costs: Sequence[Cost], picks: Tensor) -> Tensor:
+    """Returns tokens a target forward: of all prompts, then of each bootstrap sample."""
+    tokens, forwards = torch.tensor([(one.tokens, one.target_forwards) for one in costs]).T
     samples = tokens[picks].sum(-1) / forwards[picks].sum(-1)
     return torch.cat([(tokens.sum() / forwards.sum())[None], samples])
 
 
-def interval(values: Tensor) -> str:
-    """The 95 % interval of all but the first."""
+def interval(values: Tensor) -> Estimate:
+    """Returns the first value with the 95 % interval of the others."""
     low, high = values[1:].quantile(torch.tensor([0.025, 0.975])).tolist()
-    return f"[{low:.2f}, {high:.2f}]"
+    return Estimate(values[0].item(), low, high)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

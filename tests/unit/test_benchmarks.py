@@ -1,6 +1,4 @@
 import json
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +7,20 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.__main__ import main
-from benchmarks.contenders import CONTENDERS, parse_pair, run_decode, run_reference
-from benchmarks.correctness import check_against_cpu
+from benchmarks.__main__ import main, read
+from benchmarks.check import check_against_cpu
+from benchmarks.contenders import (
+    CONTENDERS,
+    REFERENCE,
+    in_a_process_of_its_own,
+    measure,
+    parse_pair,
+)
 from benchmarks.floor import Columns, Machine, measure_machine, num_flops, weight_bytes
+from benchmarks.frame import Estimate, table_of
 from benchmarks.growth import measure_growth, points_of
-from benchmarks.measure import Watch, in_a_process_of_its_own
-from benchmarks.memory import PeakMemory
-from benchmarks.neighbour import busy_neighbour
-from benchmarks.options import read_options
 from benchmarks.setting import GEOMETRIES, Setting
+from benchmarks.watch import Watch, watch_memory
 from dllm_decode.models import ForwardInputs
 from samplers.facts import Fact
 
@@ -80,14 +82,14 @@ def test_rates_are_those_of_a_machine() -> None:
 def test_a_peak_is_that_of_the_work_and_not_of_what_was_before() -> None:
     before = torch.ones(2**25)
     del before
-    peak = PeakMemory(torch.device("cpu"))
-    if peak.extra_bytes() is None:
+    extra_bytes = watch_memory(torch.device("cpu"))
+    if extra_bytes() is None:
         pytest.skip("the system does not tell")
     held = torch.ones(2**23)
-    assert 0.9 * held.nbytes < peak.extra_bytes() < 1.5 * held.nbytes
+    assert 0.9 * held.nbytes < extra_bytes() < 1.5 * held.nbytes
     del held
-    assert peak.extra_bytes() > 0.9 * 2**25
-    assert PeakMemory(torch.device("cpu")).extra_bytes() < 2**24
+    assert extra_bytes() > 0.9 * 2**25
+    assert watch_memory(torch.device("cpu"))() < 2**24
 
 
 # Contenders
@@ -95,44 +97,49 @@ def test_a_peak_is_that_of_the_work_and_not_of_what_was_before() -> None:
 
 def test_without_a_cache_decode_gives_the_tokens_of_the_reference() -> None:
     setting = replace(TINY, geometry="small")
-    slow = run_reference(setting, MACHINE)
-    fast = run_decode(setting, MACHINE, "NoCache(), NoVerifier()")
+    slow, fast = (measure(setting, MACHINE, name) for name in (REFERENCE, CONTENDERS[0]))
     assert fast.tokens == slow.tokens
     assert len({token for row in fast.tokens for token in row}) > 4
     # The reference runs its rows one by one.
-    assert (slow.forwards, fast.forwards) == (16, 8)
-    assert slow.query_positions == fast.query_positions == 16 * 28
-    assert slow.num_tokens == fast.num_tokens == 32
+    assert (slow.row["forwards"], fast.row["forwards"]) == (16, 8)
+    assert slow.row["columns"] == fast.row["columns"] == 16 * 28
 
 
 @pytest.mark.parametrize("options", CONTENDERS)
-def test_every_contender_is_measured(options: str) -> None:
-    figure = run_decode(TINY, MACHINE, options)
+def test_every_contender_is_measured(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches = []
+    made = Watch.__init__
+    monkeypatch.setattr(
+        Watch, "__init__", lambda self, device: (made(self, device), watches.append(self))[0]
+    )
+    tokens, row = measure(TINY, MACHINE, options)
+    (watch,) = watches
     cache, verifier = parse_pair(options, TINY.target)
-    assert figure.num_tokens == 32
-    assert 0 < figure.model_s < figure.wall_s
-    assert 0 < figure.outside_share < 1
-    assert (figure.target_s > 0) == (Fact.SAMPLER_DECIDES not in verifier.gives)
-    assert (figure.memory_bytes > 0) == cache.needs_kv_cache
-    assert figure.logits_bytes == 2 * 8 * 1000 * 4
-    assert figure.weight_bytes == sum(part.nbytes for part in TINY.model().parameters())
+    assert sum(map(len, tokens)) == 32
+    assert 0 < row["ms a call"] * row["forwards"] < 1000 * row["s"]
+    assert 0 < row["not in models"] < 1
+    assert (watch.target_s() > 0) == (Fact.SAMPLER_DECIDES not in verifier.gives)
+    assert (watch.cache_bytes > 0) == cache.needs_kv_cache
 
 
-def test_the_floor_of_a_decode_is_the_sum_of_its_forwards() -> None:
+@pytest.mark.parametrize(("name", "num_full", "num_block"), [(0, 8, 0), (2, 2, 6)])
+def test_the_floor_of_a_decode_is_the_sum_of_its_forwards(
+    name: int, num_full: int, num_block: int
+) -> None:
     """Without a cache all are alike; with one, the first of a block differs from the others."""
     full = Columns(rows=2, computed=28, attended=28, wanted=8)
-    figure = run_decode(TINY, MACHINE, "NoCache(), NoVerifier()")
-    assert figure.floor_s == pytest.approx(8 * MACHINE.seconds(TINY, full))
-    figure = run_decode(TINY, MACHINE, "DualCache(), NoVerifier()")
-    block = MACHINE.seconds(TINY, full._replace(computed=8))
-    assert figure.floor_s == pytest.approx(2 * MACHINE.seconds(TINY, full) + 6 * block)
+    row = measure(TINY, MACHINE, CONTENDERS[name]).row
+    floor_s = num_full * MACHINE.seconds(TINY, full)
+    floor_s += num_block * MACHINE.seconds(TINY, full._replace(computed=8))
+    model_s = row["ms a call"] * row["forwards"] / 1000
+    assert row["times floor"] == pytest.approx(model_s / floor_s)
 
 
-def test_forwards_that_the_watch_missed_are_told(monkeypatch) -> None:
+def test_forwards_that_the_watch_missed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """No figure is better than a wrong one."""
     monkeypatch.setattr(Watch, "follow", lambda self, model: None)
-    figure = run_decode(TINY, MACHINE, "DualCache(), NoVerifier()")
-    assert (figure.model_s, figure.floor_s, figure.outside_share) == (None, None, None)
+    row = measure(TINY, MACHINE, CONTENDERS[2]).row
+    assert (row["ms a call"], row["times floor"], row["not in models"]) == (None, None, None)
 
 
 # Growth and correctness
@@ -140,23 +147,23 @@ def test_forwards_that_the_watch_missed_are_told(monkeypatch) -> None:
 
 def test_growth_is_measured_at_every_point() -> None:
     setting = replace(TINY, batch_size=1)
-    points = measure_growth(points_of(setting, [12, 24], [1, 3]), MACHINE)
-    places = [(point.prompt_length, point.batch_size) for point in points]
-    assert places == [(12, 1), (24, 1), (12, 3)]
-    for point in points:
-        columns = point.batch_size * (point.prompt_length + 8)
-        assert point.full.floor_s > point.block.floor_s * columns / (point.batch_size * 8) / 3
-        assert point.first_s > 0
-        assert point.s_per_token > 0
+    rows = measure_growth(points_of(setting, [12, 24], [1, 3]), MACHINE)
+    assert [(row["prompt"], row["batch"]) for row in rows] == [(12, 1), (24, 1), (12, 3)]
+    for row in rows:
+        assert row["first step, ms"] > 0
+        assert row["tokens a s"] > 0
+        assert row["times batch 1"] == row["tokens a s"] / rows[row["prompt"] == 24]["tokens a s"]
 
 
 @pytest.mark.slow
-def test_the_cpu_agrees_with_itself_and_not_with_other_weights(monkeypatch) -> None:
+def test_the_cpu_agrees_with_itself_and_not_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(GEOMETRIES, "small", GEOMETRIES["tiny"])
-    found = check_against_cpu(TINY)
-    assert set(found.same_tokens.values()) == {found.num_tokens} == {256}
-    assert found.float32_error == 0.0
-    assert 0.8 < found.argmax_agreement == found.cpu_argmax_agreement < 1.0
+    *tokens, device, cpu, error = check_against_cpu(TINY)
+    assert {(row["same"], row["of"]) for row in tokens} == {(256, 256)}
+    assert error["error"] == 0.0
+    assert 0.8 < device["same"] / device["of"] == cpu["same"] / cpu["of"] < 1.0
     made, count = Setting.model, []
 
     def other(setting: Setting):
@@ -167,24 +174,33 @@ def test_the_cpu_agrees_with_itself_and_not_with_other_weights(monkeypatch) -> N
         return model
 
     monkeypatch.setattr(Setting, "model", other)
-    found = check_against_cpu(TINY)
-    assert max(found.same_tokens.values()) < 128
-    assert found.float32_error > 1
-    assert found.argmax_agreement < 0.5
+    *tokens, device, _, error = check_against_cpu(TINY)
+    assert max(row["same"] for row in tokens) < 128
+    assert error["error"] > 1
+    assert device["same"] / device["of"] < 0.5
 
 
 # The command line
 
 
+def test_a_table_has_the_columns_of_all_rows() -> None:
+    rows = [{"": "one", "s": 0.12345}, {"": "two", "s": Estimate(1.0, 0.5, 2.0), "same": True}]
+    assert table_of(rows).splitlines() == [
+        "|     | s          | same |",
+        "| --- | ---------- | ---- |",
+        "| one | 0.1235     | -    |",
+        "| two | 1 [0.5, 2] | yes  |",
+    ]
+
+
 def test_quick_and_the_device_change_defaults_and_nothing_that_is_given() -> None:
-    plain = read_options("", ["--device", "cpu"])
-    assert (plain.setting.geometry, plain.setting.gen_length) == ("8x512", 128)
-    quick = read_options("", ["--device", "cpu", "--quick", "--gen-length", "64"])
-    assert (quick.setting.prompt_length, quick.setting.gen_length) == (128, 64)
+    plain = read(["--device", "cpu"])
+    assert (plain.geometry, plain.gen_length) == ("8x512", 128)
+    quick = read(["--device", "cpu", "--quick", "--gen-length", "64"])
+    assert (quick.prompt_length, quick.gen_length) == (128, 64)
     assert len(quick.prompt_lengths) < len(plain.prompt_lengths)
-    assert read_options("", ["--device", "cuda"]).setting.geometry == "llada-8b"
-    given = read_options("", ["--device", "cuda", "--geometry", "small", "--no-reference"])
-    assert (given.setting.geometry, given.with_reference) == ("small", False)
+    assert read(["--device", "cuda"]).geometry == "llada-8b"
+    assert read(["--device", "cuda", "--geometry", "small"]).geometry == "small"
 
 
 @pytest.mark.slow
@@ -195,37 +211,18 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
     main([*options.split(), str(written), "--contenders", *chosen])
     printed = capsys.readouterr().out
     assert "DualCache(), SelfVerify(4)" in printed
-    assert "One more step" in printed
+    assert "check:" not in printed
     figures = json.loads(written.read_text())
-    busy = "DualCache(), with one busy neighbour"
-    assert set(figures["table"]) == {"plain reference loop", *chosen, busy}
-    assert "with one busy neighbour" in printed
-    assert (
-        figures["table"][chosen[0]]["tokens"] == figures["table"]["plain reference loop"]["tokens"]
-    )
-    assert [point["batch_size"] for point in figures["growth"]] == [1, 4]
+    names = [row["contender"] for row in figures["table"]]
+    assert names == ["plain reference loop", "NoCache()", "DualCache(), SelfVerify(4)"]
+    assert figures["table"][1]["tokens"] == "same"
+    assert [row["batch"] for row in figures["growth"]] == [1, 4]
     assert figures["command"].startswith("python -m benchmarks --geometry tiny --quick")
     assert set(figures["machine"]) == {"bytes_per_s", "flops_per_s"}
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
-def test_a_busy_neighbour_computes_on_a_core_that_is_ours_and_then_ends() -> None:
-    with busy_neighbour() as process:
-        assert os.sched_getaffinity(process.pid) == {min(os.sched_getaffinity(0))}
-
-        def ticks() -> int:
-            """User time in hundredths of a second."""
-            return int(Path(f"/proc/{process.pid}/stat").read_text().split()[13])
-
-        before, started = ticks(), time.monotonic()
-        while ticks() <= before + 2 and time.monotonic() < started + 30:
-            time.sleep(0.05)
-        assert ticks() > before + 2
-    assert process.poll() is not None
 
 
 @pytest.mark.slow
 def test_a_process_of_its_own_has_memory_of_its_own() -> None:
     held = torch.ones(2**26)
-    figure = in_a_process_of_its_own(run_decode, TINY, MACHINE, "NoCache(), NoVerifier()")
-    assert figure.extra_peak_bytes is None or figure.extra_peak_bytes < held.nbytes / 4
+    found = in_a_process_of_its_own(measure, TINY, MACHINE, CONTENDERS[0])
+    assert found.row["peak MB"] is None or found.row["peak MB"] < held.nbytes / 4e6

@@ -1,0 +1,140 @@
+"""Parts of every benchmark: options, times, and one table of rows, in Markdown and as JSON."""
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+Row: TypeAlias = dict[str, Any]
+"""By the name of its column each value of a table's row."""
+
+Known: TypeAlias = Mapping[str, tuple[Any, str]]
+"""By name the default and the help of each option."""
+
+
+class Estimate(NamedTuple):
+    """A number and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def read_options(
+    name: str, about: str, known: Known, words: Sequence[str] | None = None, *, folder: str = ""
+) -> Any:
+    """Reads a command line.
+
+    Args:
+        name: The benchmark's words after `python -m`.
+        about: Docstring of its module.
+        known: Its options, see `make_parser`.
+        words: The words that the user gave; `None`: those of this process.
+        folder: Help of a folder, `out`, that must be given; otherwise `--json` names a file.
+    """
+    parser = make_parser(name, about, known, folder)
+    options = parser.parse_args(words)
+    options.command = " ".join([parser.prog, *(sys.argv[1:] if words is None else words)])
+    return options
+
+
+def make_parser(name: str, about: str, known: Known, folder: str = "") -> argparse.ArgumentParser:
+    """Builds a command line; the default of an option says what it takes.
+
+    A list takes several values, a tuple several of its items (default: all), a mapping one of its
+    keys (default: the first), a type a value that need not be given, `False` none.
+    """
+    parser = argparse.ArgumentParser(f"python -m {name}", description=about)
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    if folder:
+        parser.add_argument("out", type=Path, help=folder)
+    else:
+        known = {**known, "json": (Path, "also write the figures to this file")}
+    for option, (default, text) in known.items():
+        taken: dict[str, Any] = {"type": type(default), "default": default}
+        if isinstance(default, bool):
+            taken = {"action": "store_true"}
+        elif isinstance(default, type):
+            taken = {"type": default}
+        elif isinstance(default, list):
+            taken = {"type": type(default[0]), "nargs": "+", "default": default}
+        elif isinstance(default, tuple):
+            taken = {"choices": default, "nargs": "+", "default": list(default)}
+        elif isinstance(default, Mapping):
+            taken = {"choices": tuple(default), "default": next(iter(default))}
+        parser.add_argument(f"--{option.replace('_', '-')}", help=text, **taken)
+    return parser
+
+
+def report(title: str, rows: Sequence[Row], options: Any) -> None:
+    """Prints the rows; writes them to `options.json` too, if it is given."""
+    print(f"{title}\n\n{table_of(rows)}")
+    if options.json:
+        record = {**origin(options.command, "cpu"), "title": title, "rows": list(rows)}
+        options.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """Lays out rows in Markdown; a cell that a row lacks is a dash."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
+    widths = [max(map(len, found)) for found in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """Writes one value: four digits of a number, an interval in brackets."""
+    if isinstance(value, Estimate):
+        return f"{cell(value.value)} [{cell(value.low)}, {cell(value.high)}]"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def origin(command: str, device: str, num_threads: int | None = None) -> Row:
+    """Returns the date, the command, the processor and the version of torch."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "hardware": processor_of(device),
+        "threads": num_threads or torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def processor_of(device: str) -> str:
+    """Names the processor that is measured."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def least_seconds(work: Callable[[], object], device: torch.device, tries: int = 5) -> float:
+    """Returns the least time of a few tries, after one to warm up."""
+    taken = []
+    for _ in range(tries + 1):
+        wait_for(device)
+        started = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - started)
+    return min(taken[1:])
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns once the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
