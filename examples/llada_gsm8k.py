@@ -13,9 +13,8 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,14 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from dllm_decode import (
-    DecodeOutput,
-    MaskPredictor,
-    Observer,
-    StepEvent,
-    decode_many,
-    load_model,
-)
+from dllm_decode import DecodeOutput, MaskPredictor, Observer, StepEvent, decode_many, load_model
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_cache
@@ -46,20 +38,18 @@ from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
 SHOWN_ANSWERS = 3
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one sampler did on all examples.
+class Problems(NamedTuple):
+    """Examples of a task, and the model that answers them."""
 
-    Attributes:
-        sampler: Which.
-        texts: One answer an example.
-        scores: The task's primary score, one an example.
-        outputs: One an example.
-        wall_s: Seconds for all of them.
-    """
+    model: MaskPredictor
+    tokenizer: Tokenizer
+    task: Task
+    examples: Sequence[Example]
 
-    sampler: Sampler
-    texts: list[str]
+
+class Result(NamedTuple):
+    """What one sampler did on all examples: scores, outputs, and seconds for all of them."""
+
     scores: list[float]
     outputs: list[DecodeOutput]
     wall_s: float
@@ -85,20 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError(
                 f"Text needs a tokenizer, got none in {options.model}; add its tokenizer files."
             )
-        chat = task.prompts == "chat"
-        prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
-        results = []
+        problems, results = Problems(model, tokenizer, task, examples), []
         for sampler in samplers:
             num_shown = 0 if results else SHOWN_ANSWERS
-            results.append(
-                run(
-                    model, tokenizer, task, examples, prompts, sampler, options, console,
-                    num_shown=num_shown,
-                )
-            )  # fmt: skip
+            results.append(run(problems, sampler, options, console, num_shown=num_shown))
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    console.print(table_of(results, options))
+    console.print(table_of(samplers, results, options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -125,16 +108,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--protocol", choices=PROTOCOLS, default="llada",
         help="the published setting of GSM8K to follow (default: llada)")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    add("--dtype", type=read_dtype, help="float32, bfloat16 ... (default: the checkpoint's)")
+    add("--dtype", help="float32, bfloat16 ... (default: the checkpoint's)")
     return parser
-
-
-def read_dtype(name: str) -> torch.dtype:
-    """Returns the floating-point type of that name."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(f"a dtype is float32, bfloat16 or float16, got {name!r}")
-    return dtype
 
 
 def read_samplers(options: argparse.Namespace) -> list[Sampler]:
@@ -155,18 +130,13 @@ def read_task(options: argparse.Namespace) -> Task:
 
 
 def run(
-    model: MaskPredictor,
-    tokenizer: Tokenizer,
-    task: Task,
-    examples: Sequence[Example],
-    prompts: Sequence[list[int]],
-    sampler: Sampler,
-    options: argparse.Namespace,
-    console: Console,
-    *,
+    problems: Problems, sampler: Sampler, options: argparse.Namespace, console: Console, *,
     num_shown: int,
-) -> Result:
+) -> Result:  # fmt: skip
     """Decodes all examples and scores them; prints the first answers as soon as they are there."""
+    model, tokenizer, task, examples = problems
+    chat = task.prompts == "chat"
+    prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
     texts: list[str] = []
     scores: list[float] = []
     outputs = []
@@ -176,15 +146,10 @@ def run(
     with Progress(*bar, console=console) as progress:
         shown = progress.add_task(type(sampler).__name__, total=len(examples), accuracy="-")
         answers = decode_many(
-            model,
-            prompts,
-            sampler,
-            num_rows=options.num_rows,
-            cache=parse_cache(options.cache),
-            gen_length=options.gen_length,
-            block_length=options.block_length,
+            model, prompts, sampler, num_rows=options.num_rows, cache=parse_cache(options.cache),
+            gen_length=options.gen_length, block_length=options.block_length,
             observers=[watch(progress, shown, texts)] if console.is_terminal else [],
-        )
+        )  # fmt: skip
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
             texts.append(tokenizer.decode(output.answers()[0], skip_special_tokens=True))
@@ -193,7 +158,7 @@ def run(
                 show_answer(console, example, texts[-1], scores[-1])
             accuracy = f"{sum(scores) / len(scores):.3f}"
             progress.update(shown, completed=len(texts), accuracy=accuracy)
-    return Result(sampler, texts, scores, outputs, time.perf_counter() - started)
+    return Result(scores, outputs, time.perf_counter() - started)
 
 
 def watch(progress: Progress, shown: TaskID, texts: Sequence[str]) -> Observer:
@@ -217,26 +182,22 @@ def show_answer(console: Console, example: Example, text: str, score: float) -> 
     console.print(f"[bold]Answer[/bold] ({mark})  {text.strip()}\n", highlight=False)
 
 
-def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
+def table_of(
+    samplers: Sequence[Sampler], results: Sequence[Result], options: argparse.Namespace
+) -> Table:
     """Lays out one row a sampler."""
     num_examples = len(results[0].scores)
     table = Table(title=f"{options.model} on {num_examples} examples of {options.dataset}")
-    columns = ("accuracy", "95 % interval", "forwards", "tokens per forward", "seconds")
     table.add_column("sampler")
-    for column in columns:
+    for column in ("accuracy", "95 % interval", "forwards", "tokens per forward", "seconds"):
         table.add_column(column, justify="right")
-    for result in results:
-        low, high = wilson(round(sum(result.scores)), num_examples)
-        nfe = sum(output.forwards for output in result.outputs)
-        tokens = sum(int(output.lengths()) for output in result.outputs)
-        table.add_row(
-            repr(result.sampler),
-            f"{sum(result.scores) / num_examples:.3f}",
-            f"{low:.3f} - {high:.3f}",
-            f"{nfe / num_examples:.1f}",
-            f"{tokens / nfe:.2f}",
-            f"{result.wall_s:.1f}",
-        )
+    for sampler, (scores, outputs, wall_s) in zip(samplers, results, strict=True):
+        low, high = wilson(round(sum(scores)), num_examples)
+        nfe = sum(output.forwards for output in outputs)
+        tokens = sum(int(output.lengths()) for output in outputs)
+        accuracy, interval = f"{sum(scores) / num_examples:.3f}", f"{low:.3f} - {high:.3f}"
+        forwards, per_forward = f"{nfe / num_examples:.1f}", f"{tokens / nfe:.2f}"
+        table.add_row(repr(sampler), accuracy, interval, forwards, per_forward, f"{wall_s:.1f}")
     table.caption = "forwards: model calls an example takes part in, mean"
     return table
 

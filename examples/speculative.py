@@ -16,8 +16,8 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,18 +27,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from dllm_decode import (
     ARVerify,
-    CachePolicy,
+    CausalTarget,
     DraftLength,
     DualCache,
     Gains,
     MaskPredictor,
     NGram,
-    NoCache,
-    NoVerifier,
     PathSearch,
     Sampled,
     SelfVerify,
-    Verifier,
     decode,
     load_model,
     load_target,
@@ -46,40 +43,26 @@ from dllm_decode import (
 from dllm_decode.models.loading.load import find_model
 from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
-from eval.tasks import Example
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+from samplers import ConfidenceThreshold, FixedSchedule
 
 BAR_WIDTH = 40
 BLOCK_LENGTH = 32
 NUM_FITTED = 2000
+PLAIN, ALONE, SAMPLED = "one token a forward", "the target alone", "ARVerify, sampled"
 
 
-@dataclass(frozen=True)
-class Mode:
-    """One way of decoding with the mask predictor; see `decode`."""
-
-    name: str
-    verifier: Verifier
-    cache: CachePolicy
-    sampler: Sampler
-    temperature: float = 0.0
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one way of decoding gave.
+class Result(NamedTuple):
+    """What one way of decoding gave; counts and seconds are sums over all examples.
 
     Attributes:
-        name: Shown in the table.
         answers: Token ids, one answer an example.
-        forwards: Of the mask predictor, summed over examples.
-        target_forwards: Of the causal target, summed over examples.
-        wall_s: Seconds for all examples.
+        forwards: Of the mask predictor.
+        target_forwards: Of the causal target.
+        wall_s: Seconds.
         yields: How often one forward (of the target, where there is one) gave so many tokens.
         num_right: Answers that are right.
     """
 
-    name: str
     answers: list[list[int]]
     forwards: int
     target_forwards: int
@@ -100,16 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = run(options)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    plain, batch, tree, alone, searched, looked, _ = results
-    for result in (batch, searched):
-        show_histogram(console, result)
+    for name in ("SelfVerify", "ARVerify"):
+        show_histogram(console, name, results[name].yields)
     console.print(table_of(results, options))
-    for reference, verified in ((plain, batch), (plain, tree), (alone, searched), (alone, looked)):
-        pairs = zip(reference.answers, verified.answers, strict=True)
-        same = sum(expected == got for expected, got in pairs)
-        console.print(
-            f"{verified.name}: {same} of {len(plain.answers)} texts equal {reference.name}"
-        )
+    for name, result in results.items():
+        reference = ALONE if name.startswith("ARVerify") else PLAIN
+        if name not in (PLAIN, ALONE, SAMPLED):
+            pairs = list(zip(results[reference].answers, result.answers, strict=True))
+            same = sum(expected == got for expected, got in pairs)
+            console.print(f"{name}: {same} of {len(pairs)} texts equal {reference}")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -138,81 +120,80 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> list[Result]:
+def run(options: argparse.Namespace) -> dict[str, Result]:
     """Decodes all examples in every way."""
-    dtype = getattr(torch, options.dtype)
-    model, tokenizer = load_model(options.model, device=options.device, dtype=dtype)
+    place: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
+    model, tokenizer = load_model(options.model, **place)
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
-    target = load_target(options.target, tokenizer, device=options.device, dtype=dtype)
+    target = load_target(options.target, tokenizer, **place)
     selection = parse_task(options.task)
     task, examples = selection.task, selection.examples()
     options.gen_length = options.gen_length or task.gen_length
     options.block_length = options.block_length or model.causal_block_length or BLOCK_LENGTH
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+    proxy = NGram(model.vocab_size).fit([
+        encode_prompt(tokenizer, example, chat=True) + tokenizer.encode(example.target)
+        for example in task.examples("train", num_examples=NUM_FITTED)
+    ])  # fmt: skip
+    ways = ways_of(target, proxy, options)
+    results = {}
+    for name, way in ways.items():
+        found = measure(model, prompts, options, way) if way else alone(options, prompts)
+        texts = [tokenizer.decode(answer) for answer in found.answers]
+        scores = [task.score(*pair)[task.primary] for pair in zip(examples, texts, strict=True)]
+        results[name] = found._replace(num_right=scores.count(1))
+    return results
 
-    def tokens_of(example: Example) -> list[int]:
-        return encode_prompt(tokenizer, example, chat=True) + tokenizer.encode(example.target)
 
-    fitted = task.examples("train", num_examples=NUM_FITTED)
-    proxy = NGram(model.vocab_size).fit([tokens_of(example) for example in fitted])
-    lengths, one_token = DraftLength(*options.draft_length), FixedSchedule(options.block_length)
+def ways_of(
+    target: CausalTarget, proxy: NGram, options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Returns the options of `decode` for each way; the target alone has none."""
+    lengths, steps = DraftLength(*options.draft_length), options.draft_steps
     once, more = (PathSearch(proxy=proxy, num_forwards=num) for num in (1, options.looks))
-    modes = [
-        Mode("one token a forward", NoVerifier(), DualCache(), one_token),
-        Mode("SelfVerify", SelfVerify(options.draft_steps), DualCache(), one_token),
-        Mode("SelfVerify, tree", SelfVerify(options.draft_steps, "tree"), DualCache(), one_token),
-        Mode("ARVerify", ARVerify(target, lengths, once), NoCache(), one_token),
-        Mode(f"ARVerify, {options.looks} looks", ARVerify(target, lengths, more), NoCache(),
-             ConfidenceThreshold(0.9)),
-        Mode("ARVerify, sampled", ARVerify(target, lengths, Sampled()), NoCache(), one_token, 1.0),
-    ]  # fmt: skip
-
-    def scored(result: Result) -> Result:
-        texts = [tokenizer.decode(answer) for answer in result.answers]
-        scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
-        return replace(result, num_right=sum(score[task.primary] == 1 for score in scores))
-
-    results = [measure(mode, model, prompts, options) for mode in modes]
-    return [scored(result) for result in [*results[:3], alone(options, prompts), *results[3:]]]
+    return {
+        PLAIN: {"cache": DualCache()},
+        "SelfVerify": {"cache": DualCache(), "verifier": SelfVerify(steps)},
+        "SelfVerify, tree": {"cache": DualCache(), "verifier": SelfVerify(steps, "tree")},
+        ALONE: {},
+        "ARVerify": {"verifier": ARVerify(target, lengths, once)},
+        f"ARVerify, {options.looks} looks": {
+            "verifier": ARVerify(target, lengths, more), "sampler": ConfidenceThreshold(0.9),
+        },
+        SAMPLED: {"verifier": ARVerify(target, lengths, Sampled()), "temperature": 1.0},
+    }  # fmt: skip
 
 
 def measure(
-    mode: Mode, model: MaskPredictor, prompts: Sequence[list[int]], options: argparse.Namespace
+    model: MaskPredictor,
+    prompts: Sequence[list[int]],
+    options: argparse.Namespace,
+    way: dict[str, Any],
 ) -> Result:
     """Decodes all examples, batch by batch."""
     answers: list[list[int]] = []
-    forwards = target_forwards = 0
-    wall_s = 0.0
+    forwards, target_forwards, wall_s = 0, 0, 0.0
     yields: Counter[int] = Counter()
+    lengths = {"gen_length": options.gen_length, "block_length": options.block_length}
     for start in range(0, len(prompts), options.batch_size):
-        gains = Gains()
-        out = decode(
-            model,
-            prompts[start : start + options.batch_size],
-            mode.sampler,
-            cache=mode.cache,
-            verifier=mode.verifier,
-            gen_length=options.gen_length,
-            block_length=options.block_length,
-            temperature=mode.temperature,
-            seed=start,
-            observers=[gains],
-        )
+        batch, gains = prompts[start : start + options.batch_size], Gains()
+        given = {"sampler": FixedSchedule(options.block_length), **lengths, **way}
+        out = decode(model, batch, **given, seed=start, observers=[gains])
         answers += out.answers()
         forwards += int(out.nfe.sum())
         target_forwards += int(out.target_nfe.sum())
         wall_s += out.wall_s
         for gain in gains.by_row().values():
             yields.update(gain.per_forward)
-    return Result(mode.name, answers, forwards, target_forwards, wall_s, yields)
+    return Result(answers, forwards, target_forwards, wall_s, yields)
 
 
 def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:
     """Lets the target write by itself, with the generation loop of its own library."""
-    folder = find_model(options.target)
-    dtype = getattr(torch, options.dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        find_model(options.target), dtype=getattr(torch, options.dtype)
+    ).eval()
     model.to(options.device)
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
@@ -229,35 +210,28 @@ def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:
         forwards += len(written)
         answers.append(written[:-1] if written[-1] in ends else written)
     wall_s = time.perf_counter() - started
-    return Result("the target alone", answers, 0, forwards, wall_s, Counter({1: forwards}))
+    return Result(answers, 0, forwards, wall_s, Counter({1: forwards}))
 
 
-def show_histogram(console: Console, result: Result) -> None:
+def show_histogram(console: Console, name: str, yields: Counter[int]) -> None:
     """Prints how many tokens a forward gave."""
-    console.print(f"\n[bold]{result.name}[/bold]: tokens committed per forward")
-    most = max(result.yields.values())
-    for num, count in sorted(result.yields.items()):
+    console.print(f"\n[bold]{name}[/bold]: tokens committed per forward")
+    most = max(yields.values())
+    for num, count in sorted(yields.items()):
         bar = "█" * max(1, round(BAR_WIDTH * count / most))
         console.print(f"{num:4d} {bar} {count}", highlight=False)
 
 
-def table_of(results: Sequence[Result], options: argparse.Namespace) -> Table:
+def table_of(results: dict[str, Result], options: argparse.Namespace) -> Table:
     """Lays out one row a way of decoding."""
-    num_examples = len(results[0].answers)
     table = Table(title=f"{options.task}, {options.model} and {options.target}")
-    table.add_column("decoding")
-    per_example: list[tuple[str, Callable[[Result], float]]] = [
-        ("forwards", lambda result: result.forwards),
-        ("target forwards", lambda result: result.target_forwards),
-        ("tokens", lambda result: sum(num * count for num, count in result.yields.items())),
-        ("seconds", lambda result: result.wall_s),
-        ("accuracy", lambda result: result.num_right),
-    ]
-    for column, _ in per_example:
-        table.add_column(column, justify="right")
-    for result in results:
-        cells = [f"{value(result) / num_examples:.2f}" for _, value in per_example]
-        table.add_row(result.name, *cells)
+    for column in ("decoding", "forwards", "target forwards", "tokens", "seconds", "accuracy"):
+        table.add_column(column, justify="left" if column == "decoding" else "right")
+    num_examples = len(results[PLAIN].answers)
+    for name, result in results.items():
+        tokens = sum(num * count for num, count in result.yields.items())
+        sums = (result.forwards, result.target_forwards, tokens, result.wall_s, result.num_right)
+        table.add_row(name, *(f"{found / num_examples:.2f}" for found in sums))
     table.caption = f"means of {num_examples} examples"
     return table
 
