@@ -13,6 +13,7 @@ from torch import Tensor
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
 from dllm_decode.caches.entry import EntryToken
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.layout import Sight
 from dllm_decode.core.requests import Request
@@ -251,7 +252,7 @@ class Verifier(PlugIn, ABC):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         """Runs forwards as needed and returns the view of the rows that take a step.
 
-        At least one row takes a step. `dllm_decode.look.look` makes the sampler's own view;
+        At least one row takes a step. `dllm_decode.views.look` makes the sampler's own view;
         `dllm_decode.forward.forward` returns logits of any window, columns and drafts.
         """
 
@@ -259,7 +260,7 @@ class Verifier(PlugIn, ABC):
         """Updates `state.verifier` after the round has written tokens; by default does nothing.
 
         Returns:
-            The state, and numbers of each row, which the host reads into `Told.verifier`.
+            The state, and numbers of each row, which the host reads into `Numbers.verifier`.
         """
         return state, None
 
@@ -290,3 +291,9 @@ class Pass(NamedTuple):
     columns: Sequence[Columns] | None = None
     attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False
+
+    def states(self, canvas: Canvas) -> Drafts:
+        """Returns the states to look at: the drafts, or the canvas as branch 0 of each row."""
+        if self.drafts is not None:
+            return self.drafts
+        return Drafts(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))

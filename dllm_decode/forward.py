@@ -71,9 +71,9 @@ def _block(decoder: Decoder, row: Row) -> tuple[int, int]:
     """Returns the columns that the cache policy takes for the open block of a row."""
     match decoder.rule.scope:
         case "block":
-            return row.open.block
+            return row.opening.block
         case "suffix":
-            return row.open.block[0], row.end
+            return row.opening.block[0], row.end
         case "answer":
             return row.first, row.end
 
@@ -82,8 +82,8 @@ def _query(decoder: Decoder, row: Row, block: tuple[int, int], end: int, step: i
     return CacheQuery(
         start=block[0],
         stop=block[1],
-        open_start=row.open.start,
-        open_stop=row.open.stop,
+        open_start=row.opening.start,
+        open_stop=row.opening.stop,
         unsettled=row.unsettled,
         prompt_length=row.prompt_length,
         first_block=row.first,
@@ -93,7 +93,7 @@ def _query(decoder: Decoder, row: Row, block: tuple[int, int], end: int, step: i
         step=step,
         previous=row.previous,
         num_forwards=row.nfe,
-        numbers=row.told.cache,
+        numbers=row.numbers.cache,
     )
 
 
@@ -116,40 +116,33 @@ def _require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> 
 
 def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
     """Returns the layout of a forward: the last forward's, if the columns are the same."""
-    window, drafts = spec.window, spec.drafts
-    if drafts is not None:
-        starts = [window.starts[row] for row in drafts.rows]
-        window = Window.of(starts, window.width, state.here)
-        plans = [plans[row] for row in drafts.rows]
-    if state.layout is not None and state.layout.key == Layout.key_of(plans, window):
+    rows, width = spec.states(state.here).rows, spec.window.width
+    own, starts = [plans[row] for row in rows], tuple(spec.window.starts[row] for row in rows)
+    if state.layout is not None and state.layout.key == Layout.key_of(own, starts, width):
         return state.layout
-    return Layout.of(decoder.sight, plans, window)
+    return Layout.of(decoder.sight, own, Window.of(starts, width, state.here))
 
 
 def _without_given(state: State, spec: Pass) -> Pass:
     """Returns the same forward on canvases with [MASK] for prompts and given tokens."""
-    canvas, drafts = state.here, spec.drafts
-    if drafts is None:
-        every = tuple(range(len(canvas)))
-        drafts = Drafts(canvas.tokens, every, (0,) * len(every))
-    given = canvas.given[torch.tensor(drafts.rows, device=canvas.given.device)]
-    hidden = drafts.tokens.masked_fill(given, canvas.mask_id)
-    return spec._replace(drafts=drafts._replace(tokens=hidden))
+    canvas, states = state.here, spec.states(state.here)
+    given = canvas.given[torch.tensor(states.rows, device=canvas.given.device)]
+    hidden = states.tokens.masked_fill(given, canvas.mask_id)
+    return spec._replace(drafts=states._replace(tokens=hidden))
 
 
 def _run(
     decoder: Decoder, state: State, spec: Pass, layout: Layout
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Calls the model on all groups at once; returns the logits in the order of the entries."""
-    model, drafts = decoder.model, spec.drafts
-    state = with_room(state, drafts, layout)
-    tokens = state.here.tokens if drafts is None else drafts.tokens
+    """Calls the model on all groups at once; returns the logits in the order of the states."""
+    model, states = decoder.model, spec.states(state.here)
+    state = with_room(state, states, layout)
     inputs, packs = [], []
     for group in layout.groups:
-        one = inputs_of(state, spec, group, tokens)
+        one = inputs_of(state, spec, group)
         one = with_leave_one_out(one, model.mask_id) if spec.leave_one_out else one
-        if drafts is not None and drafts.in_columns:
-            one, packed = packed_of(state, drafts, group, one)
+        if states.in_columns:
+            one, packed = packed_of(state, states, group, one)
             packs.append(packed)
         inputs.append(one)
     found = predict_all(model, inputs)
@@ -163,14 +156,13 @@ def _counted(
     decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan], layout: Layout
 ) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    drafts, num_passes = spec.drafts, 2 if decoder.config.cfg_scale else 1
+    states, num_passes = spec.states(state.here), 2 if decoder.config.cfg_scale else 1
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: dict[int, int] = {}
     for group in layout.groups:
-        took_part = [entry if drafts is None else drafts.rows[entry] for entry in group.entries]
-        depth = 1
-        if drafts is not None and drafts.in_columns:
-            depth = 1 + max(drafts.branches[entry] for entry in group.entries)
+        took_part, depth = [states.rows[entry] for entry in group.entries], 1
+        if states.in_columns:
+            depth = 1 + max(states.branches[entry] for entry in group.entries)
             took_part = list(dict.fromkeys(took_part))
         for n in took_part:
             num_columns[n] = num_columns.get(n, 0) + depth * (plans[n].width + further)
@@ -186,18 +178,15 @@ def _counted(
         )
     history = state.cache.history
     if history is not None:
-        history = _noted(state, history, drafts, layout)
+        history = _noted(state, history, states, layout)
     return state._replace(rows=tuple(rows), cache=state.cache._replace(history=history))
 
 
-def _noted(state: State, history: History, drafts: Drafts | None, layout: Layout) -> History:
+def _noted(state: State, history: History, states: Drafts, layout: Layout) -> History:
     """Returns the history after a forward; only branch 0 of a row leaves a trace."""
     for group in layout.groups:
-        kept = [
-            n for n, entry in enumerate(group.entries) if not drafts or not drafts.branches[entry]
-        ]
-        entries = [group.entries[n] for n in kept]
-        rows = entries if drafts is None else [drafts.rows[entry] for entry in entries]
+        kept = [n for n, entry in enumerate(group.entries) if not states.branches[entry]]
+        rows = [states.rows[group.entries[n]] for n in kept]
         index = torch.tensor(rows, device=state.noise_keys.device)
         history = history.noted(state.here, index, group.positions[kept])
     return history
@@ -210,38 +199,35 @@ def _finished(
 
     At settled columns that no computed column predicts, the logits are certain of the token there.
     """
-    owners = None if spec.drafts is None else spec.drafts.rows
-    state = require_finite(state, logits, decoder.model.name, owners)
+    states, window = spec.states(state.here), layout.window
+    state = with_finite_check(state, logits, decoder.model.name, states.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    drafts, window = spec.drafts, layout.window
-    rows = state.rows if drafts is None else [state.rows[row] for row in drafts.rows]
-    truncation = truncation_of(decoder, rows, logits.device)
+    truncation = truncation_of(decoder, [state.rows[row] for row in states.rows], logits.device)
     logits = logits if truncation is None else truncation(logits)
     known = layout.known()
     if known is None:
         return state, logits
-    if drafts is None:
+    if spec.drafts is None:
         is_open = window.part(state.here.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open
         duty = "compute every column that predicts an open position"
-        state = state.forbid(~known & is_open, decoder.cache, duty)
-    tokens = window.part(state.here.tokens if drafts is None else drafts.tokens)
-    known, tokens = part_of(known, spec.asked), part_of(tokens, spec.asked)
+        state = state.with_breach(~known & is_open, decoder.cache, duty)
+    known, tokens = part_of(known, spec.asked), part_of(window.part(states.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
 
 
-def require_finite(
+def with_finite_check(
     state: State,
     logits: Float[Tensor, "N _ V"],
     culprit: str,
     rows: Sequence[int] | None = None,
 ) -> State:
-    """Forbids NaN and infinity; a token may have -inf, but not all tokens of a column."""
+    """Notes where logits are NaN or infinite; a token may have -inf, not all of a column."""
     # A sum is five times faster than a maximum; on a GPU this check would wait for the device.
     if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
         return state
     duty = "give logits without NaN or infinity"
-    return state.forbid(~logits.amax(-1).isfinite(), culprit, duty, rows)
+    return state.with_breach(~logits.amax(-1).isfinite(), culprit, duty, rows)
 
 
 @lru_cache(maxsize=64)

@@ -15,9 +15,10 @@ from dllm_decode.models.base import ForwardInputs
 from dllm_decode.packing import pack
 
 
-def inputs_of(state: State, spec: Pass, group: Group, tokens: Int[Tensor, "N L"]) -> ForwardInputs:
+def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     """Returns the inputs of one group."""
-    asked, columns, drafts = spec.asked, group.columns, spec.drafts
+    states, asked, columns = spec.states(state.here), spec.asked, group.columns
+    tokens = states.tokens
     if spec.attend is not None:
         _require_attend(spec.attend, group)
     if group.on_device is not None:
@@ -33,17 +34,12 @@ def inputs_of(state: State, spec: Pass, group: Group, tokens: Int[Tensor, "N L"]
     cache = state.cache.kv_cache
     if cache is None:
         return inputs
-    rows: Sequence[int] = group.entries
-    branches: Sequence[int] = [0] * len(rows)
-    if drafts is not None:
-        rows = [drafts.rows[entry] for entry in group.entries]
-        branches = [drafts.branches[entry] for entry in group.entries]
-    return replace(
-        inputs,
-        kv_cache=cache.first(group.num_keys),
-        slots=columns,
-        rows=None if drafts and drafts.in_columns else _cache_rows(state, rows, branches),
-    )
+    inputs = replace(inputs, kv_cache=cache.first(group.num_keys), slots=columns)
+    if states.in_columns:
+        return inputs
+    rows = [states.rows[entry] for entry in group.entries]
+    branches = [states.branches[entry] for entry in group.entries]
+    return replace(inputs, rows=_cache_rows(state, rows, branches))
 
 
 def _require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
@@ -76,11 +72,9 @@ def _cache_rows(
     return torch.tensor(found, device=state.device)
 
 
-def with_room(state: State, drafts: Drafts | None, layout: Layout) -> State:
+def with_room(state: State, drafts: Drafts, layout: Layout) -> State:
     """Returns the state whose cache has room for drafts, and a copy of the row's slots for each."""
     cache = state.cache.kv_cache
-    if drafts is None:
-        return state
     _require_drafts(state, drafts)
     if cache is None:
         return state

@@ -11,7 +11,7 @@ from dllm_decode.core.canvas import BlankRow, Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.requests import Request
-from dllm_decode.core.rows import Row, Told
+from dllm_decode.core.rows import CLOSED, Numbers, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
 from dllm_decode.sizes import round_up
@@ -38,8 +38,8 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
     require_numbers(numbers, len(canvas), owner=decoder.schedule)
     if numbers is not None:
-        told = [Told(schedule=tuple(own)) for own in numbers.tolist()]
-        new = [row._replace(told=own) for row, own in zip(new, told, strict=True)]
+        own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
+        new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
     device, more = state.device, len(new)
     noise = [(request.seed, request.noise_index) for request in requests]
     seeds, indices = torch.tensor(noise, device=device).unbind(-1)
@@ -151,7 +151,7 @@ def ended_at_once(decoder: Decoder, state: State) -> list[int]:
         request = row.request
         given = request.template[: row.unsettled - row.prompt_length]
         has_ended = request.stop_at_eos and any(token in ends for token in given)
-        if row.opening is None and (has_ended or row.unsettled >= row.answer_end):
+        if row.opening == CLOSED and (has_ended or row.unsettled >= row.answer_end):
             found.append(number)
     return found
 

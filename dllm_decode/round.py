@@ -19,7 +19,7 @@ from torch import Tensor
 from dllm_decode.blocks.base import Progress, require_numbers, require_opening
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
-from dllm_decode.core.rows import Row, Told
+from dllm_decode.core.rows import CLOSED, Numbers, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
@@ -88,29 +88,30 @@ def _opened(decoder: Decoder, row: Row) -> Row:
         block_length=decoder.block_length,
         shift=decoder.model.logit_shift,
         stops_at_eos=row.request.stop_at_eos,
-        numbers=row.told.schedule or (),
+        numbers=row.numbers.schedule or (),
     )
-    opening, last = decoder.schedule.opening(progress, row.opening), row.opening
+    last = None if row.opening == CLOSED else row.opening
+    opening = decoder.schedule.opening(progress, last)
     require_opening(opening, progress, owner=decoder.schedule)
-    if last is not None and opening.phase == last.phase and row.steps >= row.limit:
+    if opening.phase == row.opening.phase and row.steps >= row.limit:
         error = (
             f"{decoder.rule!r} promises to finish a block within {row.limit} steps, but masks are "
             f"left after {row.steps}; its `max_steps` or its rule is wrong."
         )
         return row._replace(error=error)
-    if opening == last:
+    if opening == row.opening:
         return row
-    row = row._replace(opening=opening)
-    if last is None or opening.phase != last.phase:
+    was, row = row.opening, row._replace(opening=opening)
+    if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.rule, masks)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
-    return row._replace(turn_forwards=0) if last is None or opening.turn != last.turn else row
+    return row._replace(turn_forwards=0) if opening.turn != was.turn else row
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
     """Counts the positions of a row's phase that are not given."""
-    start, stop = (max(0, column - row.prompt_length) for column in row.open.phase)
+    start, stop = (max(0, column - row.prompt_length) for column in row.opening.phase)
     given = row.request.template[start:stop]
     return stop - start - sum(token != mask_id for token in given)
 
@@ -125,7 +126,7 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     if seen.decision is not None:
         return state, seen, seen.decision
     stepping = seen.stepping(len(state.rows))
-    openings = [state.rows[n].open for n in stepping]
+    openings = [state.rows[n].opening for n in stepping]
     view, schedule = decoder.schedule.chosen(seen.view, openings, _taken(state.schedule, seen))
     decision, sampler = next_step(decoder.rule, view, _begun(decoder.rule, state, seen, view))
     decision = decoder.schedule.completed(view, decision, openings)
@@ -169,19 +170,19 @@ def _begun(sampler: Sampler, state: State, seen: Look, view: View) -> Any:
     return merge_state(held, begun, torch.tensor(is_fresh, device=state.device))
 
 
-class _Read(NamedTuple):
-    """The numbers that the host has read after a round, one entry a row.
+class _HostNumbers(NamedTuple):
+    """All that the host reads after a round, one entry a row.
 
     Attributes:
         unsettled: First unsettled column; the canvas' width if there is none.
         has_ended: True if an EOS is settled before that column.
-        told: Numbers of the plug-ins.
+        asked: Numbers that plug-ins asked for.
         errors: The rule that was broken, as a sentence; empty: none.
     """
 
     unsettled: list[int]
     has_ended: list[bool]
-    told: list[Told]
+    asked: list[Numbers]
     errors: list[str]
 
 
@@ -191,27 +192,29 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     A row ends with an error if a plug-in broke its contract there.
     """
     state, numbers = decoder.verifier.after(decoder, state)
-    found = _read(decoder, state, seen, numbers)
+    found = _host_numbers(decoder, state, seen, numbers)
     stepping = seen.stepping(len(state.rows))
     rows, done = list(state.rows), []
     for n, row in enumerate(rows):
         rows[n] = row._replace(
             unsettled=found.unsettled[n],
             steps=row.steps + (n in stepping),
-            told=found.told[n],
+            numbers=found.asked[n],
         )
         if row.error or found.errors[n]:
             rows[n] = rows[n]._replace(error=row.error or found.errors[n])
             done.append(n)
         # A block-causal model decodes its whole last block, also the columns after the answer.
-        is_full = found.unsettled[n] >= max(row.answer_end, row.open.phase[1])
+        is_full = found.unsettled[n] >= max(row.answer_end, row.opening.phase[1])
         if is_full or (row.request.stop_at_eos and found.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
     return state, sorted({*done, *_stopped(decoder, state, stepping)})
 
 
-def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None) -> _Read:
+def _host_numbers(
+    decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
+) -> _HostNumbers:
     """Reads everything at once: the one time in a round that the host waits for the device."""
     canvas, history, B = state.here, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
@@ -227,18 +230,19 @@ def _read(decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N
         require_numbers(found, len(canvas), owner=owner)
     broken = [breach.by_entry() for breach in state.breaches]
     asked = [found.flatten() for found in numbers if found is not None]
-    told = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
+    values = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
     errors = [""] * B
     for breach in state.breaches:
         rows = range(B) if breach.rows is None else breach.rows
-        for row, is_broken in zip(rows, islice(told, len(rows)), strict=True):
+        for row, is_broken in zip(rows, islice(values, len(rows)), strict=True):
             if is_broken and not errors[row]:
                 errors[row] = _error(decoder, state, seen, breach, row)
-    unsettled, ended = list(islice(told, B)), list(islice(told, B))
+    unsettled, ended = list(islice(values, B)), list(islice(values, B))
     own = [
-        [None if n is None else tuple(islice(told, n.shape[1])) for _ in range(B)] for n in numbers
+        [None if n is None else tuple(islice(values, n.shape[1])) for _ in range(B)]
+        for n in numbers
     ]
-    return _Read(unsettled, ended, [Told(*row) for row in zip(*own, strict=True)], errors)
+    return _HostNumbers(unsettled, ended, [Numbers(*row) for row in zip(*own, strict=True)], errors)
 
 
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
@@ -271,12 +275,12 @@ def _event(
     """Returns the event that observers see: the rows that took a step, before and after it."""
     stepping = list(seen.stepping(len(state.rows)))
     rows = tuple(state.rows[n] for n in stepping)
-    told = [
+    listed = [
         (row.request.index, row.query_positions, n in done)
         for n, row in zip(stepping, rows, strict=True)
     ]
     # One tensor, because each that is sent may wait for the device.
-    requests, query_positions, ended = torch.tensor(told, device=state.device).unbind(-1)
+    requests, query_positions, ended = torch.tensor(listed, device=state.device).unbind(-1)
     after, drafted, accepted = state.here, state.cost.drafted, state.cost.accepted
     if seen.rows is not None:
         index = torch.tensor(stepping, device=state.device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,8 +25,9 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     if seen.rows is not None:
         index = torch.tensor(seen.rows, device=state.device)
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
-    state = check_decision(decoder, state, seen, decision, window.part(canvas.given))
-    canvas = truncated(decoder, rows, settled(decoder, canvas, window, view, decision))
+    moves = moves_of(decoder, view, decision, window.part(canvas.given))
+    state = _checked(decoder, state, seen, decision, moves)
+    canvas = truncated(decoder, rows, _moved(canvas, window, moves))
     if index is not None:
         whole = state.here
         tokens = whole.tokens.index_copy(0, index, canvas.tokens)
@@ -34,72 +36,79 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     return state._replace(canvas=canvas)
 
 
-def check_decision(
-    decoder: Decoder, state: State, seen: Look, decision: Decision, given: Bool[Tensor, "B W"]
-) -> State:
-    """Returns the state with a breach for each rule that a decision may break.
+class Moves(NamedTuple):
+    """The part of a decision that is carried out.
+
+    Attributes:
+        commit: Columns of the window that get a token.
+        tokens: The token of each column of the window.
+        settle: Columns that are settled.
+        remask: Columns that are [MASK] again; `None`: none.
+    """
+
+    commit: Bool[Tensor, "B W"]
+    tokens: Int[Tensor, "B W"]
+    settle: Bool[Tensor, "B W"]
+    remask: Bool[Tensor, "B W"] | None
+
+
+def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tensor, "B W"]) -> Moves:
+    """Returns the part of a decision that keeps the rules.
+
+    Only open columns get a token or are settled, columns after the block only by samplers that see
+    them; [MASK] is never written; given tokens are neither changed nor re-masked.
 
     Args:
         decoder: The decoder.
-        state: The state.
-        seen: The view that the sampler was shown, and its rows.
+        view: The view that the sampler was shown.
         decision: The sampler's decision.
         given: Columns of the window whose tokens never change.
     """
-    commit, view, rows = decision.commit, seen.view, seen.rows
+    allowed = view.eligible if decoder.rule.scope == "block" else view.eligible | view.masked
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    commit = settle = decision.commit & allowed & (tokens != decoder.model.mask_id)
+    if decision.settle is not None:
+        settle = decision.settle & allowed & (commit | ~view.masked)
+    remask = None if decision.remask is None else decision.remask & ~view.masked & ~given
+    return Moves(commit, tokens, settle, remask)
+
+
+def _checked(decoder: Decoder, state: State, seen: Look, decision: Decision, moves: Moves) -> State:
+    """Returns the state with a breach for each part of a decision that breaks a rule."""
     sampler = decoder.rule if seen.decision is None else decoder.verifier
-    allowed, tokens = _writable(decoder, view, decision)
-    moves = commit if decision.settle is None else commit | decision.settle
-    moves = moves & allowed
+    where = "masked" if decoder.rule.scope != "block" else "eligible"
+    duty = f"commit {where} positions only, and tokens other than [MASK]"
+    state = state.with_breach(decision.commit & ~moves.commit, sampler, duty, seen.rows)
+    if decision.settle is not None:
+        empty = decision.settle & seen.view.masked & ~moves.commit
+        duty = "settle positions only that hold a token"
+        state = state.with_breach(empty, sampler, duty, seen.rows)
     # A step on a full block may only re-mask; `max_steps` bounds the number of such steps.
-    moves = moves if decision.remask is None else moves | decision.remask
-    idle = ~moves.any(-1)
+    moved = moves.commit | moves.settle
+    if decision.remask is not None and moves.remask is not None:
+        duty = "re-mask positions only that a sampler committed"
+        state = state.with_breach(decision.remask & ~moves.remask, sampler, duty, seen.rows)
+        moved = moved | moves.remask
     move = "commit" if decoder.tokens_are_final else "commit, settle or re-mask"
     duty = f"{move} at least one eligible position of every running row"
-    state = state.forbid(idle, sampler, duty, rows)
-    where = "masked" if decoder.rule.scope != "block" else "eligible"
-    state = state.forbid(commit & ~allowed, sampler, f"commit {where} positions only", rows)
-    is_mask = tokens == decoder.model.mask_id
-    state = state.forbid(commit & is_mask, sampler, "commit tokens other than [MASK]", rows)
-    if decision.settle is not None:
-        empty = decision.settle & view.masked & ~commit
-        state = state.forbid(empty, sampler, "settle positions only that hold a token", rows)
-    if decision.remask is not None:
-        open_again = decision.remask & (view.masked | given)
-        duty = "re-mask positions only that a sampler committed"
-        state = state.forbid(open_again, sampler, duty, rows)
-    return state
-
-
-def _writable(
-    decoder: Decoder, view: View, decision: Decision
-) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"]]:
-    """Returns the columns that a sampler may settle, and the tokens that it would write."""
-    allowed = view.eligible if decoder.rule.scope == "block" else view.eligible | view.masked
-    return allowed, view.proposal if decision.tokens is None else decision.tokens
+    return state.with_breach(~moved.any(-1), sampler, duty, seen.rows)
 
 
 def settled(
     decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Canvas:
-    """Returns the canvas after a decision.
+    """Returns the canvas after a decision, see `moves_of`."""
+    return _moved(canvas, window, moves_of(decoder, view, decision, window.part(canvas.given)))
 
-    Only open columns get a token or are settled, columns after the block only by samplers that see
-    them; [MASK] is never written; given tokens are neither changed nor re-masked.
-    """
-    mask_id = decoder.model.mask_id
-    allowed, tokens = _writable(decoder, view, decision)
-    commit = decision.commit & allowed & (tokens != mask_id)
-    written = window.put(canvas.tokens, commit, tokens)
-    settles = commit
-    if decision.settle is not None:
-        settles = decision.settle & allowed & (commit | ~view.masked)
-    unsettled = window.put(canvas.unsettled, settles, False)
-    if decision.remask is not None:
-        open_again = decision.remask & ~view.masked & ~window.part(canvas.given)
-        written = window.put(written, open_again, torch.full_like(tokens, mask_id))
-        unsettled = window.put(unsettled, open_again, True)
-    return replace(canvas, tokens=written, unsettled=unsettled)
+
+def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
+    tokens = window.put(canvas.tokens, moves.commit, moves.tokens)
+    unsettled = window.put(canvas.unsettled, moves.settle, False)
+    if moves.remask is not None:
+        masks = torch.full_like(moves.tokens, canvas.mask_id)
+        tokens = window.put(tokens, moves.remask, masks)
+        unsettled = window.put(unsettled, moves.remask, True)
+    return replace(canvas, tokens=tokens, unsettled=unsettled)
 
 
 def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:

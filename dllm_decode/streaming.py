@@ -96,7 +96,7 @@ class _LiveView:
             before = event.before.take(index).answers()[0].tolist()
             fresh = [old != new for old, new in zip(before, tokens, strict=True)]
             row = event.rows[int(index)]
-            text = self._drawn(tokens, fresh, after, num_open=row.open.stop - row.prompt_length)
+            text = self._drawn(tokens, fresh, after, num_open=row.opening.stop - row.prompt_length)
             counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
             self.live.update(Group(self._last_lines(text), counted), refresh=True)
 

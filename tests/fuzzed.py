@@ -76,9 +76,9 @@ class Watch:
         for index, tokens, unsettled, row in zip(*parts, strict=True):
             own = slice(row.prompt_length, row.prompt_length + row.request.gen_length)
             self.steps.setdefault(index, []).append((tokens[own], unsettled[own]))
-            is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.open.stop
+            is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.opening.stop
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
-        self.note("rows at different blocks", len({r.open.start - r.first for r in rows}) > 1)
+        self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
         self.note("rows of different temperature", len({r.request.temperature for r in rows}) > 1)
         self.note("rows of different length", len({r.request.gen_length for r in rows}) > 1)
         stayed = [index for index in self.order if index in indices]
@@ -92,7 +92,7 @@ class Watch:
         decoder, reads_tokens = self.case.decoder, row.request.stop.reads_tokens
         at_eos = row.request.stop_at_eos
         is_several = isinstance(decoder.schedule, MultiBlock)
-        is_wide = row.open.stop - row.open.start > decoder.block_length
+        is_wide = row.opening.stop - row.opening.start > decoder.block_length
         self.note("several blocks open", is_several and is_wide)
         self.note("ended by an EOS", has_ended_early and at_eos and not reads_tokens)
         self.note("ended by a stop rule", has_ended_early and reads_tokens and not at_eos)

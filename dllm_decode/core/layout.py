@@ -115,10 +115,10 @@ class Layout(NamedTuple):
     order: Int[Tensor, " N"] | None
 
     @staticmethod
-    def key_of(plans: Sequence[Plan], window: Window) -> LayoutKey:
-        """Returns the key of a forward."""
+    def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
+        """Returns the key of a forward, given the columns of each entry and of the window."""
         own = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
-        return own, window.starts, window.width
+        return own, starts, width
 
     @staticmethod
     def of(sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
@@ -131,7 +131,7 @@ class Layout(NamedTuple):
         """
         every = tuple(range(len(plans)))
         widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
-        key = Layout.key_of(plans, window)
+        key = Layout.key_of(plans, window.starts, window.width)
         if len(widths) <= 1:
             return Layout(key, window, (_group(sight, plans, window, every, None),), None)
         groups, parts = [], []

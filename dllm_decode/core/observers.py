@@ -217,8 +217,8 @@ def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list
     ends = set(canvas.eos_ids)
     found = []
     for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
-        is_open = row.unsettled < row.open.stop
-        stop = row.unsettled if is_final or not is_open else row.open.start
+        is_open = row.unsettled < row.opening.stop
+        stop = row.unsettled if is_final or not is_open else row.opening.start
         answer = tokens[row.prompt_length : min(stop, row.answer_end)]
         first = next((at for at, token in enumerate(answer) if token in ends), len(answer))
         found.append(answer[:first])

@@ -37,7 +37,11 @@ class Opening(NamedTuple):
         return Opening(start, stop, (start, stop), (start, stop), (start, stop))
 
 
-class Told(NamedTuple):
+CLOSED = Opening.of_block(0, 0)
+"""No column is open."""
+
+
+class Numbers(NamedTuple):
     """Numbers of one row that the host read after the last round, for each plug-in that asked.
 
     `None` before the row's first round.
@@ -63,7 +67,7 @@ class Row(NamedTuple):
         end: First column that is not the row's.
         unsettled: First unsettled column.
         started_s: When the row joined, by `time.perf_counter`.
-        opening: The open columns; `None` before the first round.
+        opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         turn_forwards: Forwards since `Opening.turn` changed.
         previous: First column that the last forward needed; `None` before the first one.
@@ -73,7 +77,7 @@ class Row(NamedTuple):
         nfe: Forwards of the row.
         query_positions: Columns computed for it, over all forwards.
         target_nfe: Forwards of a verifier's target.
-        told: Numbers read after the last round.
+        numbers: Those read after the last round.
         error: The rule that was broken in this row, which ends it; empty: none.
     """
 
@@ -82,7 +86,7 @@ class Row(NamedTuple):
     end: int
     unsettled: int
     started_s: float = 0.0
-    opening: Opening | None = None
+    opening: Opening = CLOSED
     is_fresh: bool = True
     turn_forwards: int = 0
     previous: int | None = None
@@ -92,7 +96,7 @@ class Row(NamedTuple):
     nfe: int = 0
     query_positions: int = 0
     target_nfe: int = 0
-    told: Told = Told()
+    numbers: Numbers = Numbers()
     error: str = ""
 
     @property
@@ -104,9 +108,3 @@ class Row(NamedTuple):
     def answer_end(self) -> int:
         """First column after the answer's own tokens."""
         return self.prompt_length + self.request.gen_length
-
-    @property
-    def open(self) -> Opening:
-        """The opening, once the row's first round has begun."""
-        assert self.opening is not None
-        return self.opening

@@ -136,7 +136,7 @@ class State(NamedTuple):
         assert self.canvas is not None
         return self.canvas
 
-    def forbid(
+    def with_breach(
         self,
         found: Bool[Tensor, "N ..."],
         culprit: object,

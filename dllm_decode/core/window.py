@@ -67,7 +67,7 @@ class Window:
         found = new if isinstance(new, bool) else new.gather(1, self.offsets)
         return torch.where(is_new, found, values)
 
-    def opened(self, bounds: Sequence[tuple[int, int]], device: torch.device) -> "Window":
+    def with_open(self, bounds: Sequence[tuple[int, int]], device: torch.device) -> "Window":
         """Returns the window in which the columns between bounds of each row are open."""
         own = [(a - at, b - at) for (a, b), at in zip(bounds, self.starts, strict=True)]
         own = own[:1] if len(set(own)) == 1 else own

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dllm_decode.training.examples import Batch
-from dllm_decode.training.finite import require_finite
+from dllm_decode.training.finite import with_finite_check
 from dllm_decode.training.loop import MAX_GRADIENT_NORM, Report, attention_in_training
 from dllm_decode.training.objective import Objective
 from dllm_decode.training.schedule import Budget, LinearDecay
@@ -103,7 +103,7 @@ def distil(
         run.progress.elapsed_s = time.perf_counter() - begun_s
         reports(run.progress, loss)
         if run.progress.step % settings.evaluate_every == 0:
-            require_finite("The loss", [loss], run.progress.step)
+            with_finite_check("The loss", [loss], run.progress.step)
             run.measure(evaluate)
     if not run.is_measured:
         run.measure(evaluate)
@@ -182,7 +182,7 @@ class _Run:
 
     def measure(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
-        require_finite("The weights", self._weights, self.progress.step)
+        with_finite_check("The weights", self._weights, self.progress.step)
         self._objective.model.eval()
         now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
         self.progress.history.append(
@@ -238,7 +238,7 @@ class _Reports:
         seconds_s = time.perf_counter() - self._last_s
         if seconds_s < 1.0 and self._budget.spent(progress) < 1:
             return
-        require_finite("The loss", [loss], progress.step)
+        with_finite_check("The loss", [loss], progress.step)
         pace = (progress.samples - self._samples) / max(seconds_s, 1e-9)
         self._last_s, self._samples = time.perf_counter(), progress.samples
         if self._accelerator.is_main_process:

@@ -10,7 +10,7 @@ class NotFiniteError(RuntimeError):
     """The loss or a weight of a training has become infinite or NaN."""
 
 
-def require_finite(name: str, tensors: Sequence[Tensor], step: int) -> None:
+def with_finite_check(name: str, tensors: Sequence[Tensor], step: int) -> None:
     """Checks the numbers of a training; waits for the device once.
 
     Args:

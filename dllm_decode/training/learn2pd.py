@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from dllm_decode.options import require_integer
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
-from dllm_decode.training.finite import require_finite
+from dllm_decode.training.finite import with_finite_check
 from dllm_decode.training.learn2pd_examples import FilterExamples
 from samplers.learn2pd import new_network
 
@@ -114,7 +114,7 @@ def train_filter(
             continue
         with torch.no_grad():
             val_losses = _loss(network, val, settings.counted)
-        require_finite("The loss", [val_losses], progress.step)
+        with_finite_check("The loss", [val_losses], progress.step)
         val_loss = val_losses.item()
         if val_loss < min((past["loss"] for past in progress.history), default=float("inf")):
             best.load_state_dict(network.state_dict())

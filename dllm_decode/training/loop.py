@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from dllm_decode.training.examples import Batch, Kind, Rows, make_batch
-from dllm_decode.training.finite import require_finite
+from dllm_decode.training.finite import with_finite_check
 from dllm_decode.training.objective import Objective
 from dllm_decode.training.schedule import Budget, LinearDecay
 
@@ -106,7 +106,7 @@ def train(
         loss = run.step()
         run.progress.elapsed_s = clock.run_s()
         if clock.session_s() - reported_s > 1.0:
-            require_finite("The loss", [loss], run.progress.step)
+            with_finite_check("The loss", [loss], run.progress.step)
             pace = (run.progress.samples - reported) / (clock.session_s() - reported_s)
             spent = settings.budget.spent(run.progress)
             observe(Report(run.progress, spent, loss.item(), pace))
@@ -181,7 +181,7 @@ class _Run:
 
     def measure(self, evaluate: Callable[[], Mapping[str, float]], clock: _Clock) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
-        require_finite("The weights", self._weights, self.progress.step)
+        with_finite_check("The weights", self._weights, self.progress.step)
         self._objective.model.eval()
         found = evaluate()
         self.progress.elapsed_s = clock.run_s()

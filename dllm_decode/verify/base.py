@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.look import look
+from dllm_decode.views import look
 from samplers.facts import Fact
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.look import view_of
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
@@ -23,6 +22,7 @@ from dllm_decode.verify.ar_verify.target_round import (
     require_target,
     written,
 )
+from dllm_decode.views import view_of
 from samplers.base import Sampler
 from samplers.checks import require_count, require_probability, require_share
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability

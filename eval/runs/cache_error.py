@@ -28,10 +28,10 @@ from dllm_decode import (
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.look import look
 from dllm_decode.loop import new_decoder
 from dllm_decode.round import decide
 from dllm_decode.settle import settle
+from dllm_decode.views import look
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.command import DTYPES
 from eval.runs.files import require_file, write_json

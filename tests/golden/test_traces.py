@@ -656,7 +656,7 @@ class Recorder:
             prompt, first = int(event.before.prompt_lengths[index]), int(event.columns[index, 0])
             # What follows the block, unless a sampler sees it, was filled after an EOS.
             columns = event.columns[index]
-            stop = event.rows[index].open.phase[1]
+            stop = event.rows[index].opening.phase[1]
             shown = columns[event.view.masked[index] | (columns < stop)]
             committed = shown[(masked[index] & ~remains[index])[shown]]
             old, new = event.before.tokens[index], event.after.tokens[index]

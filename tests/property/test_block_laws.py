@@ -191,7 +191,7 @@ def test_blocks_open_one_a_step_and_only_open_masks_are_committed(blocks: MultiB
         masked = event.before.masked
         committed = masked & ~event.after.masked
         for row, has_mask, is_new in zip(event.rows, masked, committed, strict=True):
-            opening, request = row.open, row.request.index
+            opening, request = row.opening, row.request.index
             num_open, due, _ = opening.note
             assert num_open - seen.get(request, 1) <= 1 or blocks.open_at == 1.0
             seen[request] = num_open
@@ -297,7 +297,7 @@ def test_nothing_opens_behind_an_eos_where_the_answer_ends_with_it() -> None:
             templates=[template], stop_at_eos=stops, observers=[watch],
         )  # fmt: skip
         (rows,) = zip(*(event.rows for event in watch.events), strict=True)
-        seen[stops] = max(row.open.stop - row.first for row in rows)
+        seen[stops] = max(row.opening.stop - row.first for row in rows)
     assert seen == {True: 4, False: 14}
 
 
@@ -320,7 +320,7 @@ def test_only_open_masks_have_logits() -> None:
     )  # fmt: skip
     for call, event in zip(spied.calls, watch.events, strict=True):
         most = max(
-            int(masked[row.open.start : row.open.stop].sum())
+            int(masked[row.opening.start : row.opening.stop].sum())
             for row, masked in zip(event.rows, event.before.masked, strict=True)
         )
         assert call.wanted is not None

@@ -176,7 +176,7 @@ def _together(case: Case, events: Counter[str]) -> dict[int, list[int]]:
         for index, at in case.cancels.items():
             if at == rounds:
                 queue.cancel(index)
-        blocks = {row.open.start - row.first for row in event.rows}
+        blocks = {row.opening.start - row.first for row in event.rows}
         events["rounds at different blocks"] += len(blocks) > 1
         temperatures = {row.request.temperature for row in event.rows}
         events["rounds of different temperatures"] += len(temperatures) > 1

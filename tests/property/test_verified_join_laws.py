@@ -54,7 +54,7 @@ def decoded(num_rows: int, **options: Any) -> tuple[list[list[int]], Counter[str
         fresh = {row.request.index for row in event.rows} - known
         events["joined"] += len(fresh) if known else 0
         known.update(fresh)
-        blocks = {row.open.start - row.first for row in event.rows}
+        blocks = {row.opening.start - row.first for row in event.rows}
         events["different blocks"] += len(blocks) > 1
         events["some rows wait"] += len(event.rows) < num_rows
 

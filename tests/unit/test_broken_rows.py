@@ -21,10 +21,10 @@ from dllm_decode import (
     new_decoder,
     run,
 )
-from dllm_decode.look import look
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig
 from dllm_decode.streaming import draft_observer
+from dllm_decode.views import look
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
 from samplers.facts import Fact
 

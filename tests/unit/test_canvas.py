@@ -102,7 +102,7 @@ def test_a_window_that_reaches_beyond_the_canvas_does_not_write_its_last_column(
         [MASK, MASK, 5, 6],
         [1, 2, 3, 0],
     ]
-    opened = window.opened([(6, 7), (5, 8)], torch.device("cpu"))
+    opened = window.with_open([(6, 7), (5, 8)], torch.device("cpu"))
     assert opened.open is not None
     assert opened.open.tolist() == [
         [True, False, False, False],

@@ -37,7 +37,7 @@ from dllm_decode.compatibility import facts_of, refusal_of
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.look import look
+from dllm_decode.views import look
 from samplers import (
     T2M,
     ConfidenceThreshold,

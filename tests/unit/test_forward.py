@@ -41,7 +41,7 @@ def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
 def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
     """The layout was kept although the drafts, as many as before, were of other rows."""
     decoder, state = begun()
-    window = Window.of([row.open.start for row in state.rows], 4, state.here)
+    window = Window.of([row.opening.start for row in state.rows], 4, state.here)
     found: dict[tuple[int, ...], list[Any]] = {}
     for keeps_layout in (True, False):
         for owners in ((0, 1, 2, 0), (0, 1, 2, 2)):
@@ -66,7 +66,7 @@ class Wrong(Verifier):
         return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD})
 
     def look(self, decoder: Decoder, state: State) -> Any:
-        window = Window.of([row.open.start for row in state.rows], 4, state.here)
+        window = Window.of([row.opening.start for row in state.rows], 4, state.here)
         tokens, rows = state.here.tokens, tuple(range(len(state.rows)))
         if self.kind == "narrow":
             tokens = window.part(tokens)
@@ -95,13 +95,13 @@ def test_a_wrong_look_is_named(kind: str, message: str) -> None:
 def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
     decoder, state = begun()
     assert isinstance(decoder.cache, NoCache)
-    window = Window.of([row.open.start for row in state.rows], 4, state.here)
+    window = Window.of([row.opening.start for row in state.rows], 4, state.here)
     drafts = Drafts(state.here.tokens[:1], (0,), (3,))
     assert forward(decoder, state, Pass(window, drafts=drafts))[1].shape[:2] == (1, 4)
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
-    starts = [row.open.start for row in state.rows]
+    starts = [row.opening.start for row in state.rows]
     columns = [(range(start, start + 4 + more * n),) for n, start in enumerate(starts)]
     return Window.of(starts, 4, state.here), columns
 

@@ -56,8 +56,8 @@ class Edited:
         assert not (edited & after.masked).any()
         self.num += int(edited.sum())
         for number, row in enumerate(event.rows):
-            assert not edited[number, : row.open.start].any()
-            key = row.request.index, row.open.start - row.prompt_length
+            assert not edited[number, : row.opening.start].any()
+            key = row.request.index, row.opening.start - row.prompt_length
             self.steps[key] = self.steps.get(key, 0) + 1
 
 

@@ -124,7 +124,7 @@ class Remasks:
         again = event.after.masked & ~event.before.masked
         assert not (again & event.before.given).any()
         for row, told in enumerate(event.rows):
-            block = told.request.index, told.open.start
+            block = told.request.index, told.opening.start
             self.steps[block] = self.steps.get(block, 0) + 1
             for at in again[row].nonzero().flatten().tolist():
                 key = told.request.index, at

@@ -118,7 +118,7 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
 
     def note(event: StepEvent) -> None:
         own = zip(event.before.masked, event.rows, strict=True)
-        masks.append(max(int(masked[: row.open.stop].sum()) for masked, row in own))
+        masks.append(max(int(masked[: row.opening.stop].sum()) for masked, row in own))
 
     def widths(sampler: FixedSchedule) -> list[int]:
         model.calls.clear()

@@ -11,7 +11,6 @@ from torch import Tensor
 from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Drafts, Look, Verifier
-from dllm_decode.look import view_of
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.settle import settled
@@ -28,6 +27,7 @@ from dllm_decode.verify.ar_verify.target_round import (
     require_target,
     written,
 )
+from dllm_decode.views import view_of
 from samplers.base import Sampler, first_state, next_step
 from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely

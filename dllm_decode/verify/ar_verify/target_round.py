@@ -11,7 +11,7 @@ from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Drafts, Pass
-from dllm_decode.forward import forward, on_device, require_finite
+from dllm_decode.forward import forward, on_device, with_finite_check
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
@@ -200,7 +200,7 @@ def read_target(
         past, tokens, counts, num_logits=num_logits, first_logits=first_logits, parents=parents
     )
     logits = reading.logits[..., : target.num_shared_ids]
-    state = require_finite(state, logits, target.name)
+    state = with_finite_check(state, logits, target.name)
     known = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
     logits = logits.index_fill_(-1, on_device(known, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)

@@ -13,7 +13,6 @@ from dllm_decode.core.state import State
 from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Drafts, Look, Pass, Verifier
 from dllm_decode.forward import forward
-from dllm_decode.look import leave_one_out_of, look, view_of, window_of, with_window
 from dllm_decode.settle import settled, truncated
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
@@ -23,6 +22,7 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
+from dllm_decode.views import leave_one_out_of, look, view_of, window_of, with_window
 from samplers.base import next_step
 from samplers.checks import require_choice, require_count
 from samplers.facts import Fact
@@ -106,7 +106,7 @@ class SelfVerify(Verifier):
         if self.draft_steps == 1:
             return look(decoder, state)
         state = with_window(decoder, state)
-        standings = [Standing(*(row.told.verifier or ())) for row in state.rows]
+        standings = [Standing(*(row.numbers.verifier or ())) for row in state.rows]
         ready = self._ready(decoder, state, standings)
         if not ready:
             levels = self._draft(decoder, state, standings)
@@ -115,7 +115,7 @@ class SelfVerify(Verifier):
             ready = list(range(len(standings)))
         known: EvaluatedStates = state.verifier
         state = state.with_drafts(accepted=known.num_accepted())
-        masks = num_unsettled(state.here, [row.open.bounds for row in state.rows])
+        masks = num_unsettled(state.here, [row.opening.bounds for row in state.rows])
         state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
         return state, _shown(decoder, state, ready, standings)
 
@@ -123,7 +123,7 @@ class SelfVerify(Verifier):
         if self.draft_steps == 1:
             return state, None
         known: EvaluatedStates = state.verifier.moved(state.here)
-        masks = num_unsettled(state.here, [row.open.bounds for row in state.rows])
+        masks = num_unsettled(state.here, [row.opening.bounds for row in state.rows])
         numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
         return state._replace(verifier=known), numbers
 
@@ -163,7 +163,7 @@ class SelfVerify(Verifier):
         index = torch.tensor(rows, device=state.device)
         seen = _shown(decoder, state, rows, standings)
         canvas, held, alive = state.here.take(index), take_state(state.sampler, index), rows
-        bounds = [state.rows[row].open.bounds for row in rows]
+        bounds = [state.rows[row].opening.bounds for row in rows]
         finishing = self._finishing(decoder, state)
         num_steps = max(standings[row].expected_steps for row in rows)
         while alive and len(levels) < self.draft_steps:
@@ -187,7 +187,7 @@ class SelfVerify(Verifier):
         """Returns the rows whose finished block is a draft too, because a next block exists."""
         if self._width(decoder) == decoder.window_length:
             return set()
-        return {n for n, row in enumerate(state.rows) if row.open.stop < row.end}
+        return {n for n, row in enumerate(state.rows) if row.opening.stop < row.end}
 
     def _evaluate(self, decoder: Decoder, state: State, levels: Sequence[Level]) -> State:
         """Runs the forwards and keeps the logits of each state."""
@@ -248,7 +248,7 @@ def _starts(state: State) -> tuple[int, ...]:
 def _blocks(state: State, starts: Sequence[int], width: int) -> list[tuple[int, int]]:
     """Returns the columns of two blocks, which cache policies then take for the open one."""
     return [
-        (row.open.block[0], max(row.open.block[1], min(start + width, row.end)))
+        (row.opening.block[0], max(row.opening.block[1], min(start + width, row.end)))
         for row, start in zip(state.rows, starts, strict=True)
     ]
 

@@ -51,11 +51,11 @@ def with_window(decoder: Decoder, state: State) -> State:
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     """Returns the window that the sampler sees of some rows, with its open columns."""
     scope = decoder.rule.scope
-    starts = [row.first if scope == "answer" else row.open.phase[0] for row in rows]
+    starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
     window = Window.of(starts, decoder.window_length, canvas)
     if scope == "block" and decoder.opens_whole_blocks:
         return window
-    return window.opened([row.open.bounds for row in rows], canvas.tokens.device)
+    return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
@@ -80,7 +80,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
 def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
     """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
-    bounds = [row.open.bounds for row in state.rows]
+    bounds = [row.opening.bounds for row in state.rows]
     width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
     if width >= window.width:
         return None
@@ -124,7 +124,7 @@ def view_of(
     prompts = canvas.prompt_lengths
     starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in own]
-    offsets = [row.open.start - at for row, at in zip(own, window.starts, strict=True)]
+    offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
     return View(
         tokens=window.part(canvas.tokens),
         computed=computed,
