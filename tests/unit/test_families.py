@@ -308,6 +308,15 @@ def test_a_missing_key_is_named() -> None:
         LLADA.read(config)
 
 
+def test_an_error_in_a_folder_names_its_config(tmp_path: Path) -> None:
+    """It named "config.json", whichever of several folders that was in."""
+    path = tmp_path / "config.json"
+    for changes in ({"n_layers": 0}, {"architectures": ["Other"]}, {"mask_token_id": 512}):
+        path.write_text(json.dumps(config_of("llada") | changes))
+        with pytest.raises(ValueError, match=re.escape(repr(str(path)))):
+            load_model(tmp_path)
+
+
 def test_a_reader_names_the_file_it_reads() -> None:
     reader = ConfigReader({"size": "3"}, file="adapter_config.json")
     with pytest.raises(ValueError, match=r"^adapter_config\.json: 'size' must be an integer"):
@@ -355,7 +364,9 @@ def test_published_defaults_fill_in_what_a_configuration_lacks(
     bare = {name: value for name, value in config_of(key).items() if name not in named}
     bare |= {"vocab_size": 200000, "embedding_size": 200000}
     if mask_id is None:
-        with pytest.raises(ValueError, match=r"does not say which token is \[MASK\]. Pass mask_id"):
+        with pytest.raises(
+            ValueError, match=r"must say which token is \[MASK\].* got none. Pass mask_id"
+        ):
             family.read(bare)
         return
     facts = family.read(bare)
@@ -366,7 +377,7 @@ def test_published_defaults_fill_in_what_a_configuration_lacks(
 def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> None:
     family, config = FAMILIES[key], config_of(key)
     assert family.read(config, mask_id=7).mask_id == 7
-    with pytest.raises(ValueError, match=r"id must be in \[0, 512\), got 512"):
+    with pytest.raises(ValueError, match=r"an id in \[0, 512\), got 512"):
         family.read(config, mask_id=512)
     if family.block_length or family.may_be_block_causal:
         assert family.read(config, mask_id=7, block_length=6).causal_block_length == 6
@@ -378,7 +389,7 @@ def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> Non
 
 
 def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"id must be in \[0, 512\), got 126336. Pass mask_id"):
+    with pytest.raises(ValueError, match=r"an id in \[0, 512\), got 126336. Pass mask_id"):
         LLADA.read(without("llada", "mask_token_id"))
     with pytest.raises(ValueError, match="'mask_token_id' must be an integer from 0 to 511"):
         LLADA.read({**config_of("llada"), "mask_token_id": 512})
@@ -666,7 +677,7 @@ def test_a_family_that_is_passed_needs_no_architecture_in_the_file(tmp_path: Pat
         assert model.mask_id == 7
     with pytest.raises(ValueError, match="in 'architectures', got None"):
         family_of({"model_type": "own"})
-    with pytest.raises(ValueError, match=r"'architectures' in config.json of a Own .*\['Other'\]"):
+    with pytest.raises(ValueError, match=r"'architectures' of a Own .*\['Other'\]"):
         family_of({"architectures": ["Other"]}, OWN)
 
 
@@ -683,5 +694,5 @@ def test_the_mask_token_is_read_from_the_keys_of_the_family() -> None:
     assert OWN.read(CONFIG, mask_id=3).mask_id == 3
     with pytest.raises(ValueError, match="'diffusion_mask' must be an integer from 0 to 63"):
         OWN.read({**CONFIG, "diffusion_mask": 64})
-    with pytest.raises(ValueError, match="does not say which token is"):
+    with pytest.raises(ValueError, match="must say which token is"):
         OWN.read(bare)

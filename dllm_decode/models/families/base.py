@@ -1,18 +1,12 @@
 """What a family is: how its authors write config.json, and how they name tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_decode.models.families.reader import (
-    MOST_LENGTH,
-    Config,
-    ConfigReader,
-    is_one_of,
-    shown,
-)
+from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, shown
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
@@ -150,11 +144,6 @@ class Family:
                 f"called {', '.join(OUR_NAMES)}, got {', '.join(unknown)}."
             )
 
-    def official_name(self, part: str) -> str:
-        """Translates a name of `Transformer.parts`, which `names` must have."""
-        pattern, numbers = _pattern(part)
-        return self.names[pattern].format(**numbers)
-
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
         """Returns the views of a network that the tensors of a checkpoint go to, by their names.
 
@@ -162,26 +151,25 @@ class Family:
             ValueError: If `names` lacks a tensor of the network, or has one name for two.
         """
         found: dict[str, Tensor] = {}
-        joined = self._joined(transformer.parts(split_qkv=self.split_qkv))
-        self._require_names(joined)
-        for name, part in joined.items():
-            official = self.official_name(name)
+        lacking: dict[str, None] = {}
+        for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
+            pattern, numbers = _pattern(name)
+            if pattern not in self.names:
+                lacking[pattern] = None
+                continue
+            official = self.names[pattern].format(**numbers)
             if official in found:
                 raise ValueError(
                     f"The names of the family {self.name} must tell tensors apart, got "
                     f"{official!r} for {name!r} and for another. Is {{n}} or {{e}} missing?"
                 )
             found[official] = part
-        return found
-
-    def _require_names(self, parts: Iterable[str]) -> None:
-        needed = dict.fromkeys(_pattern(part)[0] for part in parts)
-        missing = [name for name in needed if name not in self.names]
-        if missing:
+        if lacking:
             raise ValueError(
                 f"The names of the family {self.name} must have every tensor of its network, got "
-                f"none for {', '.join(missing)}."
+                f"none for {', '.join(lacking)}."
             )
+        return found
 
     def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Makes one tensor of gate and up where the checkpoint has one."""
@@ -190,7 +178,7 @@ class Family:
             before, _, kind = name.rpartition(".gate.")
             whole = f"{before}.gate_up.{kind}"
             if before and _pattern(whole)[0] in self.names:
-                # The network has one too: behind the rows of gate lie those of up.
+                # The network has one too, in which the rows of up follow the rows of gate.
                 joined[whole] = part.as_strided((2 * len(part), *part.shape[1:]), part.stride())
             elif name.replace(".up.", ".gate_up.") not in joined:
                 joined[name] = part
@@ -200,6 +188,7 @@ class Family:
         self,
         config: Config,
         *,
+        file: str = "config.json",
         mask_id: int | None = None,
         block_length: int | None = None,
         tokenizer_mask_id: int | None = None,
@@ -209,16 +198,17 @@ class Family:
 
         Args:
             config: The whole file.
-            mask_id: Overrides what it or the tokenizer says, or the family's default.
-            block_length: Overrides what it says, or the family's default.
+            file: Named in errors.
+            mask_id: Overrides what the file or the tokenizer says, or the family's default.
+            block_length: Overrides what the file says, or the family's default.
             tokenizer_mask_id: The tokenizer's [MASK] token, which the file must not contradict.
-            tokenizer_eos_id: The token that ends an answer where neither it nor the family says.
+            tokenizer_eos_id: The token that ends an answer if file and family do not say.
 
         Raises:
             ValueError: If a key is missing, has a value that it cannot have, or names something
                 that is not implemented.
         """
-        reader = ConfigReader(config)
+        reader = ConfigReader(config, file=file)
         self._require_allowed(reader)
         shape = self._shape(reader)
         return CheckpointFacts(
@@ -230,11 +220,11 @@ class Family:
 
     def _require_allowed(self, config: ConfigReader) -> None:
         for key, allowed, required in self.refusals:
-            value = config.value(key)
-            if config.has(key) and not is_one_of(value, allowed):
+            if not config.is_one_of(key, allowed):
                 raise ValueError(
                     f"{config.file}: {self.name} checkpoints need {key!r} {required}, got "
-                    f"{shown(value)}. This variant is not implemented; choose another checkpoint."
+                    f"{shown(config.value(key))}. This variant is not implemented; choose another "
+                    "checkpoint."
                 )
 
     def _shape(self, config: ConfigReader) -> NetworkConfig:
@@ -251,7 +241,7 @@ class Family:
     ) -> int:
         key = next((key for key in self.mask_keys if config.has(key)), None)
         if given is None and key is not None:
-            stated = config.token_id(key, vocab_size=vocab_size)
+            stated = config.integer(key, most=vocab_size - 1)
             if of_tokenizer not in (None, stated):
                 raise ValueError(
                     f"{config.file}: {key!r} must be the [MASK] token of the tokenizer, "
@@ -260,15 +250,11 @@ class Family:
             return stated
         others = (token for token in (given, of_tokenizer, self.mask_id) if token is not None)
         mask_id = next(others, None)
-        if mask_id is None:
+        if mask_id is None or not 0 <= mask_id < vocab_size:
             raise ValueError(
-                f"config.json of a {self.name} checkpoint does not say which token is [MASK]. "
-                f"Pass mask_id, or set {self.mask_keys[0]!r} there."
-            )
-        if not 0 <= mask_id < vocab_size:
-            raise ValueError(
-                f"The mask token's id must be in [0, {vocab_size}), got {mask_id}. "
-                f"Pass mask_id, or set {self.mask_keys[0]!r} in config.json."
+                f"{config.file} of a {self.name} checkpoint must say which token is [MASK], an id "
+                f"in [0, {vocab_size}), got {'none' if mask_id is None else mask_id}. Pass "
+                f"mask_id, or set {self.mask_keys[0]!r} there."
             )
         return mask_id
 
@@ -281,10 +267,10 @@ class Family:
         key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
         if default is None and not config.has(key):
             raise ValueError(
-                f"config.json of a {self.name} checkpoint must say which token ends an answer, got "
-                f"nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer whose "
-                "eos_token is in the vocabulary. Add the key; or, for a family of your own, change "
-                "its eos_keys."
+                f"{config.file} of a {self.name} checkpoint must say which token ends an answer, "
+                f"got nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer "
+                "whose eos_token is in the vocabulary. Add the key; or, for a family of your own, "
+                "change its eos_keys."
             )
         listed = None if default is None else [default]
         first = config.integers(key, listed, most=vocab_size - 1)

@@ -58,11 +58,14 @@ class ConfigReader:
         self, key: str, default: int | None = None, *, least: int = 0, most: int = _MOST
     ) -> int:
         """Reads an integer of a range."""
-        value = self._value(key, default)
-        # JSON has true and 1.0, which Python takes for integers or compares equal to some.
-        if type(value) is not int or not least <= value <= most:
-            raise self.error(key, f"an integer from {least} to {most}", value)
-        return value
+        (found,) = self._of_range(key, default, least, most, "an integer", is_list=False)
+        return found
+
+    def integers(
+        self, key: str, default: list[int] | None = None, *, least: int = 0, most: int = _MOST
+    ) -> list[int]:
+        """Reads one integer of a range, or a list of them."""
+        return self._of_range(key, default, least, most, "integers", is_list=True)
 
     def positive_number(
         self,
@@ -97,26 +100,10 @@ class ConfigReader:
 
     def texts(self, key: str) -> str | list[str]:
         """Reads a string, or a list of them."""
-        value = self._value(key, None)
-        if type(value) is not str and not (
-            type(value) is list and all(type(item) is str for item in value)
-        ):
+        value: str | list[str] = self._value(key, None)
+        if any(type(item) is not str for item in (value if type(value) is list else [value])):
             raise self.error(key, "a string or a list of them", value)
         return value
-
-    def integers(
-        self, key: str, default: list[int] | None = None, *, least: int = 0, most: int = _MOST
-    ) -> list[int]:
-        """Reads one integer of a range, or a list of them."""
-        value = self._value(key, default)
-        listed = value if type(value) is list else [value]
-        if any(type(item) is not int or not least <= item <= most for item in listed):
-            raise self.error(key, f"integers from {least} to {most}", value)
-        return listed
-
-    def token_id(self, key: str, default: int | None = None, *, vocab_size: int) -> int:
-        """Reads the id of a token."""
-        return self.integer(key, default, most=vocab_size - 1)
 
     def mapping(self, key: str) -> "ConfigReader":
         """Reads an object: a reader of its keys."""
@@ -129,6 +116,22 @@ class ConfigReader:
         """Makes the error that names a key, its file, and what its value must be."""
         name = self._prefix + key
         return ValueError(f"{self.file}: {name!r} must be {required}, got {shown(value)}.")
+
+    def is_one_of(self, key: str, allowed: Iterable[object]) -> bool:
+        """Says whether a key is absent or has one of these values; true is not 1, nor false 0."""
+        value = self.value(key)
+        kinds = [(type(one) is bool, one) for one in allowed]
+        return not self.has(key) or (type(value) is bool, value) in kinds
+
+    def _of_range(
+        self, key: str, default: object, least: int, most: int, kind: str, *, is_list: bool
+    ) -> list[int]:
+        value = self._value(key, default)
+        listed = value if is_list and type(value) is list else [value]
+        # JSON has true and 1.0, which Python takes for integers or compares equal to some.
+        if any(type(item) is not int or not least <= item <= most for item in listed):
+            raise self.error(key, f"{kind} from {least} to {most}", value)
+        return listed
 
     def _found(self, key: str) -> object:
         if key in self._config:
@@ -154,9 +157,3 @@ class ConfigReader:
 def shown(value: object) -> str:
     """Returns a value as messages quote it, null as JSON writes it."""
     return "null" if value is None else repr(value)
-
-
-def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Says whether a value equals one of these; unlike in Python, true is not 1, nor false 0."""
-    is_bool = type(value) is bool
-    return any(is_bool == (type(one) is bool) and value == one for one in allowed)

@@ -43,8 +43,9 @@ MOE_NAMES = NAMES | {
 }
 """Qwen3-MoE's names, one tensor for each matrix of each expert."""
 
+SILU = Refusal("hidden_act", ("silu",), "to be 'silu'")
 REFUSALS = (
-    Refusal("hidden_act", ("silu",), "to be 'silu'"),
+    SILU,
     Refusal("use_sliding_window", (False,), "to be false"),
     Refusal("use_mrope", (False,), "to be false"),
 )
@@ -107,11 +108,8 @@ def read_shape(
 
 def _require_whole_rotation(config: ConfigReader) -> None:
     """Refuses a checkpoint that turns a part of each head, if the family does not say which."""
-    places = [
-        config,
-        *([config.mapping("rope_parameters")] if config.has("rope_parameters") else []),
-    ]
-    for place in places:
+    nested = [config.mapping("rope_parameters")] if config.has("rope_parameters") else []
+    for place in (config, *nested):
         share = place.positive_number("partial_rotary_factor", 1.0, most=1.0)
         if share != 1:
             raise ValueError(
@@ -146,23 +144,16 @@ def read_factor(config: ConfigReader, key: str, default: float | None = None) ->
     return config.positive_number(key, default, most=MOST_FACTOR)
 
 
-def read_num_experts(config: ConfigReader) -> tuple[int, int]:
-    """Reads how many experts a layer has, and how many of them each token goes to."""
-    num_experts = config.positive_int("num_experts", most=MOST_EXPERTS)
-    return num_experts, config.positive_int("num_experts_per_tok", most=num_experts)
-
-
 def _rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
     """Reads the base of the frequencies and their scaling, where either version has put them."""
-    # transformers 5 moved all of it into one object.
+    # transformers 5 moved all of it into one object. RND1 writes false where others write null.
     if config.has("rope_parameters"):
         rope = config.mapping("rope_parameters")
         return read_rope_theta(rope), _scaling(rope)
-    scaling = config.value("rope_scaling")
-    # RND1 writes false where others write null.
-    if scaling is None or scaling is False:
-        return read_rope_theta(config), None
-    return read_rope_theta(config), _scaling(config.mapping("rope_scaling"))
+    stated = config.value("rope_scaling")
+    is_plain = stated is None or stated is False
+    scaling = None if is_plain else _scaling(config.mapping("rope_scaling"))
+    return read_rope_theta(config), scaling
 
 
 def _scaling(rope: ConfigReader) -> RopeScaling | None:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dllm_decode.models.families.reader import ConfigReader, is_one_of, shown
+from dllm_decode.models.families.reader import ConfigReader, shown
 from dllm_decode.models.loading.weights import check_finite, check_stored, open_weights, read_json
 
 _CONFIG = "adapter_config.json"
@@ -111,11 +111,10 @@ def read_adapter(folder: Path) -> Adapter:
     config_path, path = folder / _CONFIG, folder / "adapter_model.safetensors"
     config = ConfigReader(read_json(config_path), file=repr(str(config_path)))
     for key, allowed in _PLAIN.items():
-        value = config.value(key)
-        if config.has(key) and not is_one_of(value, allowed):
+        if not config.is_one_of(key, allowed):
             raise ValueError(
                 f"{config.file}: {key!r} must be {shown(allowed[0])} for an adapter that is "
-                f"merged, got {shown(value)}. Merge it with PEFT, and load the result."
+                f"merged, got {shown(config.value(key))}. Merge it with PEFT, and load the result."
             )
     if not path.is_file():
         raise FileNotFoundError(

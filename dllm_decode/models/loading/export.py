@@ -106,22 +106,44 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
         stale.unlink(missing_ok=True)
-    dtype = dtype or model.dtype
     _write_json(folder / "config.json", _config(model))
     generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
     _write_json(folder / "generation_config.json", generation)
-    parts = model.transformer.parts()
-    shards = _shards({LLADA.official_name(k): v for k, v in parts.items()}, dtype, max_shard_bytes)
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards, start=1):
-        name = (
-            f"model-{i:05}-of-{len(shards):05}.safetensors" if shards[1:] else "model.safetensors"
-        )
-        _save_shard(shard, folder / name, dtype)
-        weight_map |= dict.fromkeys(shard, name)
-    if shards[1:]:
-        total = sum(tensor.numel() for tensor in parts.values()) * dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    wished = dtype or model.dtype
+    tensors = {name: (part, wished) for name, part in LLADA.tensors(model.transformer).items()}
+    write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
+
+
+def write_weights(
+    tensors: Mapping[str, tuple[Tensor, torch.dtype]],
+    folder: Path,
+    *,
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes safetensors, and an index if there are several files.
+
+    Args:
+        tensors: By name; each with its dtype in the file.
+        folder: An existing one, without earlier weights.
+        max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
+    """
+    # A library that takes time to import.
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    sizes = {
+        name: torch.empty(part.shape, dtype=dtype, device="meta")
+        for name, (part, dtype) in tensors.items()
+    }
+    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
+    for file, names in plan.filename_to_tensors.items():
+        # Parts of fused projections share storage, which safetensors refuses: hence the copies.
+        copies = {
+            name: tensors[name][0].detach().to("cpu", tensors[name][1], copy=True).contiguous()
+            for name in names
+        }
+        save_file(copies, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         _write_json(folder / "model.safetensors.index.json", index)
 
 
@@ -205,29 +227,6 @@ def _config(model: MaskedTransformer) -> dict[str, object]:
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int]:
     return list(ids) if len(ids) > 1 else ids[0]
-
-
-def _shards(
-    tensors: dict[str, Tensor], dtype: torch.dtype, max_shard_bytes: int
-) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    room = max_shard_bytes
-    for name, tensor in tensors.items():
-        size_bytes = tensor.numel() * dtype.itemsize
-        if size_bytes > room and shards[-1]:
-            shards.append({})
-            room = max_shard_bytes
-        shards[-1][name] = tensor
-        room -= size_bytes
-    return shards
-
-
-def _save_shard(shard: dict[str, Tensor], path: Path, dtype: torch.dtype) -> None:
-    # Parts of fused projections share storage, which safetensors refuses: hence the copies.
-    copies = {
-        name: tensor.to("cpu", dtype, copy=True).contiguous() for name, tensor in shard.items()
-    }
-    save_file(copies, path, metadata={"format": "pt"})
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -22,6 +22,7 @@ from dllm_decode.models.loading.placement import (
     place,
 )
 from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
+from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
     check_weights,
     digest_of,
@@ -121,15 +122,17 @@ def load_model(
     device = _one_device(device, device_map)
     wished = _dtype(dtype)
     check_devices(device)
+    _check_choices(device, fused=fused, graphs=graphs)
     if quantize is not None:
         check_quantization(quantize)
     folder = find_model(source, revision)
     lora = None if adapter is None else read_adapter(find_model(adapter))
-    config = read_json(folder / "config.json")
-    known = family_of(config, family)
-    words = _tokenizer(folder, known, tokenizer)
+    config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
+    known = family_of(config, family, file=file)
+    words = read_tokenizer(folder, known, tokenizer)
     facts = known.read(
         config,
+        file=file,
         mask_id=mask_id,
         block_length=block_length,
         tokenizer_mask_id=None if words is None else words.mask_token_id,
@@ -147,7 +150,6 @@ def load_model(
     if (wished or stored) is torch.float64:
         _check_float64(placed)
     there = None if quantize is None else only_device(placed)
-    _check_choices(device, fused=fused, graphs=graphs)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
     transformer.fused = fused
@@ -156,10 +158,10 @@ def load_model(
         name=Path(source).resolve().name if Path(source).is_dir() else str(source),
         mask_id=facts.mask_id,
         eos_ids=_eos_ids(folder, facts),
-        banned_ids=_banned_ids(facts, words),
+        banned_ids=padding_ids(words, facts),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
-        max_length=_max_length(ConfigReader(config)),
+        max_length=_max_length(ConfigReader(config, file=file)),
         is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
@@ -192,11 +194,9 @@ def _one_device(
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
         return None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in _DTYPES:
+    if isinstance(dtype, str) and dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {dtype!r}.")
-    return _DTYPES[dtype]
+    return _DTYPES[dtype] if isinstance(dtype, str) else dtype
 
 
 def _fingerprint(
@@ -248,16 +248,12 @@ def _max_length(config: ConfigReader) -> int | None:
 
 def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:
     """Adds the tokens with which generation_config.json ends an answer."""
-    path = folder / "generation_config.json"
+    path, key = folder / "generation_config.json", "eos_token_id"
     if not path.is_file():
         return facts.eos_ids
-    found = read_json(path).get("eos_token_id")
-    listed = found if isinstance(found, list) else [] if found is None else [found]
-    most = facts.shape.vocab_size - 1
-    if any(type(token) is not int or not 0 <= token <= most for token in listed):
-        raise ValueError(
-            f"{str(path)!r}: 'eos_token_id' must be integers from 0 to {most}, got {found!r}."
-        )
+    stated = ConfigReader(read_json(path), file=repr(str(path)))
+    is_absent = stated.value(key) is None
+    listed = [] if is_absent else stated.integers(key, most=facts.shape.vocab_size - 1)
     return tuple(dict.fromkeys([*facts.eos_ids, *listed]))
 
 
@@ -294,61 +290,3 @@ def _download(hub_id: str, revision: str | None) -> Path:
             f"({type(error).__name__}). Connect to the network (and log in, if the repository is "
             "private), or download the repository elsewhere and pass the path of its folder."
         ) from None
-
-
-def _tokenizer(
-    folder: Path, family: Family, wish: Literal["required", "optional"]
-) -> Optional["transformers.PreTrainedTokenizerBase"]:
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-
-    if wish not in ("required", "optional"):
-        raise ValueError(
-            f"tokenizer must be 'required' or 'optional', got {wish!r}. It says whether a model "
-            "without tokenizer files may be loaded."
-        )
-    has_fast = (folder / "tokenizer.json").is_file()
-    has_slow = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-    if not (has_fast or (has_slow and not family.fast_tokenizer)):
-        if wish == "optional":
-            return None
-        slow = "" if family.fast_tokenizer else ", or vocab.json and merges.txt,"
-        raise FileNotFoundError(
-            f"The folder of a {family.name} checkpoint must hold tokenizer.json{slow} beside its "
-            f"weights, got {str(folder)!r} without. Add the tokenizer's files, or pass "
-            "tokenizer='optional' to work with token ids alone."
-        )
-    # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
-    # Qwen2's class puts its own rules in place of those in the file, so it is not for every file.
-    is_any = family.fast_tokenizer or (has_fast and _names_no_class(folder))
-    kind = PreTrainedTokenizerFast if is_any else Qwen2Tokenizer
-    try:
-        read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
-        # Some wrong values in its files are first looked at when a text is.
-        read.decode(read.encode("a b", verbose=False))
-    except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"The tokenizer files in {str(folder)!r} cannot be read ({lines[0]}). Download "
-            "tokenizer.json and tokenizer_config.json again."
-        ) from error
-    return read
-
-
-def _names_no_class(folder: Path) -> bool:
-    """Says whether the tokenizer's file alone says how it splits a text."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return False
-    named = read_json(path).get("tokenizer_class")
-    return named in ("PreTrainedTokenizerFast", "TokenizersBackend")
-
-
-def _banned_ids(
-    facts: CheckpointFacts, tokenizer: Optional["transformers.PreTrainedTokenizerBase"]
-) -> tuple[int, ...]:
-    """Vocabulary padding: ids that the tokenizer cannot turn into text."""
-    if tokenizer is None:
-        return ()
-    kept = {facts.mask_id, *facts.eos_ids}
-    padding = range(len(tokenizer), facts.shape.vocab_size)
-    return tuple(token for token in padding if token not in kept)

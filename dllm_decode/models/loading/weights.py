@@ -162,7 +162,7 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
             f"{len(problems)} differences: {listed}{more}. "
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
-    return _DTYPES[found[family.official_name("embedding.weight")].dtype]
+    return _DTYPES[found[family.names["embedding.weight"]].dtype]
 
 
 def _headers(path: Path) -> Iterator[tuple[str, _Header]]:

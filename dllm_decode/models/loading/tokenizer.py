@@ -1,0 +1,69 @@
+"""The tokenizer of a checkpoint, read without remote code."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Optional
+
+from dllm_decode.models.families import CheckpointFacts, Family
+from dllm_decode.models.loading.weights import read_json
+
+if TYPE_CHECKING:
+    import transformers
+
+
+def read_tokenizer(
+    folder: Path, family: Family, wish: Literal["required", "optional"]
+) -> Optional["transformers.PreTrainedTokenizerBase"]:
+    """Returns the tokenizer in a folder; `None` if it is optional and has no files."""
+    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+    if wish not in ("required", "optional"):
+        raise ValueError(
+            f"tokenizer must be 'required' or 'optional', got {wish!r}. It says whether a model "
+            "without tokenizer files may be loaded."
+        )
+    has_fast = (folder / "tokenizer.json").is_file()
+    has_slow = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    if not (has_fast or (has_slow and not family.fast_tokenizer)):
+        if wish == "optional":
+            return None
+        slow = "" if family.fast_tokenizer else ", or vocab.json and merges.txt,"
+        raise FileNotFoundError(
+            f"The folder of a {family.name} checkpoint must hold tokenizer.json{slow} beside its "
+            f"weights, got {str(folder)!r} without. Add the tokenizer's files, or pass "
+            "tokenizer='optional' to work with token ids alone."
+        )
+    # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
+    # Qwen2's class puts its own rules in place of those in the file, so it is not for every file.
+    is_any = family.fast_tokenizer or (has_fast and _names_no_class(folder))
+    kind = PreTrainedTokenizerFast if is_any else Qwen2Tokenizer
+    try:
+        read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
+        # Some wrong values in its files are first looked at when a text is.
+        read.decode(read.encode("a b", verbose=False))
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"The tokenizer files in {str(folder)!r} cannot be read ({lines[0]}). Download "
+            "tokenizer.json and tokenizer_config.json again."
+        ) from error
+    return read
+
+
+def _names_no_class(folder: Path) -> bool:
+    """Says whether the tokenizer's file alone says how it splits a text."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return False
+    named = read_json(path).get("tokenizer_class")
+    return named in ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def padding_ids(
+    tokenizer: Optional["transformers.PreTrainedTokenizerBase"], facts: CheckpointFacts
+) -> tuple[int, ...]:
+    """Returns ids that the tokenizer cannot turn into text: they fill up the vocabulary."""
+    if tokenizer is None:
+        return ()
+    kept = {facts.mask_id, *facts.eos_ids}
+    padding = range(len(tokenizer), facts.shape.vocab_size)
+    return tuple(token for token in padding if token not in kept)
