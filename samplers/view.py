@@ -15,6 +15,7 @@ from samplers.logits.bias import LogitBias
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import TopK
 from samplers.logits.summary import Summary
+from samplers.logits.window import WindowLogits
 
 Scope: TypeAlias = Literal["block", "suffix", "answer"]
 """Which positions a sampler must see: the open block, from there to the end, or all."""
@@ -110,7 +111,7 @@ class View:
     deferred_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
 
-    @cached_property
+    @property
     def logits(self) -> Float[Tensor, "B W V"]:
         """Logits of all W columns at temperature 1, in the model's dtype or float32.
 
@@ -119,11 +120,7 @@ class View:
         token and -inf for all others. That may be a copy of the computed logits: a rule that can do
         with the statistics is faster.
         """
-        if self.reads_committed:
-            return self._raised_logits
-        spread = self._spread(self._raised_logits)
-        only = torch.full_like(spread, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
-        return self._certain(spread, only)
+        return self._window.all
 
     @property
     def vocab_size(self) -> int:
@@ -150,11 +147,10 @@ class View:
         """The token each position would commit: the argmax, or a draw at a temperature above 0."""
         if self.is_greedy:
             return self.most_likely
-        keys = self._position_keys
-        columns = self.computed.columns
+        window, keys, columns = self._window, self._position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
-        drawn = statistics.draw(self._raised_logits, self.temperature, keys)
-        drawn = self._certain(self._spread(drawn), self.tokens)
+        drawn = statistics.draw(window.raised, self.temperature, keys)
+        drawn = window.certain(window.spread(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
             return torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
         return drawn
@@ -162,13 +158,7 @@ class View:
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
         """The token of the highest logit, the lowest id of ties."""
-        logit_bias = self.logit_bias
-        found = (
-            self._spread(self.computed.most_likely)
-            if logit_bias is None
-            else logit_bias.most_likely()
-        )
-        return self._certain(found, self.tokens)
+        return self._window.most_likely
 
     @cached_property
     def confidence(self) -> Float[Tensor, "B W"]:
@@ -193,16 +183,12 @@ class View:
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
-        plain = self._spread(self.computed.entropy)
-        found = self._certain(
-            plain if self.logit_bias is None else self.logit_bias.entropy(plain), 0.0
-        )
-        return self._defer(found, raised=math.log(self.vocab_size))
+        return self._defer(self._window.entropy, raised=math.log(self.vocab_size))
 
     @cached_property
     def log_normaliser(self) -> Float[Tensor, "B W"]:
         """Logarithm of the sum of the exponentials of the logits."""
-        return self._largest + self._odds_against.log1p()
+        return self._window.largest + self._window.odds_against.log1p()
 
     @cached_property
     def progress(self) -> Float[Tensor, " B"]:
@@ -246,28 +232,17 @@ class View:
             n: Number of logits.
             columns: Columns of the window; `None`: all.
         """
-        if columns is not None:
-            return self._part(columns).top_k(n)
-        plain = TopK(*(self._spread(part) for part in self.computed.top_k(n)))
-        logits, tokens = plain if self.logit_bias is None else self.logit_bias.top_k(plain)
-        only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
-        return TopK(
-            self._certain(logits, only.to(logits.dtype)),
-            self._certain(tokens, self.tokens[..., None]),
-        )
+        return (self if columns is None else self._part(columns))._window.top_k(n)
 
     def likeliest(self, n: int) -> Likeliest:
         """Returns the n most likely tokens of each position, and their probabilities."""
         logits, tokens = self.top_k(n)
-        weights = (logits - self._largest[..., None]).exp()
-        return Likeliest(weights / (1.0 + self._odds_against[..., None]), tokens)
+        weights = (logits - self._window.largest[..., None]).exp()
+        return Likeliest(weights / (1.0 + self._window.odds_against[..., None]), tokens)
 
     def probability(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
         """Returns the probability of the given token at each position, at temperature 1."""
-        logits = self._look_up(tokens[..., None]).squeeze(-1)
-        if self.logit_bias is not None:
-            logits = logits + self.logit_bias.value_of(tokens)
-        return (logits - self._largest).exp() / (1.0 + self._odds_against)
+        return self._window.probability(tokens)
 
     def is_eos(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
         """Returns which of some tokens end an answer."""
@@ -308,10 +283,8 @@ class View:
                 slot.
             values: Numbers to add to their logits, at least 0; 0 in unused slots.
         """
-        plain = self if self.logit_bias is None else self.with_logits(self.logits)
-        logits = plain._look_up(tokens.clamp(min=0)).masked_fill(tokens < 0, -torch.inf)
-        logit_bias = LogitBias(tokens, values, logits, plain._largest, plain._odds_against)
-        return replace(plain, logit_bias=logit_bias)
+        raised = self._window.with_bias(tokens, values)
+        return replace(self, computed=raised.computed, logit_bias=raised.bias)
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for.
@@ -342,19 +315,6 @@ class View:
         wide = values.new_zeros(B, W + values.shape[1])
         return wide.scatter_(1, columns, values)[:, :W]
 
-    def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
-        """Returns the columns that a scope asks for; a tensor where they differ by row."""
-        width, start = self.tokens.shape[1], self.block_start
-        if scope == "answer":
-            return slice(0, width)
-        num_columns = self.block_width if scope == "block" else width
-        if not isinstance(start, Tensor):
-            end = start + num_columns if scope == "block" else width
-            if end <= width:
-                return slice(start, end)
-        ahead = torch.arange(num_columns, device=self.tokens.device)
-        return (ahead + by_row(start)).expand(len(self.tokens), -1)
-
     def take(self, rows: Int[Tensor, " N"]) -> "View":
         """Returns the view of some rows."""
         return replace(
@@ -372,6 +332,19 @@ class View:
             leave_one_out=_taken(self.leave_one_out, rows),
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
         )
+
+    def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
+        """Returns the columns that a scope asks for; a tensor where they differ by row."""
+        width, start = self.tokens.shape[1], self.block_start
+        if scope == "answer":
+            return slice(0, width)
+        num_columns = self.block_width if scope == "block" else width
+        if not isinstance(start, Tensor):
+            end = start + num_columns if scope == "block" else width
+            if end <= width:
+                return slice(start, end)
+        ahead = torch.arange(num_columns, device=self.tokens.device)
+        return (ahead + by_row(start)).expand(len(self.tokens), -1)
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
         """Returns the view of some columns; values of whole rows stay."""
@@ -392,62 +365,15 @@ class View:
         )
 
     @cached_property
-    def _largest(self) -> Float[Tensor, "B W"]:
-        """The largest logit."""
-        bias = self.logit_bias
-        found = self._spread(self.computed.largest) if bias is None else bias.largest()
-        return self._certain(found, 0.0)
-
-    @cached_property
-    def _odds_against(self) -> Float[Tensor, "B W"]:
-        """(1 - p) / p of the most likely token."""
-        bias = self.logit_bias
-        found = self._spread(self.computed.odds_against) if bias is None else bias.odds_against()
-        return self._certain(found, 0.0)
+    def _window(self) -> WindowLogits:
+        return WindowLogits(
+            self.tokens, self.computed, self.masked, self.reads_committed, self.logit_bias
+        )
 
     @property
     def _highest_probability(self) -> Float[Tensor, "B W"]:
         """Probability of the most likely token."""
-        return (1.0 + self._odds_against).reciprocal()
-
-    @property
-    def _raised_logits(self) -> Float[Tensor, "B N V"]:
-        """The computed logits, raised by the bias."""
-        logits, columns = self.computed.logits, self.computed.columns
-        if self.logit_bias is None:
-            return logits
-        if columns is None:
-            return self.logit_bias.added_to(logits)
-        rows = torch.arange(len(columns), device=columns.device)[:, None]
-        return self.logit_bias.at(rows, columns).added_to(logits)
-
-    def _look_up(self, tokens: Int[Tensor, "B W R"]) -> Float[Tensor, "B W R"]:
-        """Returns the logits of some tokens of each position, without the bias."""
-        columns, looked_up = self.computed.columns, tokens
-        if columns is not None:
-            looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
-        found = self._spread(statistics.widen(self.computed.logits.gather(-1, looked_up)))
-        if self.reads_committed:
-            return found
-        only = torch.zeros_like(found).masked_fill(tokens != self.tokens[..., None], -torch.inf)
-        return self._certain(found, only)
-
-    def _spread(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
-        """Scatters values of the computed columns to the window; the other columns get 0."""
-        columns = self.computed.columns
-        if columns is None:
-            return part
-        index = columns.view(*columns.shape, *[1] * (part.ndim - 2)).expand_as(part)
-        return part.new_zeros(*self.tokens.shape, *part.shape[2:]).scatter_(1, index, part)
-
-    def _certain(
-        self, found: Shaped[Tensor, "B W *rest"], otherwise: Tensor | float
-    ) -> Shaped[Tensor, "B W *rest"]:
-        """Replaces values at committed positions, unless `reads_committed`."""
-        if self.reads_committed:
-            return found
-        masked = self.masked.view(*self.masked.shape, *[1] * (found.ndim - 2))
-        return torch.where(masked, found, otherwise)
+        return (1.0 + self._window.odds_against).reciprocal()
 
     def _defer(
         self, found: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
