@@ -131,28 +131,15 @@ class MaskedTransformer(nn.Module):
         """
         if len(groups) == 1:
             return [self.predict(groups[0])]
-        with torch.inference_mode(), attention_on(self.device):
-            hidden = self.transformer.forward_groups(groups)
-        return split(self._logits(hidden), [group.wanted.shape for group in groups])
+        return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
     def _active_runner(self) -> ForwardRunner | None:
         is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
         return self._runner if is_on else None
 
-    def _forward(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
+    def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
         with torch.inference_mode(), attention_on(self.device):
-            hidden = self.transformer(
-                inputs.tokens,
-                inputs.positions,
-                attend=inputs.attend,
-                kv_cache=inputs.kv_cache,
-                slots=inputs.slots,
-                rows=inputs.rows,
-                wanted=inputs.wanted,
-            )
-        return self._logits(hidden)
-
-    def _logits(self, hidden: Float[Tensor, "B W H"]) -> Float[Tensor, "B W V"]:
+            hidden = self.transformer.forward_groups(groups)
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)

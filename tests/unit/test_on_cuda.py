@@ -23,6 +23,7 @@ from dllm_decode import (
     load_model,
     load_target,
 )
+from dllm_decode.models import ForwardInputs
 from dllm_decode.models.network.context import make_context
 from samplers import FixedSchedule, Prophet
 from samplers.facts import Fact
@@ -38,9 +39,8 @@ def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns what is added to the scores of a model with one query head for each key head."""
     columns = torch.arange(attend.shape[1], device=attend.device).expand(len(attend), -1)
     shape = tiny("llada").transformer.config
-    bias = make_context(
-        shape, dtype, columns, attend=attend, kv_cache=None, slots=None, rows=None
-    ).bias
+    inputs = ForwardInputs(columns, columns, columns, attend=attend)
+    bias = make_context(shape, dtype, inputs).bias
     assert bias is not None
     return bias
 

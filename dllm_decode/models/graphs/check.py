@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.graphs.capture import Replay, Run
+from dllm_decode.models.network.rounding import disagreement
 
 TOLERANCES = {
     torch.float64: 1e-9,
@@ -70,14 +71,10 @@ def _compare(
     expected: Float[Tensor, "B Q *rest"],
     real: Bool[Tensor, "B Q"],
 ) -> None:
-    shown = real.reshape(*real.shape, *[1] * (found.dim() - 2))
-    same = (found == expected) | (found.isnan() & expected.isnan()) | ~shown
-    zero = torch.zeros((), dtype=found.dtype, device=found.device)
-    difference = torch.where(same, zero, found - expected).abs().nan_to_num(torch.inf).amax()
-    largest = torch.where(shown, expected, zero).abs().nan_to_num(0.0).amax()
-    tolerance = TOLERANCES[found.dtype] * max(1.0, float(largest))
-    if float(difference) > tolerance:
+    shown = real.reshape(*real.shape, *[1] * (found.dim() - 2)).expand_as(found)
+    difference, allowed = disagreement(found, expected, TOLERANCES, shown)
+    if difference > allowed:
         raise DisagreementError(
-            f"a {name} of its first replay differs by {float(difference):.2g} from the same "
-            f"forward without a graph, where {tolerance:.2g} is put down to rounding"
+            f"a {name} of its first replay differs by {difference:.2g} from the same forward "
+            f"without a graph, where {allowed:.2g} is put down to rounding"
         )

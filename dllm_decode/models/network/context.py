@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.models.base import KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.fused import Fused, operations_for
 from dllm_decode.models.network.operations import KVSlots, LayerKV, Operations, Rotation
@@ -51,30 +51,24 @@ class LayerContext(NamedTuple):
 
 
 def make_context(
-    config: NetworkConfig,
-    dtype: torch.dtype,
-    positions: Int[Tensor, "B Q"],
-    *,
-    attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None,
-    kv_cache: KVCache | None,
-    slots: slice | Int[Tensor, "B Q"] | None,
-    rows: slice | Int[Tensor, " B"] | None,
-    fused: Fused = "auto",
+    config: NetworkConfig, dtype: torch.dtype, inputs: ForwardInputs, fused: Fused = "auto"
 ) -> LayerContext:
-    """Prepares a forward of a network in that dtype; the rest is as in `ForwardInputs`.
+    """Prepares a forward of a network in that dtype.
 
     Raises:
         ValueError: If a KV cache comes without slots, or slots without a KV cache.
     """
-    if (kv_cache is None) != (slots is None):
+    positions, kv_cache = inputs.positions, inputs.kv_cache
+    if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")
     operations = operations_for(positions.device, dtype, fused)
     rotation = config.rope.rotation(positions, dtype)
     group = config.num_heads // config.num_kv_heads
-    bias = None if attend is None else _as_bias(attend, dtype, group)
+    bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, group)
     target = None
-    if kv_cache is not None and slots is not None:
-        target = _target(slice(None) if rows is None else rows, slots, kv_cache.keys.shape[1])
+    if kv_cache is not None and inputs.slots is not None:
+        rows = slice(None) if inputs.rows is None else inputs.rows
+        target = _target(rows, inputs.slots, kv_cache.keys.shape[1])
     query_scale = config.rope.query_scale(positions, dtype)
     return LayerContext(operations, rotation, bias, target, query_scale, fused, kv_cache)
 

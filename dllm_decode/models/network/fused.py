@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,9 @@ from dllm_decode.models.network.operations import (
     Scaling,
     Stream,
 )
+from dllm_decode.models.network.rounding import disagreement
+
+Made = TypeVar("Made", Tensor, Normed, Heads)
 
 ShapeClass: TypeAlias = tuple[str, *tuple[Hashable, ...]]
 """The operation's name, then all that its kernel is compiled for."""
@@ -97,12 +100,7 @@ class CheckedOperations:
     def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
         """See `Operations`."""
         kind = ("add_norm", stream.update is None, scaling.in_float32, stream.hidden.shape[-1])
-        fused = self._trusted(kind)
-        if fused is not None:
-            return fused.add_norm(stream, scaling)
-        expected = plain.add_norm(stream, scaling)
-        self._compare(kind, lambda fused: fused.add_norm(stream, scaling), expected)
-        return expected
+        return self._checked(kind, lambda version: version.add_norm(stream, scaling))
 
     def rotate_and_store(
         self,
@@ -121,25 +119,25 @@ class CheckedOperations:
             scalings is None,
             *_kinds(store),
         )
-        fused = self._trusted(kind)
-        if fused is not None:
-            return fused.rotate_and_store(
-                heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+
+        def run(version: Operations, kept: LayerKV | None) -> Heads:
+            return version.rotate_and_store(
+                heads, rotation, kept, num_kv_heads=num_kv_heads, scalings=scalings
             )
+
+        if store is None:
+            return self._checked(kind, lambda version: run(version, None))
+        chosen = self._trusted(kind)
+        if chosen is not None:
+            return run(chosen, store)
         # A kernel that stores in the wrong place must not do so in the real cache.
-        copied = None if store is None else _copied(store)
-        expected = plain.rotate_and_store(
-            heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
+        copied = store._replace(keys=store.keys.clone(), values=store.values.clone())
+        expected = run(plain, store)
+        self._compare(
+            kind,
+            lambda fused: (*run(fused, copied), copied.keys, copied.values),
+            (*expected, store.keys, store.values),
         )
-
-        def run(fused: Operations) -> tuple[Tensor, ...]:
-            made = fused.rotate_and_store(
-                heads, rotation, copied, num_kv_heads=num_kv_heads, scalings=scalings
-            )
-            return made if copied is None else (*made, copied.keys, copied.values)
-
-        stored = () if store is None else (store.keys, store.values)
-        self._compare(kind, run, (*expected, *stored))
         return expected
 
     def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
@@ -147,22 +145,24 @@ class CheckedOperations:
         if heads.query[..., 0].numel() > _MOST_QUERIES:
             return plain.attend(heads, bias)
         kind = _attention_kind(heads, bias)
-        chosen = self._trusted(kind)
-        if chosen is not None:
-            return chosen.attend(heads, bias)
-        expected = plain.attend(heads, bias)
-        self._compare(kind, lambda fused: (fused.attend(heads, bias),), (expected,))
-        self._race(kind, lambda version: version.attend(heads, bias), heads.query.device)
-        return expected
+        is_known = self._trusted(kind) is not None
+        mixed = self._checked(kind, lambda version: version.attend(heads, bias))
+        if not is_known:
+            self._race(kind, lambda version: version.attend(heads, bias), heads.query.device)
+        return mixed
 
     def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
         """See `Operations`."""
         kind = ("swiglu", gate_up.shape[-1])
-        fused = self._trusted(kind)
-        if fused is not None:
-            return fused.swiglu(gate_up)
-        expected = plain.swiglu(gate_up)
-        self._compare(kind, lambda fused: (fused.swiglu(gate_up),), (expected,))
+        return self._checked(kind, lambda version: version.swiglu(gate_up))
+
+    def _checked(self, kind: ShapeClass, run: Callable[[Operations], Made]) -> Made:
+        """Runs the chosen version, or the first time torch's, and compares."""
+        chosen = self._trusted(kind)
+        if chosen is not None:
+            return run(chosen)
+        expected = run(plain)
+        self._compare(kind, lambda fused: _listed(run(fused)), _listed(expected))
         return expected
 
     def _trusted(self, kind: ShapeClass) -> Operations | None:
@@ -191,7 +191,7 @@ class CheckedOperations:
             self._fail((kind[0],), f"it does not run ({lines[0]})", error)
             return
         for got, wanted in zip(found, expected, strict=True):
-            difference, allowed = _difference(got, wanted)
+            difference, allowed = disagreement(got, wanted, TOLERANCES)
             if difference > allowed:
                 self._fail(
                     (kind[0],),
@@ -248,23 +248,9 @@ def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Shap
     return ("attend", is_shared, H, G, D, rows, queries, keys)
 
 
-def _copied(store: LayerKV) -> LayerKV:
-    return store._replace(keys=store.keys.clone(), values=store.values.clone())
-
-
 def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _difference(found: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Returns the greatest difference and what is put down to rounding."""
-    if found.shape != expected.shape:
-        return torch.inf, 0.0
-    if not expected.numel():
-        return 0.0, 0.0
-    same = (found == expected) | (found.isnan() & expected.isnan())
-    zero = torch.zeros((), dtype=torch.float32, device=found.device)
-    gaps = torch.where(same, zero, found.float() - expected.float()).abs()
-    largest = expected.float().abs().nan_to_num(0.0, 0.0, 0.0).amax()
-    difference, size = float(gaps.nan_to_num(torch.inf).amax()), float(largest)
-    return difference, TOLERANCES[expected.dtype] * max(1.0, size)
+def _listed(made: Made) -> tuple[Tensor, ...]:
+    return (made,) if isinstance(made, Tensor) else made

@@ -73,31 +73,22 @@ class Transformer(nn.Module):
         Gradients flow, as long as there is no KV cache.
 
         Args:
-            tokens: Ids of the computed columns.
-            positions: Rotary positions; `None` counts from 0.
-            attend: As in `ForwardInputs`.
-            kv_cache: As in `ForwardInputs`.
-            slots: As in `ForwardInputs`.
-            rows: As in `ForwardInputs`.
-            wanted: As in `ForwardInputs`; `None`: every column, in order.
+            tokens: See `ForwardInputs`, as all others.
+            positions: `None` counts from 0.
+            attend: See `ForwardInputs`.
+            kv_cache: See `ForwardInputs`.
+            slots: See `ForwardInputs`.
+            rows: See `ForwardInputs`.
+            wanted: `None`: every column, in order.
 
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        hidden: Tensor = self.embedding(tokens)
-        context = make_context(
-            self.config,
-            hidden.dtype,
-            positions,
-            attend=attend,
-            kv_cache=kv_cache,
-            slots=slots,
-            rows=rows,
-            fused=self.fused,
-        )
-        return self._run(hidden, [context], [wanted])
+        asked = positions if wanted is None else wanted
+        inputs = ForwardInputs(tokens, positions, asked, attend, kv_cache, slots, rows)
+        return self._run([inputs], [wanted])
 
     def forward_groups(self, groups: Sequence[ForwardInputs]) -> Float[Tensor, "_ _ H"]:
         """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
@@ -105,29 +96,16 @@ class Transformer(nn.Module):
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
-        hidden: Tensor = self.embedding(join([group.tokens for group in groups]))
-        contexts = [
-            make_context(
-                self.config,
-                hidden.dtype,
-                group.positions,
-                attend=group.attend,
-                kv_cache=group.kv_cache,
-                slots=group.slots,
-                rows=group.rows,
-                fused=self.fused,
-            )
-            for group in groups
-        ]
-        return self._run(hidden, contexts, [group.wanted for group in groups])
+        return self._run(groups, [group.wanted for group in groups])
 
     def _run(
-        self,
-        hidden: Float[Tensor, "_ _ H"],
-        groups: Sequence[LayerContext],
-        wanted: Sequence[Int[Tensor, "_ _"] | None],
+        self, inputs: Sequence[ForwardInputs], wanted: Sequence[Int[Tensor, "_ _"] | None]
     ) -> Float[Tensor, "_ _ H"]:
         """Passes the joined columns of all groups through the layers and the final norm."""
+        hidden: Tensor = self.embedding(join([group.tokens for group in inputs]))
+        groups: Sequence[LayerContext] = [
+            make_context(self.config, hidden.dtype, group, self.fused) for group in inputs
+        ]
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
