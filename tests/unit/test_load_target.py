@@ -50,6 +50,17 @@ def test_another_shape_is_refused(folder: Path, tokenizer: Any) -> None:
         load_target(folder, tokenizer)
 
 
+@pytest.mark.parametrize("changes", [{"model_type": "other"}, {"hidden_size": "64"}], ids=str)
+def test_a_config_that_transformers_cannot_read_is_named_by_its_folder(
+    changes: dict[str, Any], folder: Path, tokenizer: Any
+) -> None:
+    """Errors of the library were passed on, and named no file."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=f"cannot read the target in {str(folder)!r}"):
+        load_target(folder, tokenizer)
+
+
 def test_a_file_that_was_cut_short_is_named(folder: Path, tokenizer: Any) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])

@@ -8,7 +8,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.ancestors import ancestors
-from dllm_decode.models.targets.network import CausalNetwork, LayerKVs, TransformersNetwork
+from dllm_decode.models.targets.network import (
+    CausalInputs,
+    CausalNetwork,
+    LayerKVs,
+    TransformersNetwork,
+)
 from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:
@@ -96,14 +101,6 @@ class CausalTarget:
         network: What is run.
         files: Files that it was read from; () if that is not known.
     """
-
-    name: str
-    vocab_size: int
-    num_shared_ids: int
-    is_compared: bool
-    eos_ids: tuple[int, ...]
-    network: CausalNetwork
-    files: tuple[Path, ...]
 
     def __init__(
         self,
@@ -246,13 +243,8 @@ class CausalTarget:
             tree = ancestors(parents)
             attend = _tree_mask(held, columns >= 0, tree, root=first)
             positions = _tree_positions(columns, tree, root=first)
-        out = self.network.read(
-            tokens,
-            past.lengths[:, None] + positions,
-            attend=attend,
-            layers=past.layers,
-            wanted=wanted,
-        )
+        positions = past.lengths[:, None] + positions
+        out = self.network.read(CausalInputs(tokens, positions, attend, past.layers, wanted))
         return Reading(out.logits[:, :num_logits], past, gaps, out.layers)
 
     def _check_trees(self) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import check_finite, model_files, read_json, weight_files
@@ -46,7 +45,9 @@ def load_target(
 
     folder = find_model(source, revision)
     read_json(folder / "config.json")
-    own = AutoTokenizer.from_pretrained(folder)
+    weight_files(folder)
+    with _reading(folder):
+        own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
     model = _read(folder, device=torch.device(device), dtype=dtype)
@@ -64,21 +65,14 @@ def _read(
     """Reads the weights, all of them and nothing else."""
     from transformers import AutoModelForCausalLM
 
-    files = weight_files(folder)
-    try:
-        with _silence():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype or "auto",
-                device_map={"": device},
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-    except SafetensorError as error:
-        raise ValueError(
-            f"A weight file in {str(folder)!r} is damaged or cut short ({error}). Download it "
-            "again."
-        ) from error
+    with _reading(folder):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            device_map={"": device},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     model, found = loaded
     problems = [f"missing {name}" for name in sorted(found["missing_keys"])]
     problems += [f"left over {name}" for name in sorted(found["unexpected_keys"])]
@@ -90,20 +84,27 @@ def _read(
             "Check that both are of the same model, and complete."
         )
     for name, part in model.named_parameters():
-        check_finite(part.detach(), name, files[0].parent)
+        check_finite(part.detach(), name, folder)
     checked: transformers.PreTrainedModel = model
     return checked
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps transformers from drawing a progress bar: a library leaves that to its caller."""
+def _reading(folder: Path) -> Iterator[None]:
+    """Names the folder in errors of transformers, and keeps it from drawing a progress bar."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
+    # The library raises whatever a wrong value in one of its files leads to.
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"transformers cannot read the target in {str(folder)!r} ({lines[0]}). Check its "
+            "config.json and tokenizer files, or download the folder again."
+        ) from error
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -14,6 +14,25 @@ LayerKVs: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, (B, heads, slots, size) each."""
 
 
+class CausalInputs(NamedTuple):
+    """One forward of a causal network.
+
+    Attributes:
+        tokens: Ids of the columns.
+        positions: Rotary positions of the columns.
+        attend: (B, K): which keys hold a token; a column sees those before it and itself. Or
+            (B, W, K): the keys that each column sees. Keys are the slots, then the columns.
+        layers: Keys and values of the slots; not changed.
+        wanted: Columns whose logits are returned.
+    """
+
+    tokens: Int[Tensor, "B W"]
+    positions: Int[Tensor, "B W"]
+    attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"]
+    layers: LayerKVs
+    wanted: Int[Tensor, " N"]
+
+
 class CausalOutput(NamedTuple):
     """What a network makes of tokens.
 
@@ -43,25 +62,8 @@ class CausalNetwork(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def read(
-        self,
-        tokens: Int[Tensor, "B W"],
-        positions: Int[Tensor, "B W"],
-        *,
-        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
-        layers: LayerKVs,
-        wanted: Int[Tensor, " N"],
-    ) -> CausalOutput:
-        """Runs one forward without gradients.
-
-        Args:
-            tokens: Ids of the columns.
-            positions: Rotary positions of the columns.
-            attend: Which of the K keys, slots first and then columns, hold a token: a column sees
-                those before it and itself. Or all of it: which keys each column sees.
-            layers: Keys and values of the slots; not changed.
-            wanted: Columns whose logits are returned.
-        """
+    def read(self, inputs: CausalInputs) -> CausalOutput:
+        """Runs one forward without gradients."""
         ...
 
 
@@ -80,28 +82,21 @@ class TransformersNetwork:
         """Where tensors are expected."""
         return self.model.device
 
-    def read(
-        self,
-        tokens: Int[Tensor, "B W"],
-        positions: Int[Tensor, "B W"],
-        *,
-        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
-        layers: LayerKVs,
-        wanted: Int[Tensor, " N"],
-    ) -> CausalOutput:
+    def read(self, inputs: CausalInputs) -> CausalOutput:
         """See `CausalNetwork`."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(layers or None)
+        cache = DynamicCache(inputs.layers or None)
+        attend = inputs.attend
         out: Any = self.model(
-            input_ids=tokens,
+            input_ids=inputs.tokens,
             attention_mask=attend.long() if attend.dim() == 2 else self._as_scores(attend),
-            position_ids=positions,
+            position_ids=inputs.positions,
             past_key_values=cache,
             use_cache=True,
             # Not a number: the head would be given a slice, for which the CPU's matrix product
             # copies all its weights.
-            logits_to_keep=wanted,
+            logits_to_keep=inputs.wanted,
         )
         return CausalOutput(out.logits, tuple((keys, values) for keys, values, _ in cache))
 

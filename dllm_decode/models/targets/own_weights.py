@@ -1,14 +1,12 @@
 """A mask predictor as its own causal target: the same weights under a causal mask."""
 
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
 
-from dllm_decode.models.base import KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.models.targets.network import CausalOutput, LayerKVs
+from dllm_decode.models.targets.network import CausalInputs, CausalOutput, LayerKVs
 
 
 def as_causal_target(model: MaskedTransformer) -> CausalTarget:
@@ -67,16 +65,9 @@ class MaskedNetwork:
         """Where tensors are expected."""
         return self.model.device
 
-    def read(
-        self,
-        tokens: Int[Tensor, "B W"],
-        positions: Int[Tensor, "B W"],
-        *,
-        attend: Bool[Tensor, "B K"] | Bool[Tensor, "B W K"],
-        layers: LayerKVs,
-        wanted: Int[Tensor, " N"],
-    ) -> CausalOutput:
+    def read(self, inputs: CausalInputs) -> CausalOutput:
         """See `CausalNetwork`."""
+        tokens, positions, attend, layers, wanted = inputs
         num_rows, width = tokens.shape
         num_slots = attend.shape[-1] - width
         if attend.dim() == 2:
@@ -87,14 +78,10 @@ class MaskedNetwork:
         # Not through `predict`: its graphs write to buffers of their own, which live no longer than
         # one decode of the mask predictor's.
         with torch.no_grad(), attention_on(self.device):
-            hidden = transformer(
-                tokens,
-                positions,
-                attend=attend,
-                kv_cache=kv_cache,
-                slots=slice(num_slots, num_slots + width),
-                wanted=wanted.expand(num_rows, -1),
-            )
+            asked = wanted.expand(num_rows, -1)
+            fresh = slice(num_slots, num_slots + width)
+            forward = ForwardInputs(tokens, positions, asked, attend, kv_cache, fresh)
+            hidden = transformer.forward_groups([forward])
             logits = transformer.head(hidden)
         num_layers = transformer.config.num_layers
         return CausalOutput(logits, tuple(kv_cache.layer(i) for i in range(num_layers)))
