@@ -17,7 +17,15 @@ from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network import operations_triton as fused
 from dllm_decode.models.network.fused import CheckedOperations
-from dllm_decode.models.network.operations import Heads, KVSlots, LayerKV, Rotation, Scaling, Stream
+from dllm_decode.models.network.operations import (
+    Heads,
+    KVSlots,
+    LayerKV,
+    Projected,
+    Rotation,
+    Scaling,
+    Stream,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
@@ -133,7 +141,7 @@ def both(
                 kv_cache.shape, kv_cache.stride(), kv_cache.storage_offset()
             )
             store = LayerKV(held[0], held[1], target)
-        made: Heads = operations.rotate_and_store(heads, rotation, store, **options)
+        made: Heads = operations.rotate_and_store(Projected(heads, **options), rotation, store)
         found.append([*made, *written])
     yield from zip(*found, strict=True)
 
@@ -243,11 +251,7 @@ def test_nothing_is_written_outside_of_the_memory(random) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(fused, "_indices", lambda *_, found=launched: found)
             fused.rotate_and_store(
-                heads,
-                rotation,
-                LayerKV(kv_cache[0], kv_cache[1], read),
-                num_kv_heads=2,
-                scalings=None,
+                Projected(heads, 2), rotation, LayerKV(kv_cache[0], kv_cache[1], read)
             )
         assert torch.equal(around, before)
 
@@ -263,9 +267,9 @@ def test_offsets_beyond_32_bits_are_reached(random, far: int) -> None:
     store = LayerKV(keys, torch.empty_like(keys, memory_format=torch.contiguous_format), EVERYTHING)
     heads = random(3, 3, 3 + 6, 8, dtype=torch.float16)
     rotation = rotation_of(random(3, 1, 3, 4), torch.float32)
-    options: Any = {"num_kv_heads": 3, "scalings": None}
-    fused.rotate_and_store(heads, rotation, store, **options)
-    assert torch.equal(keys, plain.rotate_and_store(heads, rotation, None, **options).key)
+    projected = Projected(heads, 3)
+    fused.rotate_and_store(projected, rotation, store)
+    assert torch.equal(keys, plain.rotate_and_store(projected, rotation, None).key)
 
 
 @ON_CUDA
@@ -282,7 +286,7 @@ def test_numbers_beyond_32_bits_are_reached(random) -> None:
 def test_queries_lie_as_attention_hands_them_on(random, num_heads: int, num_kv_heads: int) -> None:
     heads = random(2, 3, num_heads + 2 * num_kv_heads, 8)
     rotation = rotation_of(random(2, 1, 3, 4), torch.float32)
-    made = fused.rotate_and_store(heads, rotation, None, num_kv_heads=num_kv_heads, scalings=None)
+    made = fused.rotate_and_store(Projected(heads, num_kv_heads), rotation, None)
     laid = made.query.transpose(1, 2) if num_heads == num_kv_heads else made.query
     assert laid.is_contiguous()
 
@@ -290,7 +294,7 @@ def test_queries_lie_as_attention_hands_them_on(random, num_heads: int, num_kv_h
 def test_an_empty_batch_stays_empty() -> None:
     heads = torch.zeros(0, 3, 6, 8, device=DEVICE)
     rotation = rotation_of(torch.zeros(0, 1, 3, 4, device=DEVICE), torch.float32)
-    made = fused.rotate_and_store(heads, rotation, None, num_kv_heads=2, scalings=None)
+    made = fused.rotate_and_store(Projected(heads, 2), rotation, None)
     assert made.query.shape == (0, 2, 3, 8)
     normed = fused.add_norm(Stream(heads[..., 0]), Scaling(torch.ones(6), 1e-5, True)).normed
     assert fused.swiglu(normed).shape == (0, 3, 3)

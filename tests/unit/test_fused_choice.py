@@ -33,9 +33,9 @@ class Kernels:
         self.num_calls += 1
         return plain.add_norm(stream, scaling)
 
-    def rotate_and_store(self, heads: Any, rotation: Any, store: Any, **options: Any) -> Any:
+    def rotate_and_store(self, projected: Any, rotation: Any, store: Any) -> Any:
         self.num_calls += 1
-        return plain.rotate_and_store(heads, rotation, store, **options)
+        return plain.rotate_and_store(projected, rotation, store)
 
     def attend(self, heads: Any, bias: Any) -> Any:
         self.num_calls += 1
@@ -49,9 +49,9 @@ class Kernels:
 class OneColumnOff(Kernels):
     """Stores keys and values one slot too far."""
 
-    def rotate_and_store(self, heads: Any, rotation: Any, store: Any, **options: Any) -> Any:
+    def rotate_and_store(self, projected: Any, rotation: Any, store: Any) -> Any:
         if store is not None:
-            rows, slots, index = store.target
+            heads, (rows, slots, index) = projected.heads, store.target
             if isinstance(slots, slice):
                 num_slots = store.keys.shape[2]
                 start, stop, _ = slots.indices(num_slots)
@@ -59,7 +59,7 @@ class OneColumnOff(Kernels):
                 index = torch.arange(len(store.keys), device=heads.device)[rows][:, None]
             slots = (slots + 1) % store.keys.shape[2]
             store = store._replace(target=KVSlots(rows, slots, index))
-        return super().rotate_and_store(heads, rotation, store, **options)
+        return super().rotate_and_store(projected, rotation, store)
 
 
 class NoUpdate(Kernels):

@@ -30,7 +30,7 @@ from dllm_decode.models import (
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.context import operations_for
-from dllm_decode.models.network.operations import Heads
+from dllm_decode.models.network.operations import Heads, Projected
 
 B, L, V = 3, 20, 96
 COLUMNS = torch.arange(L).expand(B, L)
@@ -475,7 +475,7 @@ def test_components_behind_the_rotary_dim_do_not_turn(model) -> None:
     operations = operations_for(torch.device("cpu"), torch.float32)
     heads = torch.randn(1, 3, 6, 8, generator=torch.Generator().manual_seed(0))
     rotation = config.rope.rotation(torch.tensor([[0, 1, 7]]), torch.float32)
-    got = operations.rotate_and_store(heads, rotation, None, num_kv_heads=1, scalings=None)
+    got = operations.rotate_and_store(Projected(heads, 1), rotation, None)
     whole = heads.transpose(1, 2)
     assert torch.equal(got.query[..., 4:], whole[:, :4, :, 4:])
     pairs = torch.complex(whole[:, :4, :, :2].double(), whole[:, :4, :, 2:4].double())

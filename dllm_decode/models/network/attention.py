@@ -9,7 +9,7 @@ from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext
 from dllm_decode.models.network.groups import join, split
 from dllm_decode.models.network.norm import Norm
-from dllm_decode.models.network.operations import Heads
+from dllm_decode.models.network.operations import Heads, Projected
 
 
 class Attention(nn.Module):
@@ -43,12 +43,9 @@ class Attention(nn.Module):
         self, heads: Float[Tensor, "B Q C D"], context: LayerContext
     ) -> Float[Tensor, "B _ E"]:
         """Attends from all columns or the wanted ones, after storing fresh keys and values."""
+        scalings = (self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None
         query, key, value = context.operations.rotate_and_store(
-            heads,
-            context.rotation,
-            context.layer_kv,
-            num_kv_heads=self.num_kv_heads,
-            scalings=(self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None,
+            Projected(heads, self.num_kv_heads, scalings), context.rotation, context.layer_kv
         )
         if context.query_scale is not None:
             query = query * context.query_scale

@@ -16,6 +16,7 @@ from dllm_decode.models.network.operations import (
     LayerKV,
     Normed,
     Operations,
+    Projected,
     Rotation,
     Scaling,
     Stream,
@@ -103,41 +104,26 @@ class CheckedOperations:
         return self._checked(kind, lambda version: version.add_norm(stream, scaling))
 
     def rotate_and_store(
-        self,
-        heads: Float[Tensor, "B Q C D"],
-        rotation: Rotation,
-        store: LayerKV | None,
-        *,
-        num_kv_heads: int,
-        scalings: tuple[Scaling, Scaling] | None,
+        self, projected: Projected, rotation: Rotation, store: LayerKV | None
     ) -> Heads:
         """See `Operations`."""
-        kind = (
-            "rotate_and_store",
-            *heads.shape[2:],
-            num_kv_heads,
-            scalings is None,
-            *_kinds(store),
-        )
-
-        def run(version: Operations, kept: LayerKV | None) -> Heads:
-            return version.rotate_and_store(
-                heads, rotation, kept, num_kv_heads=num_kv_heads, scalings=scalings
-            )
-
-        if store is None:
-            return self._checked(kind, lambda version: run(version, None))
+        heads, num_kv_heads, scalings = projected
+        sizes = (*heads.shape[2:], num_kv_heads, scalings is None)
+        kind = ("rotate_and_store", *sizes, *_kinds(store))
         chosen = self._trusted(kind)
-        if chosen is not None:
-            return run(chosen, store)
+        if store is None or chosen is not None:
+            return self._checked(
+                kind, lambda version: version.rotate_and_store(projected, rotation, store)
+            )
         # A kernel that stores in the wrong place must not do so in the real cache.
         copied = store._replace(keys=store.keys.clone(), values=store.values.clone())
-        expected = run(plain, store)
-        self._compare(
-            kind,
-            lambda fused: (*run(fused, copied), copied.keys, copied.values),
-            (*expected, store.keys, store.values),
-        )
+        expected = plain.rotate_and_store(projected, rotation, store)
+
+        def run(fused: Operations) -> tuple[Tensor, ...]:
+            made = fused.rotate_and_store(projected, rotation, copied)
+            return (*made, copied.keys, copied.values)
+
+        self._compare(kind, run, (*expected, store.keys, store.values))
         return expected
 
     def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:

@@ -75,6 +75,20 @@ class LayerKV(NamedTuple):
     target: KVSlots
 
 
+class Projected(NamedTuple):
+    """The result of the projections.
+
+    Attributes:
+        heads: Of queries, keys and values, in this order.
+        num_kv_heads: Key heads, and value heads.
+        scalings: Norms of queries and of keys, before rotation.
+    """
+
+    heads: Float[Tensor, "B Q C D"]
+    num_kv_heads: int
+    scalings: tuple[Scaling, Scaling] | None = None
+
+
 class Heads(NamedTuple):
     """What attention takes."""
 
@@ -95,22 +109,14 @@ class Operations(Protocol):
         ...
 
     def rotate_and_store(
-        self,
-        heads: Float[Tensor, "B Q C D"],
-        rotation: Rotation,
-        store: LayerKV | None,
-        *,
-        num_kv_heads: int,
-        scalings: tuple[Scaling, Scaling] | None,
+        self, projected: Projected, rotation: Rotation, store: LayerKV | None
     ) -> Heads:
         """Makes projected heads ready for attention.
 
         Args:
-            heads: Of queries, keys and values, in this order.
+            projected: Of the computed columns.
             rotation: Of queries and keys.
             store: Is written to in place, and read whole; `None`: only fresh keys are attended to.
-            num_kv_heads: Key heads, and value heads.
-            scalings: Of queries and of keys, before rotation.
         """
         ...
 

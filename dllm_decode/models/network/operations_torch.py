@@ -11,6 +11,7 @@ from dllm_decode.models.network.operations import (
     KVSlots,
     LayerKV,
     Normed,
+    Projected,
     Rotation,
     Scaling,
     Stream,
@@ -23,15 +24,9 @@ def add_norm(stream: Stream, scaling: Scaling) -> Normed:
     return Normed(hidden, _norm(hidden, scaling))
 
 
-def rotate_and_store(
-    heads: Float[Tensor, "B Q C D"],
-    rotation: Rotation,
-    store: LayerKV | None,
-    *,
-    num_kv_heads: int,
-    scalings: tuple[Scaling, Scaling] | None,
-) -> Heads:
+def rotate_and_store(projected: Projected, rotation: Rotation, store: LayerKV | None) -> Heads:
     """See `Operations`."""
+    heads, num_kv_heads, scalings = projected
     num_heads = heads.shape[2] - 2 * num_kv_heads
     sizes = [num_heads, num_kv_heads]
     turned, value = heads.transpose(1, 2).split([sum(sizes), num_kv_heads], 1)

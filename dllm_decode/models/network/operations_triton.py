@@ -22,6 +22,7 @@ from dllm_decode.models.network.operations import (
     KVSlots,
     LayerKV,
     Normed,
+    Projected,
     Rotation,
     Scaling,
     Stream,
@@ -65,21 +66,13 @@ def add_norm(stream: Stream, scaling: Scaling) -> Normed:
     return Normed(summed, normed)
 
 
-def rotate_and_store(
-    heads: Float[Tensor, "B Q C D"],
-    rotation: Rotation,
-    store: LayerKV | None,
-    *,
-    num_kv_heads: int,
-    scalings: tuple[Scaling, Scaling] | None,
-) -> Heads:
+def rotate_and_store(projected: Projected, rotation: Rotation, store: LayerKV | None) -> Heads:
     """See `Operations`; what would go outside the KV cache goes nowhere, where `plain` raises."""
+    heads, num_kv_heads, scalings = projected
     B, Q, C, D = heads.shape
     if rotation.cos.shape[-1] < D:
         # The kernel turns whole heads.
-        return plain.rotate_and_store(
-            heads, rotation, store, num_kv_heads=num_kv_heads, scalings=scalings
-        )
+        return plain.rotate_and_store(projected, rotation, store)
     num_heads = C - 2 * num_kv_heads
     if store is None:
         fresh = heads.new_empty((2, B, num_kv_heads, Q, D))
