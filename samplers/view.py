@@ -1,4 +1,8 @@
-"""The view: the part of the canvas that a sampler sees, and statistics of its logits."""
+"""The view: the part of the canvas that a sampler sees, and statistics of its logits.
+
+Samplers read the attributes of `View` and its methods up to `with_logit_bias`; the engine and
+wrappers call those that follow. It is one class, and long, because its names are the contract.
+"""
 
 import math
 from dataclasses import dataclass, replace

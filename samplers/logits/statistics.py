@@ -1,5 +1,7 @@
 """Statistics of next-token distributions, and stable selection by score.
 
+All of these are in one module because authors of samplers import them by its name.
+
 Logits are scored a few positions at a time: at V = 126,464 a float32 copy of a whole canvas is
 gigabytes, one of a few rows stays in the processor's cache.
 """
@@ -31,11 +33,6 @@ class TopK(NamedTuple):
 
     logits: Float[Tensor, "B W n"]
     tokens: Int[Tensor, "B W n"]
-
-
-class _Largest(NamedTuple):
-    values: Float[Tensor, "*shape n"]
-    indices: Int[Tensor, "*shape n"]
 
 
 class Spread(NamedTuple):
@@ -122,7 +119,7 @@ def top_k(logits: Float[Tensor, "B W V"], n: int) -> TopK:
     tail = vocab_size - vocab_size % _BLOCK
     blocks = logits[..., :tail].unflatten(-1, (-1, _BLOCK))
     # In ascending order, so that the first of tied contenders has the lowest id.
-    best = _largest(blocks.amax(-1), n).indices.sort(-1).values
+    best = _largest(blocks.amax(-1), n).tokens.sort(-1).values
     contenders = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
     values, places = _largest(torch.cat([contenders, logits[..., tail:]], -1), n)
     starts = torch.cat([best * _BLOCK, torch.full_like(best[..., :1], tail)], -1)
@@ -254,15 +251,15 @@ def leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
     return passes.long().cumprod(-1).sum(-1)
 
 
-def _largest(values: Float[Tensor, "*shape V"], n: int) -> _Largest:
+def _largest(values: Float[Tensor, "B W V"], n: int) -> TopK:
     if n > 2:
-        return _Largest(*values.topk(n, dim=-1))
+        return TopK(*values.topk(n, dim=-1))
     # `max` has the first index of ties, where `topk` has any.
     first = values.max(-1, keepdim=True)
     if n == 1:
-        return _Largest(*first)
+        return TopK(*first)
     second = values.scatter(-1, first.indices, -torch.inf).max(-1, keepdim=True)
-    return _Largest(*(torch.cat(pair, -1) for pair in zip(first, second, strict=True)))
+    return TopK(*(torch.cat(pair, -1) for pair in zip(first, second, strict=True)))
 
 
 def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

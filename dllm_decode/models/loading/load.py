@@ -165,17 +165,33 @@ def load_model(
         is_causal_too=known.is_causal_too,
     )
     model.graphs = graphs
-    digests = fill(transformer, known, files)
+    _read_weights(model, known, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
-    if lora is not None:
-        merge_adapter(lora, known.tensors(transformer))
-    model.fingerprint = _fingerprint(digests, lora, facts, known)
     if there is None:
         dispatch(transformer, placed)
     else:
         assert quantize is not None
         quantize_layers(transformer, there, quantize)
     return model.eval().requires_grad_(False), words
+
+
+def _read_weights(
+    model: MaskedTransformer, family: Family, files: list[Path], lora: Adapter | None
+) -> None:
+    """Fills an allocated model and merges an adapter; the fingerprint is of what was stored.
+
+    It tells models apart by what their files hold, not by dtype, device or name of the folder.
+    """
+    digests = fill(model.transformer, family, files)
+    if lora is not None:
+        merge_adapter(lora, family.tensors(model.transformer))
+    added = {} if lora is None else lora.factors
+    stored = (
+        sorted(digests.items()),
+        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in added.items()),
+        (model.mask_id, model.causal_block_length, model.logit_shift),
+    )
+    model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
 
 
 def _one_device(
@@ -197,19 +213,6 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if isinstance(dtype, str) and dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {dtype!r}.")
     return _DTYPES[dtype] if isinstance(dtype, str) else dtype
-
-
-def _fingerprint(
-    digests: Mapping[str, str], lora: Adapter | None, facts: CheckpointFacts, family: Family
-) -> str:
-    """Tells models apart by what their files hold, not by dtype, device or name of the folder."""
-    added = {} if lora is None else lora.factors
-    read = (
-        sorted(digests.items()),
-        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in added.items()),
-        (facts.mask_id, facts.causal_block_length, family.logit_shift),
-    )
-    return hashlib.sha256(repr(read).encode()).hexdigest()[:16]
 
 
 def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:
