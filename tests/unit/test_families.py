@@ -14,7 +14,7 @@ from families_under_test import load_without_tokenizer as load_model
 from safetensors.torch import load_file, save_file
 
 from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family_of
-from dllm_decode.models.families.base import OUR_NAMES
+from dllm_decode.models.families.our_names import OUR_NAMES
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.ancestors import ancestors
@@ -14,6 +14,7 @@ from dllm_decode.models.targets.network import (
     LayerKVs,
     TransformersNetwork,
 )
+from dllm_decode.models.targets.trees import tree_mask, tree_positions
 from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:
@@ -241,8 +242,8 @@ class CausalTarget:
             positions = columns.minimum(counts[:, None] - 1).clamp(min=0)
         else:
             tree = ancestors(parents)
-            attend = _tree_mask(held, columns >= 0, tree, root=first)
-            positions = _tree_positions(columns, tree, root=first)
+            attend = tree_mask(held, columns >= 0, tree, root=first)
+            positions = tree_positions(columns, tree, root=first)
         positions = past.lengths[:, None] + positions
         out = self.network.read(CausalInputs(tokens, positions, attend, past.layers, wanted))
         return Reading(out.logits[:, :num_logits], past, gaps, out.layers)
@@ -274,47 +275,10 @@ class CausalTarget:
             )
 
 
-def _tree_mask(
-    held: Bool[Tensor, "B S"],
-    present: Bool[Tensor, "B W"],
-    tree: Bool[Tensor, "B N N"],
-    *,
-    root: int,
-) -> Bool[Tensor, "B W K"]:
-    """Says which keys each column sees.
-
-    Args:
-        held: Slots of the past that hold a token.
-        present: Columns that hold a token; those before it are hidden.
-        tree: The ancestors of each node; the first node is the column behind the root.
-        root: Column of the root, of all rows alike.
-    """
-    width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
-    own = torch.eye(width, dtype=torch.bool, device=held.device)
-    seen = torch.ones_like(own).tril()
-    # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
-    seen[first:, first:] = own[first:, first:]
-    seen = seen.repeat(len(tree), 1, 1)
-    seen[:, first:behind, first:behind] = tree
-    seen = (seen & present[:, None]) | own
-    return torch.cat([held[:, None].expand(-1, width, -1), seen], -1)
-
-
-def _tree_positions(
-    columns: Int[Tensor, "B W"], tree: Bool[Tensor, "B N N"], *, root: int
-) -> Int[Tensor, "B W"]:
-    """Returns the position of each column behind the past: a node's is its depth below the root."""
-    # What fills up a row has that of the root.
-    positions = columns.minimum(columns[:, root : root + 1]).clamp(min=0)
-    positions[:, root + 1 : root + 1 + tree.shape[1]] += tree.sum(-1)
-    return positions
-
-
 def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
-    config = model.generation_config
-    found = None if config is None else config.eos_token_id
-    if found is None:
-        found = model.config.eos_token_id
+    configs = (model.generation_config, model.config)
+    stated = (config.eos_token_id for config in configs if config is not None)
+    found = next((ids for ids in stated if ids is not None), None)
     if found is None:
         raise ValueError(
             f"A target's generation config must say which tokens end an answer, got {name} without "

@@ -1,0 +1,41 @@
+"""Masks and positions with which a causal model reads a tree of drafts."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def tree_mask(
+    held: Bool[Tensor, "B S"],
+    present: Bool[Tensor, "B W"],
+    tree: Bool[Tensor, "B N N"],
+    *,
+    root: int,
+) -> Bool[Tensor, "B W K"]:
+    """Says which keys each column sees.
+
+    Args:
+        held: Slots of the past that hold a token.
+        present: Columns that hold a token; those before it are hidden.
+        tree: The ancestors of each node; the first node is the column after the root.
+        root: Column of the root, of all rows alike.
+    """
+    width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
+    own = torch.eye(width, dtype=torch.bool, device=held.device)
+    seen = torch.ones_like(own).tril()
+    # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
+    seen[first:, first:] = own[first:, first:]
+    seen = seen.repeat(len(tree), 1, 1)
+    seen[:, first:behind, first:behind] = tree
+    seen = (seen & present[:, None]) | own
+    return torch.cat([held[:, None].expand(-1, width, -1), seen], -1)
+
+
+def tree_positions(
+    columns: Int[Tensor, "B W"], tree: Bool[Tensor, "B N N"], *, root: int
+) -> Int[Tensor, "B W"]:
+    """Returns the position of each column behind the past: a node's is its depth below the root."""
+    # What fills up a row has that of the root.
+    positions = columns.minimum(columns[:, root : root + 1]).clamp(min=0)
+    positions[:, root + 1 : root + 1 + tree.shape[1]] += tree.sum(-1)
+    return positions
