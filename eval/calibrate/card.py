@@ -1,15 +1,16 @@
 """The card of a calibration: what is guaranteed, for which setting, and how it was found."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
 from eval.calibrate.procedure import Guarantee, Verdict
+from eval.runs.files import converted, read_object, write_json, write_text
 from eval.runs.names import (
     SELECTION,
     no_target,
@@ -21,7 +22,8 @@ from eval.runs.names import (
 )
 from eval.runs.records import Settings, named_parts
 
-FORMAT = "dllm-decode calibration card 2"
+Format = Literal["dllm-decode calibration card 2"]
+FORMAT: Format = "dllm-decode calibration card 2"
 
 # It names no block schedule: all its settings were decoded with Sequential().
 _WITHOUT_BLOCKS = "dllm-decode calibration card 1"
@@ -30,8 +32,7 @@ _WITHOUT_BLOCKS = "dllm-decode calibration card 1"
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
 
 
-@dataclass(frozen=True)
-class Rating:
+class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A setting that was tested.
 
     Attributes:
@@ -40,13 +41,12 @@ class Rating:
         tokens_per_forward: On the prompts that were looked at; forwards of a target count.
     """
 
-    setting: Mapping[str, Any]
+    setting: dict[str, Any]
     verdict: Verdict
     tokens_per_forward: float
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a calibration found.
 
     The guarantee is void for other prompts than those of the task, and for another model, answer
@@ -67,20 +67,22 @@ class Card:
         warnings: What may void the guarantee.
         machine: What it was made on and with.
         date: When.
+        format: Version of the card.
     """
 
-    setting: Mapping[str, Any]
-    expressions: Mapping[str, str]
+    format: Format = FORMAT
+    setting: dict[str, Any]
+    expressions: dict[str, str]
     is_certified: bool
     guarantee: Guarantee
     agreement: bool
-    reference: Mapping[str, Any]
+    reference: dict[str, Any]
     reference_tokens_per_forward: float
     ratings: tuple[Rating, ...]
     untested: tuple[str, ...]
     ordered_on: int
     warnings: tuple[str, ...]
-    machine: Mapping[str, Any]
+    machine: dict[str, Any]
     date: str
 
     def settings(self, target: Callable[[str], CausalTarget] = no_target) -> dict[str, Any]:
@@ -123,9 +125,8 @@ class Card:
     def write(self, path: str | Path) -> None:
         """Writes the card as JSON, and as text beside it."""
         file = Path(path)
-        written = {"format": FORMAT, **asdict(self)}
-        file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-        file.with_suffix(".txt").write_text(self.text(), encoding="utf-8")
+        write_json(file, msgspec.to_builtins(self))
+        write_text(file.with_suffix(".txt"), self.text())
 
     def text(self) -> str:
         """Returns the card in words."""
@@ -169,26 +170,20 @@ def read_card(path: str | Path) -> Card:
     Raises:
         ValueError: If the file is no card of this version.
     """
+    remedy = "give a card that calibrate wrote"
     try:
-        written = json.loads(Path(path).read_text(encoding="utf-8"))
-        found = written.pop("format")
-        if found == _WITHOUT_BLOCKS:
-            written = _with_blocks(written)
-        elif found != FORMAT:
-            raise KeyError("format")
-        guarantee = Guarantee(**written.pop("guarantee"))
-        ratings = tuple(
-            Rating(r["setting"], Verdict(**r["verdict"]), r["tokens_per_forward"])
-            for r in written.pop("ratings")
-        )
-        untested, warnings = tuple(written.pop("untested")), tuple(written.pop("warnings"))
-        return Card(
-            guarantee=guarantee, ratings=ratings, untested=untested, warnings=warnings, **written
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} must be a card that calibrate wrote, got {type(error).__name__}: {error}."
-        ) from None
+        written = read_object(Path(path), remedy=remedy)
+    except OSError as error:
+        raise ValueError(f"{path} must be a card that calibrate wrote, got {error}.") from None
+    is_older = written.get("format") == _WITHOUT_BLOCKS
+    if is_older:
+        written["format"] = FORMAT
+    card = converted(written, Card, f"The card {path}", remedy)
+    if is_older:
+        for setting in (card.setting, card.reference, *(one.setting for one in card.ratings)):
+            setting.setdefault("blocks", repr(Sequential()))
+        card.expressions.setdefault("blocks", "Sequential()")
+    return card
 
 
 def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
@@ -206,15 +201,6 @@ def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
             sys.stderr.write(
                 f"WARNING: The guarantee of {path} does not hold here: {'; '.join(misfits)}.\n"
             )
-
-
-def _with_blocks(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what an older card says, with the block schedule that it did not name."""
-    own = {"blocks": repr(Sequential())}
-    ratings = [{**rating, "setting": own | rating["setting"]} for rating in written["ratings"]]
-    settings = {name: own | written[name] for name in ("setting", "reference")}
-    expressions = {"blocks": "Sequential()"} | written["expressions"]
-    return {**written, **settings, "expressions": expressions, "ratings": ratings}
 
 
 def _task_of(address: str) -> str:

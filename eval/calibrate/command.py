@@ -4,11 +4,11 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 
 from eval.calibrate.card import Card, Rating, name_of
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
         "sampler": chosen.sampler, "cache": chosen.cache, "verifier": chosen.verifier,
         "blocks": chosen.blocks,
     }  # fmt: skip
-    card = replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
+    card = structs.replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
     card.write(card_file)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
     return 0 if card.is_certified else 1
@@ -359,6 +359,9 @@ def _warnings(
     return found
 
 
-def _earlier(folder: Folder) -> Mapping[str, Any]:
+def _earlier(folder: Folder) -> dict[str, str]:
     file = folder.path / CHOICES_FILE
-    return read_object(file, str, remedy="move it elsewhere") if file.exists() else {}
+    found: dict[str, str] = (
+        read_object(file, dict[str, str], remedy="move it elsewhere") if file.exists() else {}
+    )
+    return found

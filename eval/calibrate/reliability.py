@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from eval.runs.lines import Record, proposals_of
 from eval.runs.proposals import NUM_BINS as NUM_PROPOSAL_BINS
-from eval.runs.records import Record
 
 NUM_BINS = 10
 
@@ -151,7 +151,7 @@ def _proposals(records: Iterable[Record]) -> Shaped[np.ndarray, "N 3"]:
     """Sums the proposals of all records by bin: how many, how many agree, summed confidence."""
     found = np.zeros((NUM_PROPOSAL_BINS, 3))
     for record in records:
-        told = (record["trace"] or {}).get("proposals") if record["error"] is None else None
+        told = proposals_of(record)
         if told is None:
             continue
         if len(told) != NUM_PROPOSAL_BINS or any(len(one) != 3 for one in told):

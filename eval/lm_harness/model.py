@@ -19,13 +19,14 @@ from dllm_decode import DecodeOutput, decode
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, Scored
-from eval.lm_harness.records import Ledger, cost_of, cost_of_score
+from eval.lm_harness.records import Ledger, cost_of_score
 from eval.lm_harness.requests import Job, Prompt, Request, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.settings import Opened, Options
 from eval.lm_harness.text import Codec
 from eval.runs.ranks import Ranks
-from eval.runs.records import Record, digest
+from eval.runs.records import digest
 from eval.runs.settings import Place
+from eval.runs.worker import cost_of
 from eval.tasks.base import Turn
 
 Item = TypeVar("Item")
@@ -109,7 +110,8 @@ class DecodeLM(TemplateLM):
             answers = output.answers()
             for row, (number, tokens, generation) in enumerate(batch):
                 texts[number] = self._codec.answer(answers[row], generation)
-                self._keep(jobs[number], texts[number], cost_of(tokens, output, row))
+                cost = {**cost_of(tokens, output, row), "gen_length": generation.gen_length}
+                self._keep(jobs[number], texts[number], cost)
         return [texts[number] for number in places]
 
     def loglikelihood(
@@ -187,7 +189,7 @@ class DecodeLM(TemplateLM):
             seed=int(digest(key)[:15], 16),
         )
 
-    def _keep(self, job: Job, answer: str | Answer, cost: Record) -> None:
+    def _keep(self, job: Job, answer: str | Answer, cost: Mapping[str, Any]) -> None:
         """Notes the cost, and the answer in the harness' store, should the run be stopped."""
         self.ledger.add(job, cost)
         # The store has one place for all repeats of a request.
@@ -197,7 +199,7 @@ class DecodeLM(TemplateLM):
     def _progress(self, batches: Sequence[Item], verb: str, disable: bool) -> Iterable[Item]:
         return track(batches, verb, console=Console(stderr=True), disable=disable or self.rank > 0)
 
-    def get_model_info(self) -> Record:
+    def get_model_info(self) -> dict[str, Any]:
         """Returns settings and cost; the harness puts them into `results["config"]`."""
         return {
             "decoding": self.settings.described() | {"fingerprint": self.settings.fingerprint()},

@@ -1,17 +1,15 @@
 """What each answer to the harness cost, since its own records have no room for that."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dllm_decode import DecodeOutput
 from eval.lm_harness.likelihood import Pair, Scored
 from eval.lm_harness.requests import Job
 from eval.metrics.metrics import tokens_per_forward, tokens_per_second
 from eval.metrics.statistics import mean, percentile
 from eval.runs.ranks import Ranks
-from eval.runs.records import Record
 
 Key: TypeAlias = tuple[str, int, int, int, str]
 """Task, document, request of the document, repeat of the request, and its type."""
@@ -24,24 +22,24 @@ class Ledger:
     """The cost of every answer, once each, whatever the harness repeats."""
 
     def __init__(self) -> None:
-        self._own: dict[Key, Record] = {}
-        self._everyones: dict[Key, Record] = {}
+        self._own: dict[Key, dict[str, Any]] = {}
+        self._everyones: dict[Key, dict[str, Any]] = {}
 
-    def add(self, job: Job, cost: Record) -> None:
+    def add(self, job: Job, cost: Mapping[str, Any]) -> None:
         """Notes an answer's cost; a later one takes the place of an earlier one."""
         request, repeat = job
         # Requests made by hand have no number; each is its own document.
         doc_id = len(self._own) if request.doc_id is None else request.doc_id
         key = (request.task_name or "", doc_id, request.idx, repeat, request.request_type)
         names = ("task", "doc_id", "idx", "repeat", "request")
-        self._own[key] = dict(zip(names, key, strict=True)) | cost
+        self._own[key] = dict(zip(names, key, strict=True)) | dict(cost)
 
     def share(self, ranks: Ranks) -> None:
         """Tells the first process what all have; every process does, at the same point."""
         for own in ranks.gather(self._own) or []:
             self._everyones |= own
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[dict[str, Any]]:
         """Returns all records known to this process, in order of task and document."""
         found = self._everyones | self._own
         return [found[key] for key in sorted(found)]
@@ -51,29 +49,15 @@ class Ledger:
         lines = [json.dumps(record, allow_nan=False) + "\n" for record in self.records()]
         path.write_text("".join(lines), encoding="utf-8")
 
-    def summary(self) -> Record:
+    def summary(self) -> dict[str, Any]:
         """Returns totals for each type of request, ready for JSON."""
-        by_type: dict[str, list[Record]] = {}
+        by_type: dict[str, list[dict[str, Any]]] = {}
         for record in self.records():
             by_type.setdefault(record["request"], []).append(record)
         return {name: _summary(own) for name, own in by_type.items()}
 
 
-def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> Record:
-    """Returns what decoding the answer to a prompt cost."""
-    return {
-        "prompt_length": len(prompt),
-        "gen_length": output.tokens.shape[1],
-        "length": int(output.lengths()[row]),
-        "nfe": int(output.nfe[row]),
-        "target_nfe": int(output.target_nfe[row]),
-        "query_positions": int(output.query_positions[row]),
-        "batch_length": len(output.tokens),
-        "batch_s": output.wall_s,
-    }
-
-
-def cost_of_score(pair: Pair, scored: Scored) -> Record:
+def cost_of_score(pair: Pair, scored: Scored) -> dict[str, Any]:
     """Returns what scoring an answer cost, and how sure the score is."""
     prompt, answer = pair
     return {
@@ -86,7 +70,7 @@ def cost_of_score(pair: Pair, scored: Scored) -> Record:
     }
 
 
-def _summary(records: Sequence[Record]) -> Record:
+def _summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def column(name: str) -> list[Any]:
         return [record[name] for record in records]
 

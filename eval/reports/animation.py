@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
-from eval.reports.replay import Example, panels_of, require_traces
+from eval.reports.replay import Example, panels_of
 
 Panel = Mapping[str, Any]
 Colour = tuple[int, int, int]
@@ -58,17 +58,16 @@ def write_animation(
     Raises:
         ValueError: If there are no records, one has no trace, or an argument is out of range.
     """
-    first = require_traces(example)
+    panels = panels_of(example)
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"The file must end in {', '.join(_SUFFIXES)}, got {path.name!r}.")
     if not 0 < seconds <= 600:
         raise ValueError(f"seconds must be above 0 and at most 600, got {seconds}.")
     if not 200 <= width <= 4000:
         raise ValueError(f"width must be from 200 to 4000 pixels, got {width}.")
-    panels = panels_of(example)
     last = max(num_rounds(panel) for panel in panels)
     pictures = [
-        draw_frame(str(first["prompt"]), panels, step, width=width) for step in range(last + 1)
+        draw_frame(example[0][1]["prompt"], panels, step, width=width) for step in range(last + 1)
     ]
     step_ms = max(20, round(800 * seconds / max(1, last)))
     durations = [step_ms] * last + [max(20, round(200 * seconds))]

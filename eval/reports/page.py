@@ -10,7 +10,8 @@ from eval.reports.pooling import Pool, pools
 from eval.reports.summary import summarise
 from eval.reports.table import commits_of, name_of, seeds_of
 from eval.reports.templates import fill
-from eval.runs.records import Folder, Record
+from eval.runs.lines import Record, proposals_of
+from eval.runs.records import Folder
 
 Link = Mapping[tuple[ExampleSet, str], str]
 """From what was asked, and the example, to the file of its replay."""
@@ -128,8 +129,8 @@ def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
 
 def _reliability(pool: Pool) -> dict[str, Any] | None:
     """Returns the reliability diagram of a setting's proposals; None without traces of them."""
-    told = [one for one in pool.finished if (one["trace"] or {}).get("proposals")]
-    if not any(count for one in told for count, *_ in one["trace"]["proposals"]):
+    told = [one for one in pool.finished if proposals_of(one)]
+    if not any(count for one in told for count, *_ in proposals_of(one) or ()):
         return None
     found = reliability_of_proposals(told)
     by_threshold = {one.threshold: one for one in what_if_proposed(told)}

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eval.metrics.statistics import Number, mean
 from eval.runs.records import Record, Settings
@@ -63,4 +64,5 @@ def per_example(values: Iterable[tuple[str, Number | None]]) -> dict[str, float]
 
 def field(records: Iterable[Record], name: str) -> dict[str, float]:
     """Averages a number of the records over each example's seeds."""
-    return per_example((record["example"], record[name]) for record in records)
+    numbers: Iterable[Mapping[str, Any]] = records
+    return per_example((record["example"], record[name]) for record in numbers)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.reports.templates import fill
-from eval.runs.records import Record, Settings
+from eval.runs.lines import Record, RecordedTrace, trace_of
+from eval.runs.records import Settings
 
 Example = Sequence[tuple[Settings, Record]]
 """The records of one example, each with the settings that it was decoded under."""
@@ -23,44 +24,38 @@ def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
     Raises:
         ValueError: If there are no records, or one has no trace.
     """
-    first = require_traces(example)
+    panels, (_, first) = panels_of(example), example[0]
     content = {
         "example": first["example"],
         "prompt": first["prompt"],
         "target": str(first["target"]),
         "report": report,
         "notice": notice,
-        "panels": panels_of(example),
+        "panels": panels,
     }
     return fill("replay", title=f"{example[0][0].task} {first['example']}", content=content)
 
 
-def require_traces(example: Example) -> Record:
-    """Returns the first record of an example.
+def panels_of(example: Example) -> list[dict[str, Any]]:
+    """Returns, for each setting, what a replay shows: texts instead of token ids.
 
     Raises:
         ValueError: If there are no records, or one has no trace.
     """
-    if not example or any(record.get("trace") is None for _, record in example):
-        raise ValueError("A replay needs records with traces; run without --no-trace.")
-    return example[0][1]
-
-
-def panels_of(example: Example) -> list[dict[str, Any]]:
-    """Returns, for each setting, what a replay shows: texts instead of token ids."""
+    if not example:
+        raise ValueError("A replay needs records with traces, got no records.")
     seeds = {settings.seed for settings, _ in example}
     return [_panel(settings, record, seeds) for settings, record in example]
 
 
 def _panel(settings: Settings, record: Record, seeds: set[int]) -> dict[str, Any]:
-    trace, pieces = record["trace"], record["pieces"]
+    trace, pieces = trace_of(record), record["pieces"]
     tokens = [pieces[str(token)] for token in record["tokens"]]
     revisions = [
         {"position": p, "token": pieces[str(t)], "from": c, "confidence": q, "to": r}
         for p, t, c, q, r in trace["revisions"]
         if 0 <= p < len(tokens)
     ]
-    scores = record.get("scores") or {}
     return {
         "key": record["settings"],
         "parts": [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])],
@@ -74,11 +69,11 @@ def _panel(settings: Settings, record: Record, seeds: set[int]) -> dict[str, Any
         "length": record["length"],
         "nfe": record["nfe"],
         "target_nfe": record["target_nfe"],
-        "score": scores.get(record["primary"]),
+        "score": record["scores"][record["primary"]],
     }  # fmt: skip
 
 
-def _runners_up(trace: Mapping[str, Any], pieces: Mapping[str, str]) -> list[Any]:
+def _runners_up(trace: RecordedTrace, pieces: Mapping[str, str]) -> list[Any]:
     """Returns entropy and likeliest tokens by position; empty for records from before they were."""
     return [
         None if told is None else {

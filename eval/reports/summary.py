@@ -5,8 +5,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from eval.metrics.curves import Group, Row, group_of, mark_fronts, methods
 from eval.metrics.metrics import (
@@ -63,7 +65,7 @@ def summarise(folder: Folder) -> dict[str, Any]:
     return {
         "rows": rows, "methods": methods(rows), "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
-        "skipped": [one._asdict() for one in folder.skipped()],
+        "skipped": [structs.asdict(one) for one in folder.skipped()],
     }  # fmt: skip
 
 
@@ -209,7 +211,8 @@ def _timing(finished: Sequence[Record]) -> Row:
 
 def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
     """Divides a number of the batch among its rows."""
-    return per_example((r["example"], r[name] / r["batch_length"]) for r in records)
+    numbers: Iterable[Mapping[str, Any]] = records
+    return per_example((r["example"], r[name] / r["batch_length"]) for r in numbers)
 
 
 def _comparison(reference: Pool, own: Pool) -> Row:

@@ -9,7 +9,7 @@ from rich.text import Text
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.metrics.curves import Row
 from eval.reports.table import grid_of, name_of
-from eval.runs.records import Record
+from eval.runs.lines import Record, trace_of
 
 __all__ = ["draft_observer", "picture_of", "show_settings", "stream_to_terminal"]
 
@@ -50,9 +50,7 @@ def picture_of(record: Record) -> Text:
     Raises:
         ValueError: If the record has no trace.
     """
-    if record.get("trace") is None:
-        raise ValueError("The record has no trace; run without --no-trace.")
-    steps = record["trace"]["steps"]
+    steps = trace_of(record)["steps"]
     last = max(1, *steps)
     pieces = [record["pieces"][str(token)] for token in record["tokens"][: record["length"]]]
     separator = "" if "".join(pieces).strip().startswith(record["text"].strip()) else " "

@@ -116,8 +116,8 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
 
 
 def _tell(plan: Plan, others: list[Settings]) -> None:
-    for setting, reason in plan.skipped:
-        sys.stderr.write(f"Skipped {setting}: {reason}\n")
+    for one in plan.skipped:
+        sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
     if others:
         sys.stderr.write(
             f"The folder holds {len(others)} settings besides; they stay in the report "

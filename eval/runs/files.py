@@ -2,32 +2,77 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.runs.fields import is_of
+import msgspec
+from filelock import FileLock, Timeout
+
+Value = TypeVar("Value")
 
 
-def read_object(file: Path, values: Any = Any, *, remedy: str) -> dict[str, Any]:
-    """Reads a JSON object.
+def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str) -> Any:
+    """Reads a file of JSON, and checks its contents against a type as `decoded` does."""
+    return decoded(file.read_bytes(), kind, str(file), remedy)
+
+
+def decoded(content: bytes, kind: type[Value], where: str, remedy: str) -> Value:
+    """Reads JSON of a declared type: NaN, unknown fields of a Struct and half texts are refused.
 
     Args:
-        file: A file that is there.
-        values: The type of its values, as in `is_of`.
-        remedy: What the user can do if the file is damaged.
+        content: The JSON.
+        kind: What it must be; any type that msgspec knows.
+        where: Names the place for messages, such as a file and its line.
+        remedy: What the user can do if the contents are damaged.
 
     Raises:
-        ValueError: If the file is damaged; names the file.
+        ValueError: If the contents are anything else; names the place and the field.
     """
+    with _refused(where, remedy):
+        return msgspec.json.decode(content, type=kind)
+
+
+def converted(value: object, kind: type[Value], where: str, remedy: str) -> Value:
+    """Checks a value that was read already, as `decoded` does."""
+    with _refused(where, remedy):
+        return msgspec.convert(value, kind)
+
+
+def is_of(value: object, kind: Any) -> bool:
+    """Says whether a value that was read from JSON or TOML is of a type: True is no number."""
     try:
-        found = json.loads(file.read_bytes())
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@contextmanager
+def _refused(where: str, remedy: str) -> Iterator[None]:
+    """Turns msgspec's errors into a ValueError that names the place, the field and the remedy."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where} must {_wanted(error)}; {remedy}.") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be JSON, got {error}; {remedy}.") from None
-    if not is_of(found, dict[str, values]):
-        raise ValueError(
-            f"{file} must be as this version writes it, got {str(found)[:40]}; {remedy}."
-        )
-    return dict(found)
+        raise ValueError(f"{where} must be JSON, got: {error}; {remedy}.") from None
+
+
+def _wanted(error: msgspec.ValidationError) -> str:
+    said, _, path = str(error).partition(" - at `$")
+    said, path = said.replace("`", ""), path.strip("`.")
+    missing, unknown = "Object missing required field ", "Object contains unknown field "
+    if said.startswith(missing):
+        inside = f" in {path!r}" if path else ""
+        return f"have a field {said.removeprefix(missing)!r}{inside}, got none"
+    if said.startswith(unknown):
+        return f"have the fields of this version, got {said.removeprefix(unknown)!r} besides"
+    said = said[:1].lower() + said[1:]
+    # The values of an object without declared fields have no name.
+    place = "be" if path.startswith("[") or not path else f"have {path!r}"
+    return f"{place} as this version writes it: {said}"
 
 
 def write_json(file: Path, content: object) -> None:
@@ -60,3 +105,21 @@ def require_folder(path: Path) -> None:
     nearest = next(one for one in (path, *path.parents) if one.exists())
     if not nearest.is_dir():
         raise ValueError(f"{path} must be a folder, or be new, got the file {nearest}.")
+
+
+@contextmanager
+def only_writer(file: Path, refusal: str) -> Iterator[None]:
+    """Holds a lock file, which ends with its process.
+
+    Args:
+        file: The lock file; its folder must be there.
+        refusal: Said if another process holds it.
+
+    Raises:
+        ValueError: If another process holds it.
+    """
+    try:
+        with FileLock(file).acquire(timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(refusal) from None

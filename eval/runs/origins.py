@@ -119,7 +119,9 @@ def _changed(before: Digests, now: Digests) -> list[str]:
 def _read(file: Path) -> dict[str, Digests]:
     if not file.is_file():
         return {}
-    return read_object(
-        file, dict[str, str], remedy="without it nobody knows what the records were made of: "
-        "choose another folder, or remove the file if nothing has changed since",
-    )  # fmt: skip
+    remedy = (
+        "without it nobody knows what the records were made of: choose another folder, or remove "
+        "the file if nothing has changed since"
+    )
+    found: dict[str, Digests] = read_object(file, dict[str, dict[str, str]], remedy=remedy)
+    return found

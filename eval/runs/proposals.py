@@ -7,11 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode import StepEvent
+from eval.runs.lines import Binned
 
 NUM_BINS = 20
-
-Binned = list[list[int | float]]
-"""For each interval of confidence: proposals, those that are the final token, summed confidence."""
 
 
 class _Step(NamedTuple):
@@ -60,6 +58,6 @@ class Proposals:
             told = torch.stack([torch.ones_like(confidence), agrees.float(), confidence], dim=-1)
             found.index_add_(0, requests * NUM_BINS + bins, told.double())
         return [
-            [[int(count), int(agreeing), round(total, 4)] for count, agreeing, total in row]
+            [(int(count), int(agreeing), round(total, 4)) for count, agreeing, total in row]
             for row in found.view(len(tokens), NUM_BINS, 3).tolist()
         ]

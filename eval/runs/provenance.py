@@ -49,7 +49,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "processors": os.cpu_count(),
         "host_platform": platform.platform(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "versions": dict(_versions()),
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),

@@ -1,4 +1,4 @@
-"""Records on disk: one line of JSON for each example and setting, appended and never changed."""
+"""Results folders: the settings that were run, and the records of all processes."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,17 +6,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
+
+import msgspec
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
-from eval.runs.fields import Fields, is_of, require_fields, require_record
-from eval.runs.files import read_object, require_folder, write_json
-from eval.runs.locks import only_writer
+from eval.runs.files import converted, only_writer, read_object, require_folder, write_json
+from eval.runs.lines import Record, append, cut_torn_line, read_lines
 from eval.runs.options import OPTIONS
 
-Record: TypeAlias = dict[str, Any]
-"""What `eval.runs.worker` writes for one example; `eval.runs.fields` lists the fields."""
+__all__ = ["Folder", "Record", "Settings", "Skipped", "append", "digest", "named_parts"]
 
 SETTINGS_FILE = "settings.json"
 FORMAT = 4
@@ -97,16 +97,20 @@ class Settings:
         Raises:
             ValueError: If a field is missing, unknown, of the wrong type or out of its range.
         """
-        own: Fields = {f.name: f.type for f in fields(Settings) if f.name != "decoding"}
-        require_fields(written, {**own, **OPTIONS}, where)
-        values = {name: written[name] for name in OPTIONS}
-        # JSON has no tuples.
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        found = msgspec.structs.asdict(converted(written, _WrittenSettings, where, _ANEW))
         try:
-            decoding = DecodeConfig(**values)
+            decoding = DecodeConfig(**{name: found.pop(name) for name in OPTIONS})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        return Settings(decoding=decoding, **{name: written[name] for name in own})
+        return Settings(decoding=decoding, **found)
+
+
+_ANEW = "run anew into another folder"
+_WrittenSettings = msgspec.defstruct(
+    "_WrittenSettings",
+    [*((f.name, f.type) for f in fields(Settings) if f.name != "decoding"), *OPTIONS.items()],
+    forbid_unknown_fields=True,
+)
 
 
 def named_parts(*parts: str) -> list[str]:
@@ -114,7 +118,7 @@ def named_parts(*parts: str) -> list[str]:
     return [text for text in parts if text not in _NOTHING]
 
 
-class Skipped(NamedTuple):
+class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A setting that was not run because its parts do not fit together.
 
     Attributes:
@@ -124,6 +128,22 @@ class Skipped(NamedTuple):
 
     setting: str
     reason: str
+
+
+class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What `settings.json` holds.
+
+    Attributes:
+        format: Version of records and settings.
+        runs: Settings as `Settings.written` gives them, the reference first.
+        skipped: What the last command asked for and did not run.
+        dropped: Keys of settings that have records and are left out of reports.
+    """
+
+    format: int = FORMAT
+    runs: list[dict[str, Any]]
+    skipped: list[Skipped] = []
+    dropped: list[str] = []
 
 
 def digest(value: object) -> str:
@@ -168,17 +188,16 @@ class Folder:
         if file.exists():
             used = {record["settings"] for record in self.records()}
             earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
-            dropped = used if alone else self._dropped()
+            dropped = used if alone else set(self._written().dropped)
         others = [run for run in earlier if run not in runs]
         # A corrected file has its own order; what is added to a folder comes behind what is there.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
-        written = {
-            "format": FORMAT,
-            "runs": [run.written() for run in listed],
-            "skipped": [one._asdict() for one in skipped],
-            "dropped": sorted(dropped - {run.key("") for run in listed}),
-        }
-        write_json(file, written)
+        written = _SettingsFile(
+            runs=[run.written() for run in listed],
+            skipped=list(skipped),
+            dropped=sorted(dropped - {run.key("") for run in listed}),
+        )
+        write_json(file, msgspec.to_builtins(written))
         return others
 
     def require_usable(self) -> None:
@@ -203,7 +222,7 @@ class Folder:
             ValueError: If the path is no results folder, or one of another version.
         """
         where = str(self.path / SETTINGS_FILE)
-        runs = self._written()["runs"]
+        runs = self._written().runs
         return [Settings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
 
     def skipped(self) -> list[Skipped]:
@@ -212,15 +231,7 @@ class Folder:
         Raises:
             ValueError: As `settings`.
         """
-        found = self._written().get("skipped", [])
-        if not isinstance(found, list):
-            raise ValueError(
-                f"{self.path / SETTINGS_FILE} must list what was 'skipped', got {str(found)[:40]}; "
-                "run anew into another folder."
-            )
-        for one in found:
-            require_fields(one, {"setting": str, "reason": str}, str(self.path / SETTINGS_FILE))
-        return [Skipped(**one) for one in found]
+        return self._written().skipped
 
     def results(self) -> dict[Settings, list[Record]]:
         """Returns the records of each run, the reference first; those of dropped runs are left out.
@@ -230,7 +241,7 @@ class Folder:
                 has another key than its run and example give.
         """
         found: dict[Settings, list[Record]] = {run: [] for run in self.settings()}
-        by_key, dropped = {run.key(""): run for run in found}, self._dropped()
+        by_key, dropped = {run.key(""): run for run in found}, self._written().dropped
         strays = []
         for where, record in self._lines():
             run = by_key.get(record["settings"])
@@ -262,7 +273,7 @@ class Folder:
         """Returns what `records` returns, each with its file and line."""
         kept: dict[str, tuple[str, Record]] = {}
         for part in sorted(self.path.glob("part-*.jsonl")):
-            for where, record in _read(part):
+            for where, record in read_lines(part):
                 earlier = kept.get(record["key"])
                 if earlier is None or earlier[1]["error"] is not None:
                     kept[record["key"]] = where, record
@@ -286,7 +297,7 @@ class Folder:
         """Returns the file of a process, a torn last line removed."""
         path = self.path / f"part-{rank}.jsonl"
         if path.exists():
-            _mend(path)
+            cut_torn_line(path)
         return path
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:
@@ -304,17 +315,7 @@ class Folder:
             for file in sorted(self.path.glob("machine-*.json"))
         }
 
-    def _dropped(self) -> set[str]:
-        """Returns the keys of settings that have records and are left out of reports."""
-        found = self._written().get("dropped", [])
-        if not is_of(found, list[str]):
-            raise ValueError(
-                f"{self.path / SETTINGS_FILE} must list the keys of settings that were 'dropped', "
-                f"got {str(found)[:40]}; give the command again, with --drop-others."
-            )
-        return set(found)
-
-    def _written(self) -> dict[str, Any]:
+    def _written(self) -> _SettingsFile:
         file = self.path / SETTINGS_FILE
         if not file.is_file():
             raise ValueError(
@@ -323,40 +324,10 @@ class Folder:
             )
         written = read_object(file, remedy="choose another folder")
         found = written.get("format")
-        if found != FORMAT or not isinstance(written.get("runs"), list):
+        if found != FORMAT:
             raise ValueError(
                 f"{file} must be in format {FORMAT}, got format {found}: its records were written "
                 "by another version, and lack options that are compared here. Run anew into "
                 "another folder, or read it with the version that wrote it."
             )
-        return written
-
-
-def append(path: Path, records: Iterable[Record]) -> None:
-    """Appends records in one write."""
-    lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in lines))
-
-
-def _read(path: Path) -> Iterator[tuple[str, Record]]:
-    *lines, _ = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        where = f"Line {number} of {path}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ValueError(
-                f"{where} must be a record, got {line[:60]!r}; "
-                "move the line elsewhere to decode its example anew."
-            ) from None
-        require_record(record, where)
-        yield where, record
-
-
-def _mend(path: Path) -> None:
-    written = path.read_bytes()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+        return converted(written, _SettingsFile, str(file), _ANEW)

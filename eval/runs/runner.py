@@ -119,8 +119,8 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> Plan:
 
 def _refusal(plan: Plan, num_runs: int) -> str:
     by_reason: dict[str, list[str]] = {}
-    for setting, reason in plan.skipped:
-        by_reason.setdefault(reason, []).append(setting)
+    for one in plan.skipped:
+        by_reason.setdefault(one.reason, []).append(one.setting)
     if len(plan.skipped) == num_runs == 1:
         return plan.skipped[0].reason
     lines = [f"- {reason} ({'; '.join(names)})" for reason, names in by_reason.items()]

@@ -1,9 +1,7 @@
 """What else a position could have become: its most likely tokens and entropy when committed."""
 
 from dllm_decode import StepEvent
-
-Told = tuple[float, list[tuple[int, float]]]
-"""Entropy in nats, then tokens with their probabilities, the most likely first."""
+from eval.runs.lines import Told
 
 NUM_TOKENS = 4
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.runs.fields import is_of
+from eval.runs.files import is_of
 from eval.runs.names import (
     Selection,
     check_verifier,

@@ -8,10 +8,11 @@ from pathlib import Path
 from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
 from eval.failures import FAILURES
 from eval.runs import prompts
+from eval.runs.lines import Binned, Cost, Record, RecordedTrace, append, tokens_of
 from eval.runs.progress import Reporter
-from eval.runs.proposals import Binned, Proposals
+from eval.runs.proposals import Proposals
 from eval.runs.provenance import now, package_commit
-from eval.runs.records import Record, Settings, append
+from eval.runs.records import Settings
 from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
@@ -134,30 +135,21 @@ class Worker:
             for answer in output.answers()
         ]
         gained = gains.by_row()
-        records = [
-            {
+        records: list[Record] = []
+        for row, example in enumerate(examples):
+            record: Record = {
                 **self._scored(example, texts[row]),
-                "prompt_length": len(encoded[row]),
-                **_cost(output, row),
+                **cost_of(encoded[row], output, row),
                 "committed": gained[row].committed,
                 "gains": gained[row].per_forward,
-                "batch_length": len(examples),
-                "batch_forwards": output.forwards,
-                "batch_target_forwards": output.target_forwards,
-                "batch_s": output.wall_s,
                 "tokens": output.tokens[row].tolist(),
-                "trace": self._traced(trace, runners_up, proposed[row], row, encoded[row])
-                if self._run.trace
-                else None,
+                "trace": None,
             }
-            for row, example in enumerate(examples)
-        ]
-        for record in records if self._run.trace else []:
-            replaced = {revision[1] for revision in record["trace"]["revisions"]}
-            likely = {
-                token for told in record["trace"]["runners_up"] if told for token, _ in told[1]
-            }
-            record["pieces"] = self._pieces({*record["tokens"], *replaced, *likely})
+            if self._run.trace:
+                told = self._traced(trace, runners_up, proposed[row], row, encoded[row])
+                pieces = self._pieces(tokens_of(record, told))
+                record = {**record, "trace": told, "pieces": pieces}
+            records.append(record)
         return records
 
     def _call(
@@ -176,12 +168,13 @@ class Worker:
         )
 
     def _scored(self, example: Example, text: str) -> Record:
-        head = {**self._head(example), "text": text}
+        record: Record = {**self._head(example), "text": text}
         task = self._run.selection.task
         try:
-            return {**head, "scores": checked_scores(task.score(example, text), task.primary)}
+            record["scores"] = checked_scores(task.score(example, text), task.primary)
         except FAILURES as error:
-            return {**head, "error": _said(error)}
+            record["error"] = _said(error)
+        return record
 
     def _failed(self, example: Example, error: BaseException) -> Record:
         return {**self._head(example), "error": _said(error)}
@@ -206,7 +199,7 @@ class Worker:
 
     def _traced(
         self, trace: Trace, runners_up: RunnersUp, proposed: Binned, row: int, prompt: list[int]
-    ) -> Record:
+    ) -> RecordedTrace:
         """Returns step and confidence of each position; -1 and None where no round committed it."""
         steps = trace.steps[row].tolist()
         return {
@@ -215,7 +208,7 @@ class Worker:
             "proposals": proposed,
             "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
             "revisions": [
-                [r.position, r.token, r.committed, _rounded(r.confidence), r.removed]
+                (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
                 for r in trace.revisions[row]
             ],
             "lead": len(prompt) % (self._run.model.causal_block_length or 1),
@@ -225,14 +218,20 @@ class Worker:
         return {str(token): self._run.tokenizer.decode([token]) for token in sorted(tokens)}
 
 
-def _cost(output: DecodeOutput, row: int) -> Record:
+def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> Cost:
+    """Returns what the answer to a prompt cost."""
     return {
+        "prompt_length": len(prompt),
         "length": int(output.lengths()[row]),
         "nfe": int(output.nfe[row]),
         "query_positions": int(output.query_positions[row]),
         "target_nfe": int(output.target_nfe[row]),
         "drafted": int(output.drafted[row]),
         "accepted": int(output.accepted[row]),
+        "batch_length": len(output.tokens),
+        "batch_forwards": output.forwards,
+        "batch_target_forwards": output.target_forwards,
+        "batch_s": output.wall_s,
     }
 
 

@@ -31,7 +31,6 @@ from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, demonstrate, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
 from eval.runs.command import DTYPES, code_for
-from eval.runs.fields import NUMBER
 from eval.runs.files import write_json
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_cache, parse_sampler
@@ -65,7 +64,7 @@ _OF_ANSWERS = (
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
 )  # fmt: skip
-_ANSWER = {"prompt": list[int], "answer": list[int], "ranks": list[int], "score": NUMBER}
+_ANSWER = {"prompt": list[int], "answer": list[int], "ranks": list[int], "score": float}
 
 
 @dataclass(frozen=True)

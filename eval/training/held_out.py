@@ -12,7 +12,6 @@ from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
 from dllm_decode.caches import NoCache
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.summary import difference
-from eval.runs.fields import NUMBER
 from eval.runs.files import write_json
 from eval.runs.settings import ALONE, Place
 from eval.tasks.tokenizer import Tokenizer
@@ -22,7 +21,7 @@ from samplers import Sampler
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
-_FIELDS = {"scores": list[NUMBER], "forwards": list[int], "lengths": list[int]}
+_FIELDS = {"scores": list[float], "forwards": list[int], "lengths": list[int]}
 
 Told = Callable[[int], None]
 """Told how many prompts were answered."""

@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.runs.fields import Fields, is_of
-from eval.runs.files import read_object, write_json
-from eval.runs.locks import only_writer
+from eval.runs.files import is_of, only_writer, read_object, write_json
 from samplers.checks import shown
 
 SETTINGS_FILE = "settings.json"
@@ -119,25 +117,27 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
 
 
 def read_json(
-    file: Path, fields: Fields | None = None, *, remedy: str = "remove the folder"
+    file: Path, fields: Mapping[str, Any] | None = None, *, remedy: str = "remove the folder"
 ) -> dict[str, Any]:
     """Reads a file that `write_json` wrote.
 
     Args:
         file: The file.
-        fields: By name the types of its fields, as in `eval.runs.fields`; `None`: any.
+        fields: By name the types of its fields, as in `is_of`; `None`: any.
         remedy: How to go on without it, for the message.
 
     Raises:
         ValueError: If it is damaged, or has other fields.
     """
-    found = read_object(file, remedy=remedy)
+    found: dict[str, Any] = read_object(file, remedy=remedy)
     if fields is not None:
         require_fields(found, fields, file, remedy=remedy)
     return found
 
 
-def require_fields(found: object, fields: Fields, file: Path, *, remedy: str = ANEW) -> None:
+def require_fields(
+    found: object, fields: Mapping[str, Any], file: Path, *, remedy: str = ANEW
+) -> None:
     """Raises ValueError unless an object of a file has these fields, each of its type."""
     if not isinstance(found, dict) or found.keys() != fields.keys():
         names = ", ".join(fields)

@@ -172,7 +172,7 @@ def test_a_rung_holds_whatever_is_written() -> None:
 
 def test_other_files_are_no_cards(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be a card"):
+    with pytest.raises(ValueError, match=r"card\.json must have a field .*; give a card"):
         read_card(tmp_path / "card.json")
     with pytest.raises(ValueError, match="must be named by a card"):
         parse_sampler(f"@{tmp_path / 'card.json'}")

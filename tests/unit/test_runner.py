@@ -267,7 +267,7 @@ def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_pat
 def test_a_damaged_line_in_the_middle_is_named(whole: Path, tmp_path: Path) -> None:
     lines = (whole / "part-0.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "part-0.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
-    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must be a record"):
+    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must be JSON"):
         Folder(tmp_path).records()
 
 

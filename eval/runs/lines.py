@@ -1,0 +1,176 @@
+"""Records: what is kept of each example, a line of JSON that is appended and never changed."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, NotRequired, TypeAlias, TypedDict
+
+from msgspec import Meta
+
+from eval.runs.files import decoded
+
+# What fits 64 bits: Python reads greater numbers, which nothing writes and sums overflow on.
+Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Real: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
+
+Told: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
+"""Entropy in nats, then tokens with their probabilities, the most likely first."""
+
+Binned: TypeAlias = list[tuple[Count, Count, Real]]
+"""For each interval of confidence: proposals, those that are the final token, summed confidence."""
+
+_REMEDY = "move the line elsewhere to decode its example anew"
+
+
+class RecordedTrace(TypedDict):
+    """How an answer came about; lists have an entry for each token of the answer.
+
+    Attributes:
+        steps: Step of the last commit, -1 where no round committed the position.
+        confidences: At that commit.
+        lead: Prompt tokens in the first block of a block-causal model.
+        revisions: Position, token, step of its commit, confidence and step of its removal.
+        runners_up: What else the last commit could have been.
+        proposals: By confidence, what all states proposed.
+    """
+
+    steps: list[Whole]
+    confidences: list[Real | None]
+    lead: Whole
+    revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
+    runners_up: NotRequired[list[Told | None]]
+    proposals: NotRequired[Binned]
+
+
+class Cost(TypedDict, total=False):
+    """What one answer cost, and the batch that it was part of; lengths are in tokens."""
+
+    prompt_length: Count
+    length: Positive
+    nfe: Positive
+    query_positions: Count
+    target_nfe: Count
+    drafted: Count
+    accepted: Count
+    batch_length: Positive
+    batch_forwards: Count
+    batch_target_forwards: Count
+    batch_s: Seconds
+
+
+class Record(Cost):
+    """What became of one example under one setting; `docs/metrics.md` says what is made of it.
+
+    The costs and the fields after `target` are there unless the example raised. `pieces` has the
+    text of every token that a trace names.
+    """
+
+    key: str
+    settings: str
+    example: str
+    sampler: str
+    cache: str
+    verifier: str
+    blocks: str
+    git: str | None
+    machine: str | None
+    date: str | None
+    error: str | None
+    primary: str
+    prompt: str
+    target: str
+    text: NotRequired[str]
+    scores: NotRequired[dict[str, Real | None]]
+    committed: NotRequired[Count]
+    gains: NotRequired[list[Whole]]
+    tokens: NotRequired[list[Whole]]
+    warm_up: NotRequired[bool]
+    trace: NotRequired[RecordedTrace | None]
+    pieces: NotRequired[dict[str, str]]
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Appends records in one write."""
+    lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in lines))
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yields the records of a file, each with its file and line for messages.
+
+    Raises:
+        ValueError: If a line other than a torn last one is damaged, or lacks a field.
+    """
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        where = f"Line {number} of {path}"
+        record = decoded(line, Record, where, _REMEDY)
+        if record["error"] is None:
+            _require_finished(record, where)
+        yield where, record
+
+
+def cut_torn_line(path: Path) -> None:
+    """Removes what a process that was killed left of its last line."""
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def _require_finished(record: Record, where: str) -> None:
+    """Raises ValueError if a record lacks a field, or its fields contradict each other."""
+    for name in Record.__annotations__:
+        if name not in record and (name != "pieces" or record["trace"]):
+            raise ValueError(f"{where} must have a field {name!r}, got none; {_REMEDY}.")
+    if record["primary"] not in record["scores"]:
+        raise ValueError(
+            f"{where} must have the score {record['primary']!r}, got "
+            f"{sorted(record['scores'])}; {_REMEDY}."
+        )
+    if record["trace"] is not None:
+        _require_trace(record, record["trace"], where)
+
+
+def _require_trace(record: Record, trace: RecordedTrace, where: str) -> None:
+    lengths = {len(record["tokens"]), len(trace["steps"]), len(trace["confidences"])}
+    if len(lengths) > 1 or record["length"] > len(record["tokens"]):
+        raise ValueError(
+            f"{where} must have a step and a confidence for each token, got other numbers; "
+            f"{_REMEDY}."
+        )
+    missing = sorted(t for t in tokens_of(record, trace) if str(t) not in record["pieces"])
+    if missing:
+        raise ValueError(
+            f"{where} must have a text in 'pieces' for each of its tokens, got none for "
+            f"{missing[0]}; {_REMEDY}."
+        )
+
+
+def trace_of(record: Record) -> RecordedTrace:
+    """Returns the trace of a record.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    trace = record.get("trace")
+    if trace is None:
+        raise ValueError("A replay needs records with traces; run without --no-trace.")
+    return trace
+
+
+def proposals_of(record: Record) -> Binned | None:
+    """Returns the proposals of a record; None for one that raised or has none."""
+    trace = record["trace"] if record["error"] is None else None
+    return trace.get("proposals") if trace else None
+
+
+def tokens_of(record: Record, trace: RecordedTrace) -> set[int]:
+    """Returns every token that a record with a trace names."""
+    likely = {token for told in trace.get("runners_up", ()) if told for token, _ in told[1]}
+    return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}
