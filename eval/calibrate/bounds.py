@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
-from eval.metrics.statistics import Interval, Number
+from eval.metrics.statistics import Interval, Number, bisect
 
 # Beyond this many prompts a certificate is out of reach.
 MAX_PROMPTS = 1_000_000
@@ -64,24 +64,15 @@ def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) ->
     if not 0 <= num_found <= num_cases or num_cases < 1:
         raise ValueError(f"num_found must be between 0 and num_cases={num_cases}, got {num_found}.")
     tail = (1 - confidence) / 2
+
+    def highest(num_found: int) -> float:
+        """Returns the share under which at most so many cases are found with that probability."""
+        if num_found == num_cases:
+            return 1.0
+        return bisect(lambda share: binomial_p(num_found, num_cases, share) > tail, 0.0, 1.0)
+
     # Few cases get less likely as the share rises, and so do few of the others as it falls.
-    high = _share_where(num_found, num_cases, tail)
-    low = 1 - _share_where(num_cases - num_found, num_cases, tail)
-    return Interval(low, high)
-
-
-def _share_where(num_found: int, num_cases: int, tail: float) -> float:
-    """Returns the share under which at most so many cases are found with probability `tail`."""
-    if num_found == num_cases:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if binomial_p(num_found, num_cases, middle) > tail:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    return Interval(1 - highest(num_cases - num_found), highest(num_found))
 
 
 def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.float64]:

@@ -4,11 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from statistics import geometric_mean
+from typing import NamedTuple
 
 import numpy as np
 
-from eval.metrics.statistics import Number, geometric_mean, mean
+from eval.metrics.statistics import Number, mean
 
 # The authors' constants: the weight's steepness, and the loss of accuracy that ends a curve.
 AUP_ALPHA = 3.0
@@ -27,15 +28,6 @@ class Point(NamedTuple):
     accuracy: float
 
 
-def answer_length(tokens: Sequence[int], eos_ids: Sequence[int]) -> int:
-    """Counts tokens up to and including the first EOS; all of them if there is none.
-
-    An EOS at position 0 counts as 1: the model spent a token on saying nothing.
-    """
-    ends = set(eos_ids)
-    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-
-
 def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the sum of all answers' lengths over the sum of all their forwards.
 
@@ -43,7 +35,7 @@ def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> floa
     do not count, however they were committed.
 
     Args:
-        lengths: `answer_length` of each example.
+        lengths: Tokens of each answer up to and including its first EOS.
         nfe: Forwards that each example took part in.
 
     Raises:
@@ -56,7 +48,7 @@ def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) ->
     """Returns the sum of all answers' lengths over the sum of their seconds.
 
     Args:
-        lengths: `answer_length` of each example; leave out the examples of the warm-up.
+        lengths: As for `tokens_per_forward`; without the examples of the warm-up.
         seconds_s: Each example's share of the wall-clock time: a batch's time over its rows.
 
     Raises:
@@ -70,7 +62,7 @@ def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> 
 
     Paired by example, on the same device, with the same batches and answer length.
     """
-    return geometric_mean([a / b for a, b in zip(reference_s, seconds_s, strict=True)])
+    return geometric_mean(a / b for a, b in zip(reference_s, seconds_s, strict=True))
 
 
 def pareto_front(points: Sequence[Point]) -> list[int]:
@@ -108,13 +100,7 @@ def speed_at_accuracy(points: Sequence[Point], accuracy: float) -> float | None:
     return max(best, default=None)
 
 
-def aup(
-    points: Sequence[Point],
-    best_accuracy: float,
-    *,
-    alpha: float = AUP_ALPHA,
-    cut: Literal["drop", "interpolate"] = "drop",
-) -> float:
+def aup(points: Sequence[Point], best_accuracy: float) -> float:
     """Returns the accuracy under parallelism of a method's curve, on the authors' scale.
 
     With speeds r_1 < r_2 < ... and accuracies y_1, y_2, ... in per cent, and the weight
@@ -128,15 +114,12 @@ def aup(
     Source: Qian et al. 2025, "AUP: when Accuracy Meets Parallelism in Diffusion Language Models",
     https://hao-ai-lab.github.io/blogs/text-diffusion/.
 
-    Differs: The authors' code refuses curves whose last point is too low; here such points are left
-    out, or the curve is cut where it crosses the limit.
+    Differs: The authors' code refuses curves whose last point is too low; here such points do
+    not count.
 
     Args:
         points: Settings of one method, in any order; accuracies in [0, 1].
         best_accuracy: The best accuracy of all compared methods on the task, y_max.
-        alpha: Steepness of the weight.
-        cut: Leave out points below the limit ("drop"), or end the curve at its first crossing of
-            the limit ("interpolate").
 
     Raises:
         ValueError: If there are no points, or one is more accurate than `best_accuracy`.
@@ -148,9 +131,11 @@ def aup(
             "best_accuracy is the highest of all compared methods, this one included, got "
             f"{best_accuracy} below {max(point.accuracy for point in points)}."
         )
-    curve = _cut(sorted(points), cut)
+    first, *others = sorted(points)
+    limit = first.accuracy - AUP_TOLERANCE
+    curve = [first, *(point for point in others if point.accuracy >= limit)]
     weighted = [
-        (speed, 100 * y * min(1.0, math.exp(-alpha * (1 - y / best_accuracy))))
+        (speed, 100 * y * min(1.0, math.exp(-AUP_ALPHA * (1 - y / best_accuracy))))
         for speed, y in curve
     ]
     area = 100 * curve[0].tokens_per_forward * curve[0].accuracy
@@ -226,14 +211,3 @@ def _ratio(numerators: Sequence[Number], denominators: Sequence[Number], unit: s
 def _crossing(left: Point, right: Point, accuracy: float) -> float:
     share = (left.accuracy - accuracy) / (left.accuracy - right.accuracy)
     return left.tokens_per_forward + share * (right.tokens_per_forward - left.tokens_per_forward)
-
-
-def _cut(curve: list[Point], cut: Literal["drop", "interpolate"]) -> list[Point]:
-    limit = curve[0].accuracy - AUP_TOLERANCE
-    if cut == "drop":
-        return [point for point in curve if point.accuracy >= limit]
-    for index, point in enumerate(curve):
-        if point.accuracy < limit:
-            end = Point(_crossing(curve[index - 1], point, limit), limit)
-            return [*curve[:index], end]
-    return curve

@@ -4,7 +4,6 @@ import pytest
 
 from eval.metrics.metrics import (
     Point,
-    answer_length,
     aup,
     commits_per_step,
     leftmost_share,
@@ -44,14 +43,9 @@ def test_aup_depends_on_the_competitors() -> None:
         aup(points, 0.7)
 
 
-def test_aup_leaves_out_or_cuts_what_is_too_low() -> None:
+def test_aup_leaves_out_what_is_too_low() -> None:
     high, low = Point(1.0, 0.8), Point(3.0, 0.7)
     assert aup([high, low], 0.8) == pytest.approx(80.0)
-    crossing = Point(2.0, 0.75)
-    assert aup([high, low], 0.8, cut="interpolate") == pytest.approx(aup([high, crossing], 0.8))
-    assert aup([high, Point(3.0, 0.79)], 0.8, cut="interpolate") == pytest.approx(
-        aup([high, Point(3.0, 0.79)], 0.8)
-    )
     with pytest.raises(ValueError, match="none"):
         aup([], 0.8)
 
@@ -91,13 +85,6 @@ def test_the_pareto_front_keeps_what_nothing_beats() -> None:
     points = [Point(1, 0.9), Point(2, 0.8), Point(2, 0.7), Point(3, 0.8), Point(3, 0.8)]
     assert pareto_front(points) == [0, 3]
     assert pareto_front([]) == []
-
-
-@pytest.mark.parametrize(
-    ("tokens", "length"), [([9, 1, 2], 1), ([1, 2, 3], 3), ([1, 8, 9, 9], 2), ([], 0)]
-)
-def test_answers_count_up_to_and_including_the_first_eos(tokens: list[int], length: int) -> None:
-    assert answer_length(tokens, eos_ids=(9, 8)) == length
 
 
 def test_speeds_are_ratios_of_sums() -> None:
