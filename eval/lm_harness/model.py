@@ -23,10 +23,10 @@ from eval.lm_harness.records import Ledger, cost_of_score
 from eval.lm_harness.requests import Job, Prompt, Request, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.settings import Opened, Options
 from eval.lm_harness.text import Codec
+from eval.runs.answers import cost_of
 from eval.runs.ranks import Ranks
 from eval.runs.records import digest
 from eval.runs.settings import Place
-from eval.runs.worker import cost_of
 from eval.tasks.base import Turn
 
 Item = TypeVar("Item")

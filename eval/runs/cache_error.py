@@ -2,7 +2,7 @@
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from dllm_decode import (
     CachePolicy,
-    DecodeConfig,
-    DecodeOutput,
     DelayedCache,
     DualCache,
     FreeCache,
@@ -23,25 +21,25 @@ from dllm_decode import (
     NoVerifier,
     PrefixCache,
     Verifier,
-    decode,
 )
-from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.loop import new_decoder
 from dllm_decode.round import decide
 from dllm_decode.settle import settle
 from dllm_decode.views import look
 from eval.metrics.statistics import mean, standard_error
+from eval.runs.answers import answer
 from eval.runs.command import DTYPES
 from eval.runs.files import require_file, write_json
+from eval.runs.lines import Answer
 from eval.runs.models import open_address
 from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
 from eval.runs.options import given_of
-from eval.runs.prompts import encode_prompt
+from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
+from eval.tasks import Example, Task
+from eval.tasks.base import Turn
 from eval.tasks.tokenizer import Tokenizer
-from samplers import Sampler
 from samplers.facts import Fact
 from samplers.view import View
 
@@ -59,12 +57,6 @@ CACHES: tuple[CachePolicy, ...] = (
 _SETTINGS = (
     "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
 )  # fmt: skip
-
-# Of answers to random prompts.
-_RANDOM_LENGTH = 64
-
-Score = Callable[[Sequence[list[int]]], Sequence[float]]
-"""Scores answers, token ids before EOS, in the order of the prompts; each in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -159,80 +151,90 @@ def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tens
     return seen.view, settle(decoder, after, seen, decision).here.tokens
 
 
+class TokenIds:
+    """A tokenizer for models without text: ids, separated by spaces."""
+
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(token) for token in text.split()]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(map(str, token_ids))
+
+    def apply_chat_template(self, conversation: list[Turn], **options: bool) -> str:
+        raise ValueError("Token ids have no chat template.")
+
+
 @dataclass(frozen=True)
-class Trial:
-    """One setting: a model on some prompts with a sampler.
+class TokenPrompts(Task):
+    """Prompts of token ids, whose answers are neither right nor wrong."""
 
-    Attributes:
-        model: A model with keys and values.
-        prompts: Token ids, one sequence per row.
-        sampler: Decides every step, on the cached view.
-        decoding: All other options of the decode.
-        batch_size: Rows decoded together.
-        score: Scores the answers; `None` leaves accuracy out.
-        blocks: Which positions are open.
-    """
+    ids: tuple[tuple[int, ...], ...]
+    name = "token ids"
+    version = 1
+    primary = "answer"
+    gen_length = 64
+    prompts = "plain"
 
-    model: MaskPredictor
-    prompts: Sequence[Sequence[int]]
-    sampler: Sampler
-    decoding: DecodeConfig = DecodeConfig()
-    batch_size: int = 16
-    score: Score | None = None
-    blocks: BlockSchedule = Sequential()
-
-    def check(self, cache: CachePolicy) -> None:
-        """Refuses a policy that does not fit, before anything is decoded.
-
-        Raises:
-            ValueError: As `decode`.
-        """
-        new_decoder(self.model, self.sampler, cache=cache, blocks=self.blocks, config=self.decoding)
-
-    def error_of(self, cache: CachePolicy) -> CacheError:
-        """Decodes the prompts, each step beside an exact forward on the same canvas.
-
-        Raises:
-            ValueError: As `decode`.
-        """
-        batches = [
-            self._decode(self.prompts[first : first + self.batch_size], cache)
-            for first in range(0, len(self.prompts), self.batch_size)
-        ]
-        divergences = [share for tally, _ in batches for share in tally.divergences()]
-        changes = [share for tally, _ in batches for share in tally.changes()]
-        answers = [answer for _, out in batches for answer in out.answers()]
-        scores = None if self.score is None else list(self.score(answers))
-        return CacheError(
-            cache=repr(cache),
-            num_prompts=len(self.prompts),
-            divergence=mean(divergences),
-            divergence_stderr=standard_error(divergences),
-            changed=mean(changes),
-            changed_stderr=standard_error(changes),
-            accuracy=mean(scores) if scores else None,
-            accuracy_stderr=standard_error(scores) if scores else None,
-            nfe=mean([nfe for _, out in batches for nfe in out.nfe.tolist()]),
-            query_positions=mean([q for _, out in batches for q in out.query_positions.tolist()]),
+    @staticmethod
+    def random(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> "TokenPrompts":
+        """Draws prompts of 16 to 64 ids, none special."""
+        rng = random.Random(seed)
+        special = {model.mask_id, *model.eos_ids, *model.banned_ids}
+        ids = [token for token in range(model.vocab_size) if token not in special]
+        return TokenPrompts(
+            tuple(tuple(rng.choices(ids, k=rng.randint(16, 64))) for _ in range(num_prompts))
         )
 
-    def _decode(
-        self, prompts: Sequence[Sequence[int]], cache: CachePolicy
-    ) -> tuple[Tally, DecodeOutput]:
-        tally = Tally(len(prompts))
-        out = decode(
-            self.model, prompts, self.sampler, cache=cache, verifier=Compared(tally),
-            blocks=self.blocks, config=self.decoding,
-        )  # fmt: skip
-        return tally, out
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> list[Example]:
+        return [Example(" ".join(map(str, ids)), "", id=str(i)) for i, ids in enumerate(self.ids)]
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": None}
+
+
+def error_of(run: Run) -> CacheError:
+    """Decodes the examples of a run, each step beside an exact forward on the same canvas.
+
+    Raises:
+        ValueError: As `decode`.
+    """
+    examples = run.selection.examples()
+    divergences: list[float] = []
+    changes: list[float] = []
+    answers: list[Answer] = []
+    for first in range(0, len(examples), run.batch_size):
+        batch = examples[first : first + run.batch_size]
+        tally = Tally(len(batch))
+        compared = replace(run, verifier=Compared(tally), trace=False)
+        answers += answer(compared, batch, run.decoding)
+        divergences += tally.divergences()
+        changes += tally.changes()
+    primary = run.selection.task.primary
+    # An answer whose scorer raised is wrong, as in a report.
+    found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
+    scores = [score for score in found if score is not None]
+    return CacheError(
+        cache=repr(run.cache),
+        num_prompts=len(examples),
+        divergence=mean(divergences),
+        divergence_stderr=standard_error(divergences),
+        changed=mean(changes),
+        changed_stderr=standard_error(changes),
+        accuracy=mean(scores) if scores else None,
+        accuracy_stderr=standard_error(scores) if scores else None,
+        nfe=mean([one["nfe"] for one in answers]),
+        query_positions=mean([one["query_positions"] for one in answers]),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
     caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
     sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
-    given = given_of(options)
-    decoding = DecodeConfig(**{"gen_length": _RANDOM_LENGTH, **given})
     selection = parse_task(options.task) if options.task else None
     if selection:
         # Before the model is loaded: files may be missing.
@@ -245,50 +247,24 @@ def run(options: argparse.Namespace) -> int:
         options.model, device=options.device, dtype=DTYPES[options.dtype],
         revision=options.revision or None, tokenizer="required" if selection else "optional",
     )  # fmt: skip
-    prompts = random_prompts(model, options.num_prompts, seed=decoding.seed)
-    trial = Trial(model, prompts, sampler, decoding, options.batch_size, blocks=blocks)
-    if selection:
-        if tokenizer is None:
-            raise ValueError(f"A task needs a tokenizer, got none in {options.model}.")
-        own = decoding_of(selection, given, blocks)
-        trial = on_task(replace(trial, decoding=own), selection, cast(Tokenizer, tokenizer))
-    for cache in caches:
-        trial.check(cache)
-    errors = [trial.error_of(cache) for cache in caches]
+    if selection is None:
+        task = TokenPrompts.random(model, options.num_prompts, seed=options.seed or 0)
+        selection, tokenizer = Selection(task.name, task), TokenIds()
+    one = Run(
+        model, cast(Tokenizer, tokenizer), selection, sampler, blocks=blocks,
+        decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
+    )  # fmt: skip
+    runs = [replace(one, cache=cache) for cache in caches]
+    for each in runs:
+        each.check(selection.examples())
+    errors = [error_of(each) for each in runs]
     Console().print(markdown(errors), markup=False, highlight=False, soft_wrap=True, end="")
     if written:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
-        settings = named | asdict(trial.decoding)
+        settings = named | asdict(one.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
         write_json(written, content)
     return 0
-
-
-def random_prompts(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> list[list[int]]:
-    """Draws prompts of 16 to 64 ids, none special: for models without text."""
-    rng = random.Random(seed)
-    special = {model.mask_id, *model.eos_ids, *model.banned_ids}
-    ids = [token for token in range(model.vocab_size) if token not in special]
-    return [rng.choices(ids, k=rng.randint(16, 64)) for _ in range(num_prompts)]
-
-
-def on_task(trial: Trial, selection: Selection, tokenizer: Tokenizer) -> Trial:
-    """Returns the trial on a task's examples, scored by the task."""
-    task = selection.task
-    task.require_scorable()
-    examples = selection.examples()
-    chat = selection.prompts == "chat"
-
-    def score(answers: Sequence[list[int]]) -> list[float]:
-        texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-        scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
-        return [s for found in scores if (s := found[task.primary]) is not None]
-
-    return replace(
-        trial,
-        prompts=[encode_prompt(tokenizer, example, chat=chat) for example in examples],
-        score=score,
-    )
 
 
 def markdown(errors: Sequence[CacheError]) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
@@ -61,12 +61,24 @@ class Cost(TypedDict, total=False):
     batch_s: Seconds
 
 
-class Record(Cost):
-    """What became of one example under one setting; `docs/metrics.md` says what is made of it.
+class Answer(Cost, total=False):
+    """What one answer is; `error` is the only field if the example raised, None otherwise.
 
-    The costs and the fields after `target` are there unless the example raised. `pieces` has the
-    text of every token that a trace names.
+    `pieces` has the text of every token that a trace names.
     """
+
+    error: Required[str | None]
+    text: str
+    scores: dict[str, Real | None]
+    committed: Count
+    gains: list[Whole]
+    tokens: list[Whole]
+    trace: RecordedTrace | None
+    pieces: dict[str, str]
+
+
+class Record(Answer):
+    """What became of one example under one setting; `docs/metrics.md` says what is made of it."""
 
     key: str
     settings: str
@@ -78,18 +90,10 @@ class Record(Cost):
     git: str | None
     machine: str | None
     date: str | None
-    error: str | None
     primary: str
     prompt: str
     target: str
-    text: NotRequired[str]
-    scores: NotRequired[dict[str, Real | None]]
-    committed: NotRequired[Count]
-    gains: NotRequired[list[Whole]]
-    tokens: NotRequired[list[Whole]]
     warm_up: NotRequired[bool]
-    trace: NotRequired[RecordedTrace | None]
-    pieces: NotRequired[dict[str, str]]
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
@@ -170,7 +174,7 @@ def proposals_of(record: Record) -> Binned | None:
     return trace.get("proposals") if trace else None
 
 
-def tokens_of(record: Record, trace: RecordedTrace) -> set[int]:
-    """Returns every token that a record with a trace names."""
+def tokens_of(record: Answer, trace: RecordedTrace) -> set[int]:
+    """Returns every token that an answer with a trace names."""
     likely = {token for told in trace.get("runners_up", ()) if told for token, _ in told[1]}
     return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}

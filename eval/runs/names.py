@@ -73,9 +73,9 @@ class Selection:
 
     address: str
     task: Task
-    split: str
-    limit: int | None
-    examples_seed: int
+    split: str = "test"
+    limit: int | None = None
+    examples_seed: int = 0
 
     def examples(self) -> Sequence[Example]:
         """Returns the examples, the same in every process.

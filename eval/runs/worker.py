@@ -1,22 +1,18 @@
 """Decodes and scores the batches of one run that belong to this process."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dllm_decode import DecodeOutput, Gains, Observer, Trace, decode
+from dllm_decode import decode
 from eval.failures import FAILURES
-from eval.runs import prompts
-from eval.runs.lines import Binned, Cost, Record, RecordedTrace, append, tokens_of
+from eval.runs.answers import answer, said_of
+from eval.runs.lines import Answer, Record, append
 from eval.runs.progress import Reporter
-from eval.runs.proposals import Proposals
 from eval.runs.provenance import now, package_commit
 from eval.runs.records import Settings
-from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Place, Run
 from eval.tasks import Example
-from eval.tasks.base import checked_scores
 
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -91,8 +87,8 @@ class Worker:
             seed = self._settings.seed + _BATCH_STRIDE * index
             warm_up = self._num_begun < _NUM_WARM_UP
             self._num_begun += len(batch)
-            records = [r for r in self._decode(batch, seed) if r["example"] in missing]
-            new = {record["key"]: {**record, "warm_up": warm_up} for record in records}
+            records = self._decode(batch, seed, warm_up=warm_up)
+            new = {record["key"]: record for record in records if record["example"] in missing}
             append(self._part, new.values())
             self._reporter.add(list(new.values()))
         keys = [self._key(example) for example in batch]
@@ -105,81 +101,39 @@ class Worker:
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)
 
-    def _decode(self, examples: Sequence[Example], seed: int) -> list[Record]:
+    def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
         try:
-            return self._records(examples, seed)
+            answers = self._answer(examples, seed)
         except FAILURES as error:
             if isinstance(error, ValueError):
                 self._refuse_misfit()
             if len(examples) == 1:
-                return [self._failed(examples[0], error)]
-        alone = enumerate(examples, start=1)
-        return [record for i, e in alone for record in self._decode([e], seed + i * _ROW_STRIDE)]
+                answers = [{"error": said_of(error)}]
+            else:
+                return [
+                    record
+                    for i, example in enumerate(examples, start=1)
+                    for record in self._decode([example], seed + i * _ROW_STRIDE, warm_up=warm_up)
+                ]
+        return [
+            self._record(example, one, warm_up=warm_up)
+            for example, one in zip(examples, answers, strict=True)
+        ]
+
+    def _answer(self, examples: Sequence[Example], seed: int) -> list[Answer]:
+        config = replace(self._settings.decoding, seed=seed)
+        return answer(self._run, examples, config, [self._reporter])
 
     def _refuse_misfit(self) -> None:
         """Raises the ValueError that these settings give whatever the prompt."""
-        self._call([[self._run.model.eos_ids[0]]], 0, [])
-
-    def _records(self, examples: Sequence[Example], seed: int) -> list[Record]:
-        chat = self._settings.prompts == "chat"
-        encoded = [prompts.encode_prompt(self._run.tokenizer, e, chat=chat) for e in examples]
-        trace, runners_up, proposals, gains = Trace(), RunnersUp(), Proposals(), Gains()
-        observers: list[Observer] = [self._reporter, gains]
-        if self._run.trace:
-            observers += [trace, runners_up, proposals]
-        output = self._call(encoded, seed, observers)
-        proposed = proposals.of(output.tokens, output.lengths())
-        texts = [
-            self._run.tokenizer.decode(answer, skip_special_tokens=True)
-            for answer in output.answers()
-        ]
-        gained = gains.by_row()
-        records: list[Record] = []
-        for row, example in enumerate(examples):
-            record: Record = {
-                **self._scored(example, texts[row]),
-                **cost_of(encoded[row], output, row),
-                "committed": gained[row].committed,
-                "gains": gained[row].per_forward,
-                "tokens": output.tokens[row].tolist(),
-                "trace": None,
-            }
-            if self._run.trace:
-                told = self._traced(trace, runners_up, proposed[row], row, encoded[row])
-                pieces = self._pieces(tokens_of(record, told))
-                record = {**record, "trace": told, "pieces": pieces}
-            records.append(record)
-        return records
-
-    def _call(
-        self, encoded: list[list[int]], seed: int, observers: Sequence[Observer]
-    ) -> DecodeOutput:
         run = self._run
-        return decode(
-            run.model,
-            encoded,
-            run.sampler,
-            cache=run.cache,
-            verifier=run.verifier,
-            blocks=run.blocks,
-            config=replace(self._settings.decoding, seed=seed),
-            observers=observers,
-        )
+        decode(
+            run.model, [[run.model.eos_ids[0]]], run.sampler, cache=run.cache,
+            verifier=run.verifier, blocks=run.blocks, config=self._settings.decoding,
+        )  # fmt: skip
 
-    def _scored(self, example: Example, text: str) -> Record:
-        record: Record = {**self._head(example), "text": text}
-        task = self._run.selection.task
-        try:
-            record["scores"] = checked_scores(task.score(example, text), task.primary)
-        except FAILURES as error:
-            record["error"] = _said(error)
-        return record
-
-    def _failed(self, example: Example, error: BaseException) -> Record:
-        return {**self._head(example), "error": _said(error)}
-
-    def _head(self, example: Example) -> Record:
+    def _record(self, example: Example, found: Answer, *, warm_up: bool) -> Record:
         return {
             "key": self._key(example),
             "settings": self._settings.key(""),
@@ -191,53 +145,9 @@ class Worker:
             "git": package_commit(),
             "machine": self._machine,
             "date": now(),
-            "error": None,
             "primary": self._run.selection.task.primary,
             "prompt": example.turns()[-1]["content"],
             "target": example.target,
+            "warm_up": warm_up,
+            **found,
         }
-
-    def _traced(
-        self, trace: Trace, runners_up: RunnersUp, proposed: Binned, row: int, prompt: list[int]
-    ) -> RecordedTrace:
-        """Returns step and confidence of each position; -1 and None where no round committed it."""
-        steps = trace.steps[row].tolist()
-        return {
-            "steps": steps,
-            "runners_up": runners_up.of(row, steps),
-            "proposals": proposed,
-            "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
-            "revisions": [
-                (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
-                for r in trace.revisions[row]
-            ],
-            "lead": len(prompt) % (self._run.model.causal_block_length or 1),
-        }
-
-    def _pieces(self, tokens: set[int]) -> dict[str, str]:
-        return {str(token): self._run.tokenizer.decode([token]) for token in sorted(tokens)}
-
-
-def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> Cost:
-    """Returns what the answer to a prompt cost."""
-    return {
-        "prompt_length": len(prompt),
-        "length": int(output.lengths()[row]),
-        "nfe": int(output.nfe[row]),
-        "query_positions": int(output.query_positions[row]),
-        "target_nfe": int(output.target_nfe[row]),
-        "drafted": int(output.drafted[row]),
-        "accepted": int(output.accepted[row]),
-        "batch_length": len(output.tokens),
-        "batch_forwards": output.forwards,
-        "batch_target_forwards": output.target_forwards,
-        "batch_s": output.wall_s,
-    }
-
-
-def _rounded(confidence: float) -> float | None:
-    return None if math.isnan(confidence) else round(confidence, 4)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

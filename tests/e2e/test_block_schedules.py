@@ -8,15 +8,15 @@ import eval_runs
 import pytest
 from spied import MODELS, tiny
 
-from dllm_decode import NoCache, decode, load_model
+from dllm_decode import decode, load_model
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
 from dllm_decode.options import DecodeConfig
 from eval import cli
 from eval.__main__ import main
 from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
-from eval.runs.cache_error import Trial
-from eval.runs.names import parse_blocks, parse_sampler, parse_task
+from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
+from eval.runs.names import Selection, parse_blocks, parse_sampler, parse_task
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -201,7 +201,8 @@ def test_cache_error_decodes_as_the_schedule_says(blocks: MultiBlock | AdaptiveB
     """Without a cache nothing is wrong; and the steps are those of a decode without the tally."""
     config = DecodeConfig(gen_length=16)
     model, prompts, sampler = tiny("llada"), [[5, 6, 7], [9, 10, 11, 12]], ConfidenceThreshold(0.7)
-    error = Trial(model, prompts, sampler, config, blocks=blocks).error_of(NoCache())
+    asked = Selection("ids", TokenPrompts(((5, 6, 7), (9, 10, 11, 12))))
+    error = error_of(Run(model, TokenIds(), asked, sampler, blocks=blocks, decoding=config))
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
     plain = decode(model, prompts, sampler, blocks=blocks, config=config)

@@ -1,50 +1,43 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from spied import MODELS, tiny
 
-from dllm_decode import DecodeConfig, FreeCache, NoCache, PrefixCache
+from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
 from eval.__main__ import main
-from eval.runs.cache_error import Trial, markdown
-from samplers import ConfidenceThreshold, FixedSchedule
+from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, markdown
+from eval.runs.names import Selection
+from eval.runs.settings import Run
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
-PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13]]
+
+def run_of(model: MaskPredictor, sampler: Sampler, config: DecodeConfig) -> Run:
+    task = TokenPrompts(((5, 6, 7), (9, 10, 11, 12, 13), (8, 7, 6)))
+    return Run(model, TokenIds(), Selection("ids", task), sampler, decoding=config, batch_size=2)
 
 
 def test_no_cache_has_no_error_and_a_cache_has_some() -> None:
-    trial = Trial(
-        tiny("llada"), PROMPTS, FixedSchedule(4), DecodeConfig(gen_length=8, block_length=8)
-    )
-    exact, cached = trial.error_of(NoCache()), trial.error_of(PrefixCache())
+    run = run_of(tiny("llada"), FixedSchedule(4), DecodeConfig(gen_length=8, block_length=8))
+    exact, cached = error_of(run), error_of(replace(run, cache=PrefixCache()))
     assert exact.divergence == pytest.approx(0.0, abs=1e-12)
     assert exact.changed == 0.0
     assert cached.divergence > 1e-3
     assert cached.changed > 0.0
     assert cached.query_positions < exact.query_positions
     assert cached.accuracy is None
+    assert cached.num_prompts == 3
+    assert "(" in markdown([cached])
 
 
 def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
-    trial = Trial(
-        tiny("sdar"), PROMPTS, ConfidenceThreshold(0.6), DecodeConfig(gen_length=12, block_length=4)
-    )
-    error = trial.error_of(FreeCache())
+    config = DecodeConfig(gen_length=12, block_length=4)
+    run = run_of(tiny("sdar"), ConfidenceThreshold(0.6), config)
+    error = error_of(replace(run, cache=FreeCache()))
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
-
-
-def test_answers_are_scored_in_order() -> None:
-    trial = Trial(
-        tiny("llada"), PROMPTS * 2, FixedSchedule(2), DecodeConfig(gen_length=4, block_length=4),
-        batch_size=3,
-        score=lambda answers: [float(answer == answers[0]) for answer in answers],
-    )  # fmt: skip
-    error = trial.error_of(NoCache())
-    assert error.num_prompts == 4
-    assert error.accuracy in (0.5, 1.0)
-    assert "(" in markdown([error])
 
 
 def test_the_command_prints_a_table_and_writes_json(

@@ -6,12 +6,10 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from dllm_decode import DecodeConfig
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.reports.table import table
-from eval.runs.cache_error import Trial, on_task
-from eval.runs.names import parse_task
+from eval.runs.cache_error import error_of
 from eval.runs.records import Folder, append
 from eval.runs.runner import execute
 from eval.tasks import text_scores
@@ -68,7 +66,5 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
 
 
 def test_cache_errors_leave_undefined_scores_out() -> None:
-    trial = Trial(eval_runs.model(), [[5]], FixedSchedule(8), DecodeConfig(gen_length=8))
-    scored = on_task(trial, parse_task(TASK), eval_runs.TOKENIZER)
-    assert scored.score is not None
-    assert scored.score([[5, 6]] * 8) == []
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),), task=TASK)
+    assert error_of(run).accuracy is None

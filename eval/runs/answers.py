@@ -1,0 +1,120 @@
+"""Decodes a batch of examples and scores it: the one way from a run and examples to records."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, Trace, decode
+from eval.failures import FAILURES
+from eval.runs.lines import Answer, Binned, Cost, RecordedTrace, tokens_of
+from eval.runs.prompts import encode_prompt
+from eval.runs.proposals import Proposals
+from eval.runs.runners_up import RunnersUp
+from eval.runs.settings import Run
+from eval.tasks import Example
+from eval.tasks.base import checked_scores
+
+
+def answer(
+    run: Run,
+    examples: Sequence[Example],
+    config: DecodeConfig,
+    observers: Sequence[Observer] = (),
+) -> list[Answer]:
+    """Decodes one batch and scores the answers, in the order of the examples.
+
+    Args:
+        run: Model, tokenizer, task and plug-ins; its `trace` says whether traces are kept.
+        examples: The rows of the batch.
+        config: All other options of the decode, such as the seed of the batch.
+        observers: As in `decode`.
+
+    Raises:
+        ValueError: As `decode`, or if a chat prompt has no template.
+    """
+    chat = (run.prompts or run.selection.prompts) == "chat"
+    prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
+    gains, looks = Gains(), _Looks(Trace(), RunnersUp(), Proposals())
+    traced = looks if run.trace else ()
+    output = decode(
+        run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
+        blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
+    )  # fmt: skip
+    gained = gains.by_row()
+    proposed = looks.proposals.of(output.tokens, output.lengths())
+    found: list[Answer] = []
+    for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
+        one: Answer = {
+            **_scored(run, example, run.tokenizer.decode(tokens, skip_special_tokens=True)),
+            **cost_of(prompts[row], output, row),
+            "committed": gained[row].committed,
+            "gains": gained[row].per_forward,
+            "tokens": output.tokens[row].tolist(),
+            "trace": None,
+        }
+        if run.trace:
+            lead = len(prompts[row]) % (run.model.causal_block_length or 1)
+            trace = _traced(looks, proposed[row], row, lead)
+            pieces = {str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(one, trace))}
+            one = {**one, "trace": trace, "pieces": pieces}
+        found.append(one)
+    return found
+
+
+def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> Cost:
+    """Returns what the answer to a prompt cost."""
+    return {
+        "prompt_length": len(prompt),
+        "length": int(output.lengths()[row]),
+        "nfe": int(output.nfe[row]),
+        "query_positions": int(output.query_positions[row]),
+        "target_nfe": int(output.target_nfe[row]),
+        "drafted": int(output.drafted[row]),
+        "accepted": int(output.accepted[row]),
+        "batch_length": len(output.tokens),
+        "batch_forwards": output.forwards,
+        "batch_target_forwards": output.target_forwards,
+        "batch_s": output.wall_s,
+    }
+
+
+def said_of(error: BaseException) -> str:
+    """Returns how a record names an error."""
+    return f"{type(error).__name__}: {error}"
+
+
+class _Looks(NamedTuple):
+    """Observers that traces are made of."""
+
+    trace: Trace
+    runners_up: RunnersUp
+    proposals: Proposals
+
+
+def _scored(run: Run, example: Example, text: str) -> Answer:
+    task = run.selection.task
+    try:
+        scores = checked_scores(task.score(example, text), task.primary)
+    except FAILURES as error:
+        return {"text": text, "error": said_of(error)}
+    return {"text": text, "error": None, "scores": scores}
+
+
+def _traced(looks: _Looks, proposed: Binned, row: int, lead: int) -> RecordedTrace:
+    """Returns step and confidence of each position; -1 and None where no round committed it."""
+    steps = looks.trace.steps[row].tolist()
+    return {
+        "steps": steps,
+        "runners_up": looks.runners_up.of(row, steps),
+        "proposals": proposed,
+        "confidences": [_rounded(one) for one in looks.trace.confidences[row].tolist()],
+        "revisions": [
+            (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
+            for r in looks.trace.revisions[row]
+        ],
+        "lead": lead,
+    }
+
+
+def _rounded(confidence: float) -> float | None:
+    return None if math.isnan(confidence) else round(confidence, 4)
