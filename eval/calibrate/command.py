@@ -26,11 +26,10 @@ from eval.runs.names import (
     parse_verifier,
 )
 from eval.runs.options import given_of
-from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Folder, Record, Settings, digest
-from eval.runs.runner import Checked, plan_of
+from eval.runs.runner import Checked, done_of, plan_of
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded, decoding_of
 from eval.runs.worker import Worker
@@ -103,14 +102,7 @@ def run(options: argparse.Namespace) -> int:
     warn_of_unknown_words(checked)
     machine = machine_of(checked[0].run.model.device)
     with folder.writing(0) as part, reporter_for(Console(stderr=True)) as reporter:
-        done = {
-            record["key"]: record
-            for record in folder.records()
-            if record["error"] is None or not options.retry_errors
-        }
-        by_setting = {one.settings.key(""): one.run for one in checked}
-        kept = {record["settings"] for record in done.values()}
-        require_unchanged(folder.path, by_setting, kept).note(folder.path)
+        done = done_of(folder, checked, retry_errors=options.retry_errors)
         decoder = Decoder(part, folder.note_machine(machine), done, reporter)
         card = calibrate(
             checked[0], checked[1:], guarantee, decoder,

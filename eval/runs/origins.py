@@ -6,49 +6,34 @@ own plug-ins, `own_files.json` those of weights and other files that were read. 
 such notes goes on, and gets them.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from eval.runs.files import read_object, write_json
-from eval.runs.own_code import own_modules, sources_of
-from eval.runs.own_files import digests_of, files_of
+from eval.runs.models import parse_model
 from eval.runs.settings import Run
 
 CODE_NOTE = "own_code.json"
 FILES_NOTE = "own_files.json"
 
+_PACKAGES = ("samplers", "dllm_decode", "eval")
+_NUM_PIECES = 1024
+_PIECE_BYTES = 16 * 1024
+_RETRY = "If all records are errors, --retry-errors decodes them anew."
+
 Digests: TypeAlias = Mapping[str, str]
 """By module or by file."""
 
 
-@dataclass(frozen=True)
-class Origins:
-    """What the records of a folder were made of.
-
-    Attributes:
-        code: By setting (`Settings.key("")`) what `sources_of` returned.
-        files: By setting what `digests_of` returned.
-    """
+class Origins(NamedTuple):
+    """What the records of a folder were made of: by setting the digests of code and of files."""
 
     code: Mapping[str, Digests]
     files: Mapping[str, Digests]
-
-    @staticmethod
-    def noted(folder: Path) -> "Origins":
-        """Reads the notes of a folder."""
-        return Origins(_read(folder / CODE_NOTE), _read(folder / FILES_NOTE))
-
-    @staticmethod
-    def of(runs: Mapping[str, Run]) -> "Origins":
-        """Looks at code and files as they are now; settings without any are left out."""
-        code = {setting: sources_of(run) for setting, run in runs.items()}
-        files = digests_of(runs)
-        return Origins(
-            {setting: own for setting, own in code.items() if own},
-            {setting: own for setting, own in files.items() if own},
-        )
 
     def note(self, folder: Path) -> None:
         """Writes the notes of a folder."""
@@ -62,7 +47,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
 
     Args:
         folder: The results folder.
-        runs: By setting what is to be run.
+        runs: By setting (`Settings.key("")`) what is to be run.
         kept: Settings that have records which will not be decoded anew.
 
     Returns:
@@ -71,17 +56,97 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     Raises:
         ValueError: If the code of a plug-in, or a file that was read, changed since.
     """
-    before, now = Origins.noted(folder), Origins.of(runs)
+    before = Origins(_read(folder / CODE_NOTE), _read(folder / FILES_NOTE))
+    files = {setting: files_of(run) for setting, run in runs.items()}
+    # Each file is read once, however many settings read it.
+    known = {file: digest_of(file) for own in files.values() for file in own.values()}
+    now = Origins(
+        {setting: sources_of(run) for setting, run in runs.items()},
+        {setting: {n: known[file] for n, file in own.items()} for setting, own in files.items()},
+    )
     for setting in (one for one in runs if one in kept):
-        _require_code(folder, runs[setting], before.code.get(setting), now.code.get(setting))
-        _require_files(folder, runs[setting], before.files.get(setting), now.files.get(setting))
-    return Origins({**before.code, **now.code}, {**before.files, **now.files})
+        _require_code(folder, runs[setting], before.code.get(setting, {}), now.code[setting])
+        _require_files(folder, runs[setting], before.files.get(setting, {}), now.files[setting])
+    return Origins(*(
+        {**old, **{setting: own for setting, own in new.items() if own}}
+        for old, new in zip(before, now, strict=True)
+    ))  # fmt: skip
 
 
-def _require_code(folder: Path, run: Run, before: Digests | None, now: Digests | None) -> None:
-    edited = _changed(before or {}, now or {}) if before else []
+def sources_of(run: Run) -> dict[str, str]:
+    """Returns, by module, digests of the files that define the user's own classes in a run.
+
+    These are its plug-ins, its task and its model family. What their files import is not looked at,
+    nor is a class that no file defines.
+    """
+    plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
+    modules = {module for plugin in plugins for module in _own_modules(plugin)}
+    own_family = parse_model(run.model_source).own_module if run.model_source else None
+    modules |= {own_family} if own_family else set()
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    return {
+        module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
+        for module, file in sorted(files.items())
+        if file is not None and Path(file).is_file()
+    }
+
+
+def files_of(run: Run) -> dict[str, Path]:
+    """Returns the files that the model, the sampler and the verifier of a run were read from.
+
+    Names are such as "model/config.json", wherever the folder is: a copy is the same model. A name
+    that comes again is numbered.
+    """
+    parts = {
+        "model": run.files,
+        "sampler": run.sampler.files if run.verifier.asks_sampler else (),
+        "verifier": run.verifier.files,
+    }
+    found: dict[str, Path] = {}
+    for part, own in parts.items():
+        for index, file in enumerate(own):
+            num_before = sum(other.name == file.name for other in own[:index])
+            found[f"{part}/{file.name}" + f" ({num_before + 1})" * bool(num_before)] = file
+    return found
+
+
+def digest_of(file: Path) -> str:
+    """Returns a digest of a file's size and contents; when it was written does not count.
+
+    Up to 16 MiB are read whole. A larger file, such as 16 GB of weights, is known by 1024 pieces of
+    16 KiB, evenly from its first byte to its last: training changes weights nearly everywhere. A
+    change that misses every piece, such as that of a single norm in a large file, is not noticed.
+    """
+    size = file.stat().st_size
+    found = blake2b(str(size).encode(), digest_size=12)
+    starts: Iterable[int] = range(0, size, _PIECE_BYTES)
+    if size > _NUM_PIECES * _PIECE_BYTES:
+        starts = (i * (size - _PIECE_BYTES) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES))
+    with file.open("rb", buffering=0) as opened:
+        for start in starts:
+            opened.seek(start)
+            found.update(opened.read(_PIECE_BYTES))
+    return found.hexdigest()
+
+
+def _own_modules(plugin: object) -> Iterator[str]:
+    """Yields the modules of a plug-in's own classes, and of those that it holds."""
+    for kind in type(plugin).__mro__:
+        if not _is_ours(kind) and any(_is_ours(base) for base in kind.__mro__):
+            yield kind.__module__
+    if is_dataclass(plugin):
+        for field in fields(plugin):
+            yield from _own_modules(getattr(plugin, field.name))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _PACKAGES
+
+
+def _require_code(folder: Path, run: Run, before: Digests, now: Digests) -> None:
+    edited = _changed(before, now) if before else []
     if edited:
-        is_task = edited[0] in own_modules(run.selection.task)
+        is_task = edited[0] in _own_modules(run.selection.task)
         other = ", or raise `version` of the task" if is_task else ""
         raise ValueError(
             f"{edited[0]} must be as it was when the records in {folder} were decoded, but its "
@@ -90,8 +155,7 @@ def _require_code(folder: Path, run: Run, before: Digests | None, now: Digests |
         )
 
 
-def _require_files(folder: Path, run: Run, before: Digests | None, now: Digests | None) -> None:
-    before, now = before or {}, now or {}
+def _require_files(folder: Path, run: Run, before: Digests, now: Digests) -> None:
     # A run in Python need not say which files its model was read from.
     parts = _parts(before) & _parts(now)
     changed = [name for name in _changed(before, now) if _parts([name]) <= parts]
@@ -105,10 +169,7 @@ def _require_files(folder: Path, run: Run, before: Digests | None, now: Digests 
         )
 
 
-_RETRY = "If all records are errors, --retry-errors decodes them anew."
-
-
-def _parts(names: Collection[str]) -> set[str]:
+def _parts(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 

@@ -1,7 +1,6 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -17,15 +16,15 @@ from rich.progress import (
 from rich.table import Column
 
 from dllm_decode import StepEvent
-from eval.runs.records import Record
+from eval.runs.lines import Record
 
 # Looking at the canvas waits for the device: often enough to see, too seldom to slow it down.
 _LOOK_EVERY_S = 0.25
 _LINE_EVERY_S = 5.0
 
 
-class Reporter(ABC):
-    """Follows a run; also a decode observer."""
+class Reporter:
+    """Follows a run, also as a decode observer; this one shows nothing."""
 
     def __enter__(self) -> "Reporter":
         return self
@@ -38,11 +37,9 @@ class Reporter(ABC):
     ) -> None:
         self.end()
 
-    @abstractmethod
     def end(self) -> None:
         """Ends the display."""
 
-    @abstractmethod
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
@@ -52,97 +49,66 @@ class Reporter(ABC):
             done: Their records from earlier runs.
         """
 
-    @abstractmethod
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
 
-    @abstractmethod
     def __call__(self, event: StepEvent) -> None:
         """Counts tokens within a batch."""
 
 
-class Silent(Reporter):
-    """Shows nothing."""
-
-    def end(self) -> None:
-        pass
-
-    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
-        pass
-
-    def add(self, records: Sequence[Record]) -> None:
-        pass
-
-    def __call__(self, event: StepEvent) -> None:
-        pass
+SILENT = Reporter()
 
 
-SILENT = Silent()
-
-
-class Tally:
-    """Running sums of one setting.
+class Sums:
+    """Running sums of one setting; only speed in seconds is this run's own.
 
     Attributes:
         num_examples: Examples in all.
         num_done: Finished ones.
-        num_right: Sum of the primary scores.
-        num_scored: Examples with a primary score.
-        num_errors: Examples that raised.
-        num_tokens: Answer tokens.
-        nfe: Forwards, summed over examples.
     """
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
-        """Starts with the records of earlier runs; only speed in seconds is this run's own."""
+        """Starts with the records of earlier runs."""
         self.num_examples = num_examples
-        self.num_done = 0
-        self.num_right = 0.0
-        self.num_scored = 0
-        self.num_errors = 0
-        self.num_tokens = 0
-        self.nfe = 0
+        self.num_done = self._num_scored = self._num_errors = self._num_tokens = self._nfe = 0
+        self._num_right = 0.0
         self.add(done)
-        self._tokens_before = self.num_tokens
-        self.started = time.monotonic()
+        self._tokens_before = self._num_tokens
+        self._started = time.monotonic()
 
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
         for record in records:
             self.num_done += 1
             if record["error"] is not None:
-                self.num_errors += 1
+                self._num_errors += 1
                 continue
-            self.num_tokens += record["length"]
-            self.nfe += record["nfe"]
+            self._num_tokens += record["length"]
+            self._nfe += record["nfe"]
             score = record["scores"][record["primary"]]
             if score is not None:
-                self.num_right += score
-                self.num_scored += 1
+                self._num_right += score
+                self._num_scored += 1
 
     def words(self) -> str:
         """Returns accuracy, speed and errors so far, in words."""
         parts = []
-        if self.num_scored:
-            parts.append(f"accuracy {self.num_right / self.num_scored:.3f}")
-        if self.nfe:
-            parts.append(f"{self.num_tokens / self.nfe:.2f} tokens/forward")
-        num_tokens = self.num_tokens - self._tokens_before
+        if self._num_scored:
+            parts.append(f"accuracy {self._num_right / self._num_scored:.3f}")
+        if self._nfe:
+            parts.append(f"{self._num_tokens / self._nfe:.2f} tokens/forward")
+        num_tokens = self._num_tokens - self._tokens_before
         if num_tokens:
-            elapsed_s = max(1e-9, time.monotonic() - self.started)
+            elapsed_s = max(1e-9, time.monotonic() - self._started)
             parts.append(f"{num_tokens / elapsed_s:.0f} tokens/s")
-        if self.num_errors:
-            parts.append(f"{self.num_errors} errors")
+        if self._num_errors:
+            parts.append(f"{self._num_errors} errors")
         return ", ".join(parts)
 
     def short(self) -> str:
         """Returns accuracy and errors in at most 20 characters: bars have little room."""
-        parts = []
-        if self.num_scored:
-            parts.append(f"acc {self.num_right / self.num_scored:.3f}")
-        if self.num_errors:
-            parts.append(f"{self.num_errors} errors")
-        return " ".join(parts)
+        right = f"acc {self._num_right / self._num_scored:.3f} " if self._num_scored else ""
+        return (right + f"{self._num_errors} errors" * bool(self._num_errors)).strip()
 
 
 class Lines(Reporter):
@@ -155,29 +121,23 @@ class Lines(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._label = ""
-        self._tally = Tally(0)
+        self._sums = Sums(0)
         self._written = 0.0
 
-    def end(self) -> None:
-        pass
-
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
-        self._label, self._tally = label, Tally(num_examples, done)
+        self._label, self._sums = label, Sums(num_examples, done)
         self._write()
 
     def add(self, records: Sequence[Record]) -> None:
-        self._tally.add(records)
-        finished = self._tally.num_done == self._tally.num_examples
+        self._sums.add(records)
+        finished = self._sums.num_done == self._sums.num_examples
         if finished or time.monotonic() - self._written > _LINE_EVERY_S:
             self._write()
 
-    def __call__(self, event: StepEvent) -> None:
-        pass
-
     def _write(self) -> None:
-        tally = self._tally
-        words = f" {tally.words()}" if tally.words() else ""
-        line = f"{self._label}: {tally.num_done}/{tally.num_examples}{words}"
+        sums = self._sums
+        words = f" {sums.words()}" if sums.words() else ""
+        line = f"{self._label}: {sums.num_done}/{sums.num_examples}{words}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._written = time.monotonic()
 
@@ -203,7 +163,7 @@ class Bar(Reporter):
             expand=True,
         )
         self._task = TaskID(0)
-        self._tally = Tally(0)
+        self._sums = Sums(0)
         self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
@@ -214,14 +174,14 @@ class Bar(Reporter):
         self._progress.stop()
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
-        self._tally = Tally(num_examples, done)
+        self._sums = Sums(num_examples, done)
         self._task = self._progress.add_task(
-            label, total=num_examples, completed=len(done), words=self._tally.short()
+            label, total=num_examples, completed=len(done), words=self._sums.short()
         )
 
     def add(self, records: Sequence[Record]) -> None:
-        self._tally.add(records)
-        self._progress.update(self._task, completed=self._tally.num_done, words=self._tally.short())
+        self._sums.add(records)
+        self._progress.update(self._task, completed=self._sums.num_done, words=self._sums.short())
 
     def __call__(self, event: StepEvent) -> None:
         now = time.monotonic()
@@ -231,7 +191,7 @@ class Bar(Reporter):
         left = event.after.unfinished.sum(-1) / event.after.gen_lengths
         share = float((1.0 - left).sum())
         # Rows of this batch that have left the round are finished, but not yet counted.
-        completed = min(self._tally.num_examples, self._tally.num_done + share)
+        completed = min(self._sums.num_examples, self._sums.num_done + share)
         self._progress.update(self._task, completed=completed)
 
 

@@ -8,7 +8,7 @@ from eval.runs.names import Selection
 from eval.runs.origins import require_unchanged
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, Settings, Skipped
+from eval.runs.records import Folder, Record, Settings, Skipped
 from eval.runs.settings import ALONE, Place, Run
 from eval.runs.worker import Worker
 from eval.tasks import Example
@@ -72,20 +72,38 @@ def execute(
     others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
     on_plan(plan, others)
     with results.writing(place.rank) as part, reporter:
-        done = {
-            record["key"]: record
-            for record in results.records()
-            if record["error"] is None or not retry_errors
-        }
-        by_setting = {one.settings.key(""): one.run for one in plan.runs}
-        kept = {record["settings"] for record in done.values()}
-        origins = require_unchanged(results.path, by_setting, kept)
-        if place.rank == 0:
-            origins.note(results.path)
+        done = done_of(results, plan.runs, retry_errors=retry_errors, is_first=place.rank == 0)
         machine = results.note_machine(machine_of(runs[0].model.device))
         for run, examples, setting in plan.runs:
             Worker(run, setting, part, reporter, machine).work(examples, done, place)
     return results
+
+
+def done_of(
+    folder: Folder, runs: Sequence[Checked], *, retry_errors: bool, is_first: bool = True
+) -> dict[str, Record]:
+    """Returns by key the records of a folder that are not decoded anew.
+
+    Args:
+        folder: The results folder; the first process notes what its records are made of.
+        runs: What is to be run.
+        retry_errors: Leave out records of examples that raised.
+        is_first: Whether this is the first of several processes.
+
+    Raises:
+        ValueError: If the code of a plug-in, or a file that was read, changed since.
+    """
+    done = {
+        record["key"]: record
+        for record in folder.records()
+        if record["error"] is None or not retry_errors
+    }
+    by_setting = {one.settings.key(""): one.run for one in runs}
+    kept = {record["settings"] for record in done.values()}
+    origins = require_unchanged(folder.path, by_setting, kept)
+    if is_first:
+        origins.note(folder.path)
+    return done
 
 
 def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> Plan:
