@@ -2,8 +2,15 @@
 
 from argparse import ArgumentParser
 
-from eval.runs.arguments import add_machine, add_model, add_recording
-from eval.runs.options import add_decoding, number, positive
+from eval.runs.arguments import (
+    PLAIN,
+    add_batches,
+    add_machine,
+    add_model,
+    add_plugins,
+    add_recording,
+)
+from eval.runs.options import add_decoding, number
 
 LADDERS = ("threshold", "entropy", "factor", "steps")
 TESTS = ("both", "binomial", "betting")
@@ -21,10 +28,8 @@ def add_calibrate(parser: ArgumentParser) -> None:
         help="from cautious to bold; parts are joined by ' + ': "
         "\"ConfidenceThreshold(0.9) + DualCache()\"")  # fmt: skip
     add("--ladder", choices=LADDERS, help="a named list of samplers, instead of --sampler")
-    add("--cache", default="NoCache()", metavar="EXPR", help="of settings that name none")
-    add("--verifier", default="NoVerifier()", metavar="EXPR", help="of settings that name none")
-    add("--blocks", default="Sequential()", metavar="EXPR",
-        help="block schedule of settings that name none")  # fmt: skip
+    parts = parser.add_argument_group("parts of settings that name none")
+    add_plugins(parts, {name: PLAIN[name] for name in ("cache", "verifier", "blocks")})
     add("--max-drop", type=number, default=0.02,
         help="greatest drop of the accuracy, as a share (default: 0.02)")  # fmt: skip
     add("--confidence", type=number, default=0.95,
@@ -36,10 +41,7 @@ def add_calibrate(parser: ArgumentParser) -> None:
     add("--order-on", type=int, default=0, metavar="N",
         help="learn the order on the first N prompts, which are not used for the test")  # fmt: skip
     add("--card", metavar="FILE", help="where the card goes (default: card.json in the folder)")
-    add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
-    add("--prompts", choices=("chat", "plain"), default="",
-        help="put prompts into the chat template, or leave them plain "
-        "(default: the task's)")  # fmt: skip
+    add_batches(parser)
     add_decoding(parser)
     add_machine(parser)
     add_recording(parser)

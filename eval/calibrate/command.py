@@ -5,33 +5,26 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
 from rich.console import Console
 
 from eval.calibrate.card import Card, Rating, name_of
-from eval.calibrate.ladders import LADDERS, Rung, rung_of
+from eval.calibrate.ladders import LADDERS, rung_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.command import code_for, open_model, warn_of_unknown_words
 from eval.runs.files import read_object, require_file, write_json
-from eval.runs.names import (
-    Selection,
-    parse_blocks,
-    parse_cache,
-    parse_sampler,
-    parse_task,
-    parse_verifier,
-)
+from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.progress import SILENT, Reporter, reporter_for
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Folder, Record, Settings, digest
 from eval.runs.runner import Checked, done_of, plan_of
-from eval.runs.settings import Place, Run
-from eval.runs.sweep import Loaded, decoding_of
+from eval.runs.settings import Place
+from eval.runs.sweep import Parts
 from eval.runs.worker import Worker
 from eval.tasks import Example, Task
 
@@ -110,10 +103,7 @@ def run(options: argparse.Namespace) -> int:
         )  # fmt: skip
     given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
     chosen = given[Settings.of(dict(card.setting)).key("")]
-    expressions = {
-        "sampler": chosen.sampler, "cache": chosen.cache, "verifier": chosen.verifier,
-        "blocks": chosen.blocks,
-    }  # fmt: skip
+    expressions = {name: text for name, text in asdict(chosen).items() if name != "model"}
     card = structs.replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
     card.write(card_file)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
@@ -263,7 +253,7 @@ def _speed(records: Sequence[Record]) -> float:
     return sum(record["length"] for record in finished) / forwards if forwards else 0.0
 
 
-def _rungs(options: argparse.Namespace) -> list[Rung]:
+def _rungs(options: argparse.Namespace) -> list[Parts]:
     """Returns the reference and the ladder."""
     if bool(options.settings) == bool(options.ladder):
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
@@ -273,10 +263,7 @@ def _rungs(options: argparse.Namespace) -> list[Rung]:
     twice = [rung for rung, count in Counter(rungs).items() if count > 1]
     if twice:
         raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")
-    reference = rung_of(
-        options.reference, cache="NoCache()", verifier="NoVerifier()", blocks="Sequential()"
-    )
-    return [reference, *rungs]
+    return [rung_of(options.reference), *rungs]
 
 
 def _require_distinct(examples: Sequence[Example]) -> None:
@@ -291,28 +278,18 @@ def _require_distinct(examples: Sequence[Example]) -> None:
 
 
 def _checked(
-    options: argparse.Namespace, rungs: Sequence[Rung], selection: Selection
+    options: argparse.Namespace, rungs: Sequence[Parts], selection: Selection
 ) -> list[Checked]:
-    given = given_of(options)
-    loaded: dict[str, Loaded] = {}
-    runs = []
-    for rung in rungs:
-        source = rung.model or options.model
-        if source not in loaded:
-            loaded[source] = open_model(source, options, options.revision)
-        own, blocks = loaded[source], parse_blocks(rung.blocks)
-        runs.append(
-            Run(
-                model=own.model, tokenizer=own.tokenizer, selection=selection,
-                sampler=parse_sampler(rung.sampler), cache=parse_cache(rung.cache),
-                verifier=parse_verifier(rung.verifier, own.target), blocks=blocks,
-                decoding=decoding_of(selection, given, blocks),
-                batch_size=options.batch_size, prompts=options.prompts or None,
-                model_source=source, revision=options.revision or None, dtype=own.dtype,
-                files=own.files,
-                trace=not options.no_trace,
-            )
-        )  # fmt: skip
+    sources = dict.fromkeys(rung.model or options.model for rung in rungs)
+    loaded = {source: open_model(source, options, options.revision) for source in sources}
+    runs = [
+        replace(
+            loaded[rung.model or options.model].run(selection, rung, given_of(options)),
+            batch_size=options.batch_size, prompts=options.prompts or None,
+            trace=not options.no_trace,
+        )
+        for rung in rungs
+    ]  # fmt: skip
     return plan_of(runs).runs
 
 

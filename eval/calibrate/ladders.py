@@ -1,10 +1,10 @@
 """Lists of settings from cautious to bold, by name and by text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from eval.runs.names import TITLES, check_verifier, parse_blocks, parse_cache, parse_sampler
+from eval.runs.sweep import Parts
 from samplers.checks import shown
 
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
@@ -17,26 +17,13 @@ LADDERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One setting of a ladder, as text.
-
-    Attributes:
-        sampler: Expression.
-        cache: Expression.
-        verifier: Expression.
-        blocks: Expression of the block schedule.
-        model: Embedded name, folder or hub id; empty is the reference's.
-    """
-
-    sampler: str
-    cache: str
-    verifier: str
-    blocks: str
-    model: str = ""
-
-
-def rung_of(text: str, *, cache: str, verifier: str, blocks: str) -> Rung:
+def rung_of(
+    text: str,
+    *,
+    cache: str = "NoCache()",
+    verifier: str = "NoVerifier()",
+    blocks: str = "Sequential()",
+) -> Parts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Args:
@@ -59,7 +46,7 @@ def rung_of(text: str, *, cache: str, verifier: str, blocks: str) -> Rung:
         found[kind] = value
     if "sampler" not in found:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Rung(**{"cache": cache, "verifier": verifier, "blocks": blocks, **found})
+    return Parts(**{"cache": cache, "verifier": verifier, "blocks": blocks, **found})
 
 
 def split_parts(text: str) -> list[str]:

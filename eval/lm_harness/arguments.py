@@ -3,8 +3,8 @@
 from argparse import ArgumentParser, ArgumentTypeError
 from math import inf
 
-from eval.runs.arguments import DTYPES
-from eval.runs.options import add_decoding, count, num_threads, number, positive
+from eval.runs.arguments import PLAIN, add_machine, add_model, add_plugins
+from eval.runs.options import add_decoding, count, number, positive
 
 NLL = ("mc", "l2r")
 
@@ -33,23 +33,13 @@ def add_lm(parser: ArgumentParser) -> None:
 
 def _add_model(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default="mini",
-        help="embedded name, folder or hub id, options behind a question mark as in run "
-        "(default: mini)")  # fmt: skip
-    add("--revision", help="branch, tag or commit of a hub id")
-    add("--sampler", metavar="EXPR", help="(default: ConfidenceThreshold(0.9))")
-    add("--cache", metavar="EXPR", help="(default: NoCache())")
-    add("--verifier", metavar="EXPR", help="(default: NoVerifier())")
-    add("--blocks", metavar="EXPR", help="block schedule (default: Sequential())")
+    add_model(parser)
+    add_plugins(parser, PLAIN)
     add("--nll", choices=NLL,
         help="likelihood: Monte-Carlo bound or left to right (default: mc)")  # fmt: skip
     add("--mc-num", type=positive, help="mask patterns an answer (default: 128)")
     add("--batch-size", type=positive, help="rows of a forward (default: 16)")
-    add("--device",
-        help="cpu, cuda, cuda:1, or auto, which spreads the model over all devices; of several "
-        "processes, each has its own 'cuda' (default: cpu)")  # fmt: skip
-    add("--dtype", choices=DTYPES, help="of the parameters (default: the checkpoint's)")
-    add("--threads", type=num_threads, help="processor threads (default: torch's choice)")
+    add_machine(parser)
     add_decoding(parser, defaults=_DEFAULTS, readers={"gen_length": _length})
 
 

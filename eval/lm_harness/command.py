@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     arguments = {name: getattr(options, name) for name in _MODEL_OPTIONS}
     arguments["pretrained"] = options.model
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments = {name: value for name, value in arguments.items() if value not in (None, "")}
     arguments |= given_of(options)
     # All of it is checked before the thousands of tasks are listed and the model is loaded.
     Options.of(arguments)

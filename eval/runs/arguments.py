@@ -1,10 +1,22 @@
 """Command-line options that several commands share. Nothing heavy is imported: help is at once."""
 
 from argparse import ArgumentParser
+from collections.abc import Mapping
 
 from eval.runs.options import Parser, add_decoding, num_threads, positive
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+PLAIN: Mapping[str, str] = {
+    "sampler": "ConfidenceThreshold(0.9)", "cache": "NoCache()", "verifier": "NoVerifier()",
+    "blocks": "Sequential()",
+}  # fmt: skip
+"""Plug-ins by default."""
+
+_PLUGINS = {
+    "sampler": "which positions to commit", "cache": "which columns to recompute",
+    "verifier": "how proposals are checked", "blocks": "block schedule",
+}  # fmt: skip
 
 
 def add_model(parser: Parser, default: str | None = "mini") -> None:
@@ -17,6 +29,33 @@ def add_model(parser: Parser, default: str | None = "mini") -> None:
         "adapter, quantize",
     )  # fmt: skip
     parser.add_argument("--revision", default="", help="branch, tag or commit of a hub id")
+
+
+def add_plugins(parser: Parser, defaults: Mapping[str, str], *, repeat: bool = False) -> None:
+    """Adds options that name plug-ins.
+
+    Args:
+        parser: Gets the options.
+        defaults: By option its default; in words, where it may be repeated.
+        repeat: They may be repeated to compare several.
+    """
+    for name, default in defaults.items():
+        parser.add_argument(
+            f"--{name}",
+            action="append" if repeat else "store",
+            default=None if repeat else default,
+            metavar="EXPR",
+            help=f"{_PLUGINS[name]}{', repeat to compare' * repeat} (default: {default})",
+        )
+
+
+def add_batches(parser: Parser) -> None:
+    """Adds how examples are put together."""
+    add = parser.add_argument
+    add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
+    add("--prompts", choices=("chat", "plain"), default="",
+        help="put prompts into the chat template, or leave them plain "
+        "(default: the task's)")  # fmt: skip
 
 
 def add_machine(parser: Parser) -> None:
@@ -49,22 +88,11 @@ def add_run(parser: ArgumentParser) -> None:
     add("task", help="address of the task, see below")
     add("out", help="results folder, made if need be")
     add_model(parser)
-    add("--sampler", action="append", metavar="EXPR",
-        help="repeat to compare; the first is the reference "
-        '(default: "FixedSchedule()" and "ConfidenceThreshold(0.9)")')  # fmt: skip
-    add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: NoCache())")
-    add("--verifier", action="append", metavar="EXPR",
-        help="repeat to compare (default: NoVerifier())")  # fmt: skip
-    add("--blocks", action="append", metavar="EXPR",
-        help="block schedule; repeat to compare (default: Sequential())")  # fmt: skip
-    add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
-    add("--prompts", choices=("chat", "plain"), default="",
-        help="put prompts into the chat template, or leave them plain "
-        "(default: the task's)")  # fmt: skip
+    defaults = {**PLAIN, "sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
+    add_plugins(parser, defaults, repeat=True)
+    add_batches(parser)
     add_decoding(parser, repeat=True)
-    _add_folder(parser)
-    add_machine(parser)
-    add_recording(parser)
+    _add_recorded(parser)
 
 
 def add_sweep(parser: ArgumentParser) -> None:
@@ -74,9 +102,7 @@ def add_sweep(parser: ArgumentParser) -> None:
     add("out", help="results folder, made if need be")
     add("--model", action="append", help="instead of the file's models; repeat to compare")
     add_decoding(parser, repeat=True)
-    _add_folder(parser)
-    add_machine(parser)
-    add_recording(parser)
+    _add_recorded(parser)
 
 
 def add_cache_error(parser: ArgumentParser) -> None:
@@ -85,11 +111,8 @@ def add_cache_error(parser: ArgumentParser) -> None:
     add("task", nargs="?", default="",
         help="address of the task (default: random prompts, no accuracy)")  # fmt: skip
     add_model(parser)
-    add("--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR",
-        help="which positions to commit (default: ConfidenceThreshold(0.9))")  # fmt: skip
-    add("--cache", action="append", metavar="EXPR", help="repeat to compare (default: all)")
-    add("--blocks", default="Sequential()", metavar="EXPR",
-        help="block schedule (default: Sequential())")  # fmt: skip
+    add_plugins(parser, {"sampler": "ConfidenceThreshold(0.9)", "blocks": PLAIN["blocks"]})
+    add_plugins(parser, {"cache": "all"}, repeat=True)
     add("--num-prompts", type=positive, default=16, help="random prompts (default: 16)")
     add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
     add("--json", metavar="FILE", help="also write the figures to this file")
@@ -97,9 +120,11 @@ def add_cache_error(parser: ArgumentParser) -> None:
     add_machine(parser)
 
 
-def _add_folder(parser: Parser) -> None:
+def _add_recorded(parser: Parser) -> None:
     add = parser.add_argument
     add("--skip-impossible", action="store_true",
         help="leave out settings whose parts do not fit together; the report says why")  # fmt: skip
     add("--drop-others", action="store_true",
         help="report the settings of this command only; records of others stay")  # fmt: skip
+    add_machine(parser)
+    add_recording(parser)

@@ -112,6 +112,8 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
             lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
         ),
         files=model.files,
+        source=source,
+        revision=revision,
     )
 
 

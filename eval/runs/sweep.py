@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -31,6 +31,25 @@ Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a setting, as text.
+
+    Attributes:
+        sampler: Expression.
+        cache: Expression.
+        verifier: Expression.
+        blocks: Expression of the block schedule.
+        model: Embedded name, folder or hub id; empty is the command's.
+    """
+
+    sampler: str
+    cache: str = "NoCache()"
+    verifier: str = "NoVerifier()"
+    blocks: str = "Sequential()"
+    model: str = ""
+
+
 class Loaded(NamedTuple):
     """A model that is ready to answer.
 
@@ -40,6 +59,8 @@ class Loaded(NamedTuple):
         dtype: Of its parameters.
         target: Loads a verifier's causal model.
         files: What the model was read from.
+        source: What it was named.
+        revision: Branch, tag or commit of a hub id.
     """
 
     model: MaskPredictor
@@ -47,6 +68,35 @@ class Loaded(NamedTuple):
     dtype: str
     target: Callable[[str], CausalTarget] = no_target
     files: tuple[Path, ...] = ()
+    source: str = ""
+    revision: str = ""
+
+    def run(self, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
+        """Returns the run of a setting on some examples.
+
+        Args:
+            selection: The examples.
+            parts: The setting.
+            options: Options of the decode that were given.
+
+        Raises:
+            ValueError: If a part or an option is none.
+        """
+        blocks = parse_blocks(parts.blocks)
+        return Run(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            selection=selection,
+            sampler=parse_sampler(parts.sampler),
+            cache=parse_cache(parts.cache),
+            verifier=parse_verifier(parts.verifier, self.target),
+            blocks=blocks,
+            decoding=decoding_of(selection, options, blocks),
+            model_source=self.source or None,
+            revision=self.revision or None,
+            dtype=self.dtype,
+            files=self.files,
+        )
 
 
 @dataclass(frozen=True)
@@ -124,28 +174,10 @@ class Sweep:
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
             self.samplers,
         ):  # fmt: skip
-            own = loaded[source]
-            parsed = parse_verifier(verifier, own.target)
-            if not parsed.asks_sampler and sampler != self.samplers[0]:
-                continue
-            schedule = parse_blocks(blocks)
-            yield Run(
-                model=own.model,
-                tokenizer=own.tokenizer,
-                selection=selection,
-                sampler=parse_sampler(sampler),
-                cache=parse_cache(cache),
-                verifier=parsed,
-                blocks=schedule,
-                decoding=decoding_of(selection, options, schedule),
-                batch_size=self.batch_size,
-                prompts=self.prompts or None,
-                model_source=source,
-                revision=self.revision or None,
-                dtype=own.dtype,
-                files=own.files,
-                trace=trace,
-            )
+            run = loaded[source].run(selection, Parts(sampler, cache, verifier, blocks), options)
+            if run.verifier.asks_sampler or sampler == self.samplers[0]:
+                prompts = self.prompts or None
+                yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
 
     def _options(self) -> list[dict[str, Any]]:
         """Returns every combination of the options; the seed changes last but for nothing."""
