@@ -22,7 +22,7 @@ from benchmarks.frame import Row, origin, read_options, table_of
 from dllm_decode import load_model
 from dllm_decode.launch import run_main
 from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
-from eval.calibrate.command import Decoder, calibrate
+from eval.calibrate.command import BatchDecoder, calibrate
 from eval.calibrate.ladders import LADDERS
 from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
@@ -138,7 +138,7 @@ def check_task(task: str, options: Any, guarantee: Guarantee, reporter: Reporter
     machine = folder.note_machine(machine_of("cpu"))
     with folder.writing(0) as part:
         done = {record["key"]: record for record in folder.records() if record["error"] is None}
-        decoder = Decoder(part, machine, done, reporter)
+        decoder = BatchDecoder(part, machine, done, reporter)
         records = [list(records_of(decoder, one)) for one in checked]
         scores = np.array([[one["scores"][one["primary"]] for one in own] for own in records])
         nfe = np.array([[one["nfe"] for one in own] for own in records])
@@ -177,7 +177,7 @@ def plans_of(task: str, options: Any) -> tuple[list[list[Checked]], list[Checked
     return calibrated, plan(CHECKED_ON, options.num_checked, 0)
 
 
-def records_of(decoder: Decoder, one: Checked) -> Iterator[Record]:
+def records_of(decoder: BatchDecoder, one: Checked) -> Iterator[Record]:
     """Decodes a setting and yields its records."""
     for batch in decoder.batches(one):
         for record in batch:

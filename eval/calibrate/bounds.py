@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
-from eval.metrics.statistics import Interval, Number, bisect
+from eval.metrics.statistics import Bounds, Number, bisect
 
 # Beyond this many prompts a certificate is out of reach.
 MAX_PROMPTS = 1_000_000
@@ -48,7 +48,7 @@ def max_num_lost(num_prompts: int, max_rate: float, level: float) -> int:
     return certified
 
 
-def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) -> Interval:
+def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) -> Bounds:
     """Returns the exact interval of a share: it covers the true one at least so often.
 
     Its ends are the shares under which as few cases, or as many, as were found have a probability
@@ -72,7 +72,7 @@ def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) ->
         return bisect(lambda share: binomial_p(num_found, num_cases, share) > tail, 0.0, 1.0)
 
     # Few cases get less likely as the share rises, and so do few of the others as it falls.
-    return Interval(1 - highest(num_cases - num_found), highest(num_found))
+    return Bounds(1 - highest(num_cases - num_found), highest(num_found))
 
 
 def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.float64]:

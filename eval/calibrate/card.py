@@ -9,7 +9,7 @@ import msgspec
 
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
-from eval.calibrate.procedure import Guarantee, Verdict
+from eval.calibrate.procedure import Guarantee, Judgement
 from eval.runs.files import converted, read_object, write_json, write_text
 from eval.runs.names import (
     SELECTION,
@@ -42,7 +42,7 @@ class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     setting: dict[str, Any]
-    verdict: Verdict
+    verdict: Judgement
     tokens_per_forward: float
 
 

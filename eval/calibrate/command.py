@@ -32,7 +32,7 @@ CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
 
 @dataclass
-class Decoder:
+class BatchDecoder:
     """Decodes batches of settings as the tests ask for them, and keeps the records.
 
     Attributes:
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     machine = machine_of(checked[0].run.model.device)
     with folder.writing(0) as part, reporter_for(Console(stderr=True)) as reporter:
         done = done_of(folder, checked, retry_errors=options.retry_errors)
-        decoder = Decoder(part, folder.note_machine(machine), done, reporter)
+        decoder = BatchDecoder(part, folder.note_machine(machine), done, reporter)
         card = calibrate(
             checked[0], checked[1:], guarantee, decoder,
             agreement=options.agreement, order_on=options.order_on,
@@ -114,7 +114,7 @@ def calibrate(
     reference: Checked,
     ladder: Sequence[Checked],
     guarantee: Guarantee,
-    decoder: Decoder,
+    decoder: BatchDecoder,
     *,
     agreement: bool = False,
     order_on: int = 0,
@@ -216,7 +216,11 @@ def _require_answered(record: Record) -> None:
 
 
 def _learned(
-    reference: Checked, ladder: Sequence[Checked], decoder: Decoder, score: Score, order_on: int
+    reference: Checked,
+    ladder: Sequence[Checked],
+    decoder: BatchDecoder,
+    score: Score,
+    order_on: int,
 ) -> list[Checked]:
     """Orders settings by their drop on prompts of their own; leaves out those that lose to others.
 
@@ -238,7 +242,7 @@ def _learned(
     return kept
 
 
-def _first(decoder: Decoder, one: Checked, count: int) -> list[Record]:
+def _first(decoder: BatchDecoder, one: Checked, count: int) -> list[Record]:
     found: list[Record] = []
     for batch in decoder.batches(one):
         found += batch

@@ -51,7 +51,7 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What became of one setting.
 
     Attributes:
@@ -76,7 +76,7 @@ class Verdict:
     num_needed: int | None = None
 
 
-def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Verdict:
+def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
     """Tests one setting, prompt by prompt; stops as soon as the betting test certifies.
 
     Args:
@@ -107,7 +107,7 @@ def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Verdict:
 def certify(
     settings: Sequence[Callable[[], Iterator[Pairs]]],
     guarantee: Guarantee,
-) -> list[Verdict]:
+) -> list[Judgement]:
     """Tests settings in their order and stops at the first that cannot be certified.
 
     The probability that any certified setting breaks the guarantee is at most 1 - confidence,
@@ -121,7 +121,7 @@ def certify(
     Returns:
         A verdict for each setting that was tested; only the last may be without a certificate.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[Judgement] = []
     for pairs in settings:
         verdicts.append(judge(pairs(), guarantee))
         if not verdicts[-1].certified:
@@ -134,13 +134,13 @@ def _verdict(
     guarantee: Guarantee,
     exact: float | None,
     betting: float | None,
-) -> Verdict:
+) -> Judgement:
     certified = any(p is not None and p <= guarantee.level for p in (exact, betting))
     lost = sum(a > c for a, c in seen)
     needed = None
     if not certified:
         needed = num_prompts_needed(lost, len(seen), guarantee.max_drop, guarantee.level)
-    return Verdict(
+    return Judgement(
         certified=certified,
         num_prompts=len(seen),
         num_lost=lost,

@@ -8,7 +8,7 @@ the final token: so it is known what a lower threshold would have committed besi
 another threshold would see other states from there on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -90,21 +90,10 @@ def reliability(
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
     confidence, agrees = commits(records, of_right_answers=of_right_answers)
-    index = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
-    bins = []
-    for number in range(num_bins):
-        own = index == number
-        if own.any():
-            mean_confidence, agreement = confidence[own].mean(), agrees[own].mean()
-            bins.append(
-                Bin(
-                    number / num_bins, (number + 1) / num_bins, int(own.sum()),
-                    float(mean_confidence), float(agreement),
-                )
-            )  # fmt: skip
-    distance = sum(one.num_commits * abs(one.confidence - one.agreement) for one in bins)
-    error = distance / len(confidence)
-    return Reliability(tuple(bins), error, len(confidence))
+    found = np.zeros((num_bins, 3))
+    told = np.stack([np.ones_like(confidence), agrees, confidence], axis=1)
+    np.add.at(found, np.minimum((confidence * num_bins).astype(int), num_bins - 1), told)
+    return _diagram(found)
 
 
 def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
@@ -119,15 +108,19 @@ def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
     Raises:
         ValueError: If no record has proposals, or a record's are damaged.
     """
-    found = _proposals(records)
-    bins = []
-    for number, (count, agreeing, total) in enumerate(found):
-        if count:
-            low, high = number / NUM_PROPOSAL_BINS, (number + 1) / NUM_PROPOSAL_BINS
-            bins.append(Bin(low, high, int(count), total / count, agreeing / count))
-    num_proposals = int(found[:, 0].sum())
+    return _diagram(_proposals(records))
+
+
+def _diagram(found: Shaped[np.ndarray, "N 3"]) -> Reliability:
+    """Returns the diagram of bins: how many, how many of them agree, their summed confidence."""
+    bins = [
+        Bin(i / len(found), (i + 1) / len(found), int(count), total / count, agreeing / count)
+        for i, (count, agreeing, total) in enumerate(found.tolist())
+        if count
+    ]
+    num_commits = found[:, 0].sum()
     distance = np.abs(found[:, 2] - found[:, 1]).sum()
-    return Reliability(tuple(bins), float(distance / num_proposals), num_proposals)
+    return Reliability(tuple(bins), float(distance / num_commits), int(num_commits))
 
 
 def what_if_proposed(records: Iterable[Record]) -> list[WhatIf]:
@@ -162,21 +155,6 @@ def _proposals(records: Iterable[Record]) -> Shaped[np.ndarray, "N 3"]:
         found += np.array(told)
     if not found[:, 0].any():
         raise ValueError("Reliability needs records with proposals, got none; run with traces.")
-    return found
-
-
-def what_if(records: Iterable[Record], thresholds: Sequence[float]) -> list[WhatIf]:
-    """Returns for thresholds which of the stored commits they would have made.
-
-    Raises:
-        ValueError: If no record has a trace.
-    """
-    confidence, agrees = commits(records)
-    found = []
-    for threshold in thresholds:
-        reached = confidence >= threshold
-        agreement = float(agrees[reached].mean()) if reached.any() else None
-        found.append(WhatIf(threshold, float(reached.mean()), agreement))
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from eval.lm_harness.generation import Generation
-from eval.lm_harness.settings import Options
+from eval.lm_harness.settings import LmOptions
 from eval.runs.files import require_folder
 from eval.runs.options import given_of
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     arguments = {name: value for name, value in arguments.items() if value not in (None, "")}
     arguments |= given_of(options)
     # All of it is checked before the thousands of tasks are listed and the model is loaded.
-    Options.of(arguments)
+    LmOptions.of(arguments)
     gen_kwargs = _gen_kwargs(options)
     manager = _task_manager(options.tasks, options.include_path)
     lm = DecodeLM.create_from_arg_obj(arguments)

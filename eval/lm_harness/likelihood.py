@@ -21,7 +21,7 @@ Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of the answer whose probability is asked for."""
 
 
-class Scored(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """An estimate and its cost.
 
     Attributes:
@@ -60,7 +60,7 @@ class Likelihood:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     @torch.inference_mode()
-    def score(self, pairs: Sequence[Pair]) -> list[Scored]:
+    def score(self, pairs: Sequence[Pair]) -> list[ScoredAnswer]:
         """Returns the answers' log-likelihoods, in order; that of an empty answer is 0.
 
         Raises:
@@ -74,11 +74,11 @@ class Likelihood:
         while batch := list(islice(rows, self.batch_size)):
             for (n, _), reading in zip(batch, self._read([row for _, row in batch]), strict=True):
                 read[n].append(reading)
-        found: list[list[Scored]] = [[] for _ in pairs]
+        found: list[list[ScoredAnswer]] = [[] for _ in pairs]
         for (i, part), readings in zip(cut, read, strict=True):
             values, hits = zip(*readings, strict=True)
             estimate = self._estimator(part).combine(values, hits)
-            found[i].append(Scored(estimate, len(readings), len(readings) * len(part.tokens)))
+            found[i].append(ScoredAnswer(estimate, len(readings), len(readings) * len(part.tokens)))
         return [_total(parts) for parts in found]
 
     def _segments(self, prompt: Sequence[int], answer: Sequence[int]) -> list["_Segment"]:
@@ -181,7 +181,7 @@ def _attend(
     return attention_mask(positions, positions.shape[1], block_length) & inside
 
 
-def _total(parts: Sequence[Scored]) -> Scored:
+def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
     """Adds up the segments of an answer, whose estimates are independent."""
     estimates = [part.estimate for part in parts]
     greedy = [estimate.is_greedy for estimate in estimates]
@@ -190,7 +190,7 @@ def _total(parts: Sequence[Scored]) -> Scored:
         math.hypot(*(estimate.standard_error for estimate in estimates)),
         None if None in greedy else all(greedy),
     )
-    return Scored(
+    return ScoredAnswer(
         estimate, sum(part.nfe for part in parts), sum(part.query_positions for part in parts)
     )
 

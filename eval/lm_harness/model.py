@@ -18,10 +18,18 @@ from torch import Tensor
 from dllm_decode import DecodeOutput, decode
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
-from eval.lm_harness.likelihood import Likelihood, Scored
-from eval.lm_harness.records import Ledger, cost_of_score
-from eval.lm_harness.requests import Job, Prompt, Request, alike, chunks, distinct, warn_of_unknown
-from eval.lm_harness.settings import Opened, Options
+from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
+from eval.lm_harness.records import CostLedger, cost_of_score
+from eval.lm_harness.requests import (
+    LmJob,
+    LmRequest,
+    Prompt,
+    alike,
+    chunks,
+    distinct,
+    warn_of_unknown,
+)
+from eval.lm_harness.settings import LmOptions, Opened
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
 from eval.runs.ranks import Ranks
@@ -72,21 +80,20 @@ class DecodeLM(TemplateLM):
         own = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
         asked = self.settings.decoding.block_length or self.settings.blocks.block_length
         self._block_length = asked or own
-        self.ledger = Ledger()
+        self.ledger = CostLedger()
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "DecodeLM":
-        """Loads a model; the names are those of `Options`.
+        """Loads a model; the names are those of `LmOptions`.
 
         Raises:
             OSError: If the model is not there.
             ValueError: If the arguments do not fit.
         """
         added = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        place = Place.of_launch()
-        return cls(Options.of({**arg_dict, **added}).open(place), Ranks(place))
+        return cls(LmOptions.of({**arg_dict, **added}).open(), Ranks(Place.of_launch()))
 
     @classmethod
     def create_from_arg_string(
@@ -95,7 +102,9 @@ class DecodeLM(TemplateLM):
         """Loads a model from `name=value,name=value`; expressions have no comma there."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def generate_until(self, requests: Sequence[Request], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(
+        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
+    ) -> list[str]:
         """Decodes answers to (prompt, options); see `Generation.of` for the options.
 
         Raises:
@@ -115,7 +124,7 @@ class DecodeLM(TemplateLM):
         return [texts[number] for number in places]
 
     def loglikelihood(
-        self, requests: Sequence[Request], disable_tqdm: bool = False
+        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
     ) -> list[Answer]:
         """Scores (context, continuation) pairs.
 
@@ -127,7 +136,7 @@ class DecodeLM(TemplateLM):
         order = sorted(range(len(jobs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
         batches = chunks(order, self.settings.batch_size)
         answers: dict[int, Answer] = {}
-        unknown: list[Request] = []
+        unknown: list[LmRequest] = []
         for batch in self._progress(batches, "scoring", disable_tqdm):
             started = time.perf_counter()
             found = self._likelihood.score([pairs[i] for i in batch])
@@ -140,7 +149,7 @@ class DecodeLM(TemplateLM):
         return [answers[number] for number in places]
 
     def loglikelihood_rolling(
-        self, requests: Sequence[Request], disable_tqdm: bool = False
+        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
     ) -> list[float]:
         """Refuses.
 
@@ -170,7 +179,7 @@ class DecodeLM(TemplateLM):
         )
         return Prompt(number, self._codec.prompt(text), generation)
 
-    def _decode(self, batch: Sequence[Prompt], first: Job) -> DecodeOutput:
+    def _decode(self, batch: Sequence[Prompt], first: LmJob) -> DecodeOutput:
         settings, generation = self.settings, batch[0].generation
         request = first.request
         # One for each batch, whichever process decodes it: no two rows share their noise.
@@ -189,7 +198,7 @@ class DecodeLM(TemplateLM):
             seed=int(digest(key)[:15], 16),
         )
 
-    def _keep(self, job: Job, answer: str | Answer, cost: Mapping[str, Any]) -> None:
+    def _keep(self, job: LmJob, answer: str | Answer, cost: Mapping[str, Any]) -> None:
         """Notes the cost, and the answer in the harness' store, should the run be stopped."""
         self.ledger.add(job, cost)
         # The store has one place for all repeats of a request.
@@ -266,5 +275,5 @@ class DecodeLM(TemplateLM):
         self._ranks.close()
 
 
-def _answer(scored: Scored) -> Answer:
+def _answer(scored: ScoredAnswer) -> Answer:
     return scored.estimate.log_likelihood, bool(scored.estimate.is_greedy)

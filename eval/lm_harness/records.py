@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from eval.lm_harness.likelihood import Pair, Scored
-from eval.lm_harness.requests import Job
+from eval.lm_harness.likelihood import Pair, ScoredAnswer
+from eval.lm_harness.requests import LmJob
 from eval.metrics.metrics import tokens_per_forward, tokens_per_second
 from eval.metrics.statistics import mean, percentile
 from eval.runs.ranks import Ranks
@@ -18,14 +18,14 @@ _GENERATED = ("length", "nfe", "target_nfe", "query_positions")
 _SCORED = ("length", "nfe", "query_positions", "standard_error")
 
 
-class Ledger:
+class CostLedger:
     """The cost of every answer, once each, whatever the harness repeats."""
 
     def __init__(self) -> None:
         self._own: dict[Key, dict[str, Any]] = {}
         self._everyones: dict[Key, dict[str, Any]] = {}
 
-    def add(self, job: Job, cost: Mapping[str, Any]) -> None:
+    def add(self, job: LmJob, cost: Mapping[str, Any]) -> None:
         """Notes an answer's cost; a later one takes the place of an earlier one."""
         request, repeat = job
         # Requests made by hand have no number; each is its own document.
@@ -57,7 +57,7 @@ class Ledger:
         return {name: _summary(own) for name, own in by_type.items()}
 
 
-def cost_of_score(pair: Pair, scored: Scored) -> dict[str, Any]:
+def cost_of_score(pair: Pair, scored: ScoredAnswer) -> dict[str, Any]:
     """Returns what scoring an answer cost, and how sure the score is."""
     prompt, answer = pair
     return {

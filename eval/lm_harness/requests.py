@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 @runtime_checkable
-class Request(Protocol):
+class LmRequest(Protocol):
     """What is read of a harness' request.
 
     Attributes:
@@ -34,10 +34,10 @@ class Request(Protocol):
     def args(self) -> tuple[Any, ...]: ...
 
 
-class Job(NamedTuple):
+class LmJob(NamedTuple):
     """A request that is to be answered, and which of its repeats."""
 
-    request: Request
+    request: LmRequest
     repeat: int
 
 
@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
     generation: Generation
 
 
-def distinct(requests: Sequence[Request]) -> tuple[list[Job], list[int]]:
+def distinct(requests: Sequence[LmRequest]) -> tuple[list[LmJob], list[int]]:
     """Leaves out what the harness asks again so that all processes have as many requests.
 
     Returns:
@@ -57,7 +57,7 @@ def distinct(requests: Sequence[Request]) -> tuple[list[Job], list[int]]:
     """
     num_seen: Counter[int] = Counter()
     numbers: dict[tuple[int, int], int] = {}
-    jobs: list[Job] = []
+    jobs: list[LmJob] = []
     places: list[int] = []
     for request in requests:
         # A repeat, wanted or not, is the same object once more.
@@ -65,7 +65,7 @@ def distinct(requests: Sequence[Request]) -> tuple[list[Job], list[int]]:
         num_seen[id(request)] += 1
         if (id(request), repeat) not in numbers:
             numbers[id(request), repeat] = len(jobs)
-            jobs.append(Job(request, repeat))
+            jobs.append(LmJob(request, repeat))
         places.append(numbers[id(request), repeat])
     return jobs, places
 
@@ -89,7 +89,7 @@ def chunks(items: Sequence[Item], size: int) -> list[list[Item]]:
     return [list(items[first : first + size]) for first in range(0, len(items), size)]
 
 
-def warn_of_unknown(unknown: Sequence[Request], requests: Sequence[Request]) -> None:
+def warn_of_unknown(unknown: Sequence[LmRequest], requests: Sequence[LmRequest]) -> None:
     """Warns if accuracies will be wrong since it is not known which answers are greedy.
 
     Where a document has several requests, its choices are compared by their likelihood.

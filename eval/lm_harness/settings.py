@@ -3,32 +3,17 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
-from dllm_decode import (
-    CachePolicy,
-    DecodeConfig,
-    MaskPredictor,
-    Verifier,
-    load_target,
-)
+from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.lm_harness.arguments import NLL
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
-from eval.runs.command import DTYPES
-from eval.runs.models import open_address
-from eval.runs.names import (
-    check_verifier,
-    parse_blocks,
-    parse_cache,
-    parse_sampler,
-    parse_verifier,
-)
+from eval.runs.command import DTYPES, load
+from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.options import OPTIONS, READERS, whole
 from eval.runs.records import digest
-from eval.runs.settings import ALONE, Place
 from eval.tasks import tokenizer
 from samplers import Sampler
 
@@ -37,7 +22,7 @@ _STAMP = "settings of dllm_decode"
 
 
 @runtime_checkable
-class Tokenizer(tokenizer.Tokenizer, Protocol):
+class LmTokenizer(tokenizer.Tokenizer, Protocol):
     """What the adapter needs of a tokenizer besides."""
 
     name_or_path: str
@@ -123,12 +108,12 @@ class Opened(NamedTuple):
     """A model that is ready to answer, with its settings."""
 
     model: MaskPredictor
-    tokenizer: Tokenizer
+    tokenizer: LmTokenizer
     settings: LmSettings
 
 
 @dataclass(frozen=True)
-class Options:
+class LmOptions:
     """The settings as text and numbers, as the harness' `model_args` give them.
 
     Attributes:
@@ -174,13 +159,13 @@ class Options:
         check_verifier(self.verifier)
 
     @staticmethod
-    def of(arguments: Mapping[str, Any]) -> "Options":
+    def of(arguments: Mapping[str, Any]) -> "LmOptions":
         """Takes options by name; those that are None keep their defaults.
 
         Raises:
             ValueError: If a name is unknown, or a number is none.
         """
-        own = {f.name for f in fields(Options) if f.name != "decoding"}
+        own = {f.name for f in fields(LmOptions) if f.name != "decoding"}
         unknown = sorted(arguments.keys() - own - OPTIONS.keys())
         if unknown:
             raise ValueError(
@@ -192,7 +177,7 @@ class Options:
         decoding = {n: _option(n, value) for n, value in given.items() if n in OPTIONS}
         given = {name: value for name, value in given.items() if name in own}
         given |= {n: _read(n, given[n], whole) for n in ("mc_num", "batch_size") if n in given}
-        return Options(**given, decoding=decoding)
+        return LmOptions(**given, decoding=decoding)
 
     def config(self) -> DecodeConfig:
         """Returns the options of the decode; those that a task decides have their defaults.
@@ -208,39 +193,31 @@ class Options:
         temperature = () if "temperature" in self.decoding else ("temperature",)
         return length + temperature
 
-    def open(self, place: Place = ALONE) -> Opened:
+    def open(self) -> Opened:
         """Loads the model, and the verifier's target if it has one.
 
         Raises:
             OSError: As `load_model`.
             ValueError: As `load_model`, or if there is no tokenizer.
         """
-        device = f"cuda:{place.local_rank}" if self.device == "cuda" else self.device
-        model, words = open_address(
-            self.pretrained,
-            device=device,
-            dtype=DTYPES[self.dtype],
-            revision=self.revision,
+        own = load(
+            self.pretrained, device=self.device, dtype=self.dtype, revision=self.revision or ""
         )
-        if words is None:
-            raise ValueError(f"Text needs a tokenizer, got none in {self.pretrained}; add it.")
-        # Not on `device`, which may be "auto".
-        target = partial(load_target, tokenizer=words, device=model.device)
         settings = LmSettings(
             model=self.pretrained,
             revision=self.revision,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=own.dtype,
             sampler=parse_sampler(self.sampler),
             cache=parse_cache(self.cache),
-            verifier=parse_verifier(self.verifier, lambda source: target(source)),
+            verifier=parse_verifier(self.verifier, own.target),
             blocks=parse_blocks(self.blocks),
             estimator=MonteCarlo(self.mc_num) if self.nll == "mc" else LeftToRight(),
             decoding=self.config(),
             from_task=self.from_task(),
             batch_size=self.batch_size,
         )
-        # Its own types are wider than what is used here.
-        return Opened(model, cast(Tokenizer, words), settings)
+        # A tokenizer of transformers has all of it.
+        return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
 
 
 def _option(name: str, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from eval.lm_harness.generation import Generation
-from eval.lm_harness.settings import Tokenizer
+from eval.lm_harness.settings import LmTokenizer
 from eval.tasks.base import Turn
 
 
@@ -13,7 +13,7 @@ class Codec:
     Those are the texts that its chat template wrote, and texts that begin with a special token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+    def __init__(self, tokenizer: LmTokenizer, eos_id: int) -> None:
         """Wraps a tokenizer; the EOS token stands before texts if there is no other."""
         self._tokenizer = tokenizer
         self._rendered: set[str] = set()

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from eval.metrics.metrics import Point, aup, pareto_front, speed_at_accuracy
+from eval.metrics.metrics import TradeOff, aup, pareto_front, speed_at_accuracy
 
 Row: TypeAlias = dict[str, Any]
 """Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
@@ -26,7 +26,7 @@ class ExampleSet(NamedTuple):
     examples: str
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """What rows have in common that are compared with each other."""
 
     model: str
@@ -38,14 +38,14 @@ def asked_of(settings: Mapping[str, Any]) -> ExampleSet:
     return ExampleSet(settings["task"], settings["task_version"], settings["examples"])
 
 
-def group_of(settings: Mapping[str, Any]) -> Group:
+def group_of(settings: Mapping[str, Any]) -> RowGroup:
     """Returns with which other settings some settings are compared."""
-    return Group(settings["model"], asked_of(settings))
+    return RowGroup(settings["model"], asked_of(settings))
 
 
-def groups_of(rows: Iterable[Row]) -> dict[Group, list[Row]]:
+def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     """Returns the rows that are compared with each other, in the order of the rows."""
-    found: dict[Group, list[Row]] = {}
+    found: dict[RowGroup, list[Row]] = {}
     for row in rows:
         found.setdefault(group_of(row["settings"]), []).append(row)
     return found
@@ -64,9 +64,9 @@ def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     return titles
 
 
-def point_of(row: Row) -> Point:
+def point_of(row: Row) -> TradeOff:
     """Returns a row's place on the plane; a verifier's target does not forward for free."""
-    return Point(row["speed"]["tokens_per_any_forward"]["value"], row["accuracy"]["value"])
+    return TradeOff(row["speed"]["tokens_per_any_forward"]["value"], row["accuracy"]["value"])
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ def methods(rows: Sequence[Row]) -> list[Row]:
     found = []
     for (model, asked), group in groups_of(_on_plane(rows)).items():
         best = max(point_of(row).accuracy for row in group)
-        curves: dict[str, list[Point]] = defaultdict(list)
+        curves: dict[str, list[TradeOff]] = defaultdict(list)
         for row in group:
             curves[method_of(row["settings"])].append(point_of(row))
         for method, points in curves.items():

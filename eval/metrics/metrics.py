@@ -16,7 +16,7 @@ AUP_ALPHA = 3.0
 AUP_TOLERANCE = 0.05
 
 
-class Point(NamedTuple):
+class TradeOff(NamedTuple):
     """One setting of a method on the plane of speed and quality.
 
     Attributes:
@@ -65,7 +65,7 @@ def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> 
     return geometric_mean(a / b for a, b in zip(reference_s, seconds_s, strict=True))
 
 
-def pareto_front(points: Sequence[Point]) -> list[int]:
+def pareto_front(points: Sequence[TradeOff]) -> list[int]:
     """Returns the indices of points that no other beats in speed and accuracy, by rising speed.
 
     Of equal points the first stays.
@@ -80,7 +80,7 @@ def pareto_front(points: Sequence[Point]) -> list[int]:
     return front[::-1]
 
 
-def speed_at_accuracy(points: Sequence[Point], accuracy: float) -> float | None:
+def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | None:
     """Returns the greatest tokens per forward at which a curve still reaches an accuracy.
 
     The curve joins the points by straight lines, by rising speed. None if it never gets there.
@@ -100,7 +100,7 @@ def speed_at_accuracy(points: Sequence[Point], accuracy: float) -> float | None:
     return max(best, default=None)
 
 
-def aup(points: Sequence[Point], best_accuracy: float) -> float:
+def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
     """Returns the accuracy under parallelism of a method's curve, on the authors' scale.
 
     With speeds r_1 < r_2 < ... and accuracies y_1, y_2, ... in per cent, and the weight
@@ -208,6 +208,6 @@ def _ratio(numerators: Sequence[Number], denominators: Sequence[Number], unit: s
     return math.fsum(numerators) / total
 
 
-def _crossing(left: Point, right: Point, accuracy: float) -> float:
+def _crossing(left: TradeOff, right: TradeOff, accuracy: float) -> float:
     share = (left.accuracy - accuracy) / (left.accuracy - right.accuracy)
     return left.tokens_per_forward + share * (right.tokens_per_forward - left.tokens_per_forward)

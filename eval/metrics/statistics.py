@@ -23,7 +23,7 @@ _CHUNK = 1 << 22
 Z_95 = 1.959963984540054
 
 
-class Interval(NamedTuple):
+class Bounds(NamedTuple):
     """A closed interval."""
 
     low: float
@@ -62,7 +62,7 @@ def standard_error(values: Sequence[Number]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Interval:
+def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Bounds:
     """Returns Wilson's score interval of a share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference",
@@ -86,7 +86,7 @@ def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Interval:
     centre = (share + z**2 / (2 * num_examples)) / scale
     spread = share * (1 - share) / num_examples + z**2 / (4 * num_examples**2)
     half = z * math.sqrt(spread) / scale
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
 
 
 def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
@@ -112,7 +112,7 @@ def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
     return McNemar(gained, lost, _two_sided_binomial(min(gained, lost), gained + lost))
 
 
-def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> Interval:
+def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> Bounds:
     """Returns the 95 per cent score interval of mean(second) - mean(first), pairs of 0 or 1.
 
     The differences that the score test does not reject. It has width where no pair differs, or all
@@ -136,7 +136,7 @@ def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> 
         variance = n * (2 * lost + difference * (1 - difference))
         return (test.gained - test.lost - n * difference) / math.sqrt(max(variance, 1e-300))
 
-    return Interval(
+    return Bounds(
         bisect(lambda d: score(d) > Z_95, -1.0, value),
         bisect(lambda d: score(d) > -Z_95, value, 1.0),
     )
@@ -179,7 +179,7 @@ def paired_bootstrap(
 
 def bootstrap(
     values: Sequence[Number], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
-) -> Interval:
+) -> Bounds:
     """Returns the 95 per cent bootstrap interval of the mean over examples.
 
     For values that are no counts of right and wrong; `wilson` serves those. Of equal values it is
@@ -191,7 +191,7 @@ def bootstrap(
     _, low, high = paired_bootstrap(
         [0.0] * len(values), values, num_resamples=num_resamples, seed=seed
     )
-    return Interval(low, high)
+    return Bounds(low, high)
 
 
 def ratio_of_sums(
@@ -258,6 +258,6 @@ def _resampled_sums(
     return np.concatenate(sums)
 
 
-def _central_95(values: NDArray[np.float64]) -> Interval:
+def _central_95(values: NDArray[np.float64]) -> Bounds:
     low, high = np.quantile(values, [0.025, 0.975])
-    return Interval(float(low), float(high))
+    return Bounds(float(low), float(high))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from eval.metrics.metrics import Point
+from eval.metrics.metrics import TradeOff
 from eval.oracle.joint import Joint, even_sizes
 from eval.tasks import Example, LatinSquare, ListTask, Task
 from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs
@@ -66,7 +66,7 @@ def accuracy(request: Request, sizes: Sequence[int]) -> Fraction:
     return Joint.uniform(answers).random_order_accuracy(sizes)
 
 
-def curve(task: Task, example: Example) -> list[Point]:
+def curve(task: Task, example: Example) -> list[TradeOff]:
     """Returns speed and accuracy of an exact model for every number of steps.
 
     The model draws the tokens of the answer, brackets and EOS included, in random order at
@@ -84,7 +84,7 @@ def curve(task: Task, example: Example) -> list[Point]:
         sizes = even_sizes(length, num_steps)
         shares = _item_sizes(sizes, num_items)
         found = sum((p * accuracy(request, own) for p, own in shares), Fraction(0))
-        points.append(Point(length / num_steps, float(found)))
+        points.append(TradeOff(length / num_steps, float(found)))
     return points
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from eval.metrics.statistics import mean
 from eval.reports.pooling import Pool, pools
 from eval.reports.summary import difference, paired, primary_scores
 from eval.runs.records import Folder
@@ -60,19 +61,14 @@ def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
             f"{one.settings.task} and {other.settings.task}."
         )
     found = difference(before, after)
-    test = found.get("mcnemar", {})
-    accuracy = found["accuracy"]
+    interval, test = found["accuracy"], found.get("mcnemar", {})
     return Comparison(
         num_shared=len(before),
-        first=sum(before) / len(before),
-        second=sum(after) / len(after),
-        difference=accuracy["value"],
-        low=accuracy["low"],
-        high=accuracy["high"],
-        interval=accuracy["interval"],
-        gained=test.get("gained"),
-        lost=test.get("lost"),
-        p_value=test.get("p_value"),
+        first=mean(before),
+        second=mean(after),
+        difference=interval.pop("value"),
+        **interval,
+        **test,
     )
 
 

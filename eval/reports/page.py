@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
-from eval.metrics.curves import ExampleSet, Group, Row, asked_of, method_of, titles_of
+from eval.metrics.curves import ExampleSet, Row, RowGroup, asked_of, method_of, titles_of
 from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
 from eval.reports.pooling import Pool, pools
 from eval.reports.summary import summarise
@@ -37,7 +37,7 @@ def report_page(
     """
     if len(folders) not in (1, 2):
         raise ValueError(f"A page must show one folder or two, got {len(folders)}.")
-    tasks: dict[Group, dict[str, Any]] = {}
+    tasks: dict[RowGroup, dict[str, Any]] = {}
     for number, folder in enumerate(folders):
         _add_folder(tasks, folder, number, is_alone=len(folders) == 1)
     titles = titles_of(group.asked for group in tasks)
@@ -68,7 +68,7 @@ def _notice(tasks: Any) -> str:
 
 
 def _add_folder(
-    tasks: dict[Group, dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
+    tasks: dict[RowGroup, dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
 ) -> None:
     rows = summarise(folder)["rows"]
     found = pools(folder.results())
@@ -87,9 +87,9 @@ def _add_folder(
             task["primary"] = record["primary"]
 
 
-def _group(row: Row, *, is_alone: bool) -> Group:
+def _group(row: Row, *, is_alone: bool) -> RowGroup:
     """Returns what a row is shown with; models of two folders stand side by side."""
-    return Group(row["settings"]["model"] if is_alone else "", asked_of(row["settings"]))
+    return RowGroup(row["settings"]["model"] if is_alone else "", asked_of(row["settings"]))
 
 
 def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:

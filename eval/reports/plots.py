@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from eval.metrics.curves import Row, method_of, point_of
-from eval.metrics.metrics import Point
+from eval.metrics.metrics import TradeOff
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart, and shapes besides.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
@@ -19,7 +19,7 @@ _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def draw_trade_off(
-    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[Point] = ()
+    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[TradeOff] = ()
 ) -> list[Path]:
     """Draws accuracy against tokens per forward as PNG and SVG.
 
@@ -116,7 +116,7 @@ def ticks(low: float, high: float) -> list[float]:
     return found
 
 
-def places_of(rows: Sequence[Row]) -> dict[Point, str]:
+def places_of(rows: Sequence[Row]) -> dict[TradeOff, str]:
     """Joins rows that share a spot of the picture under one label: their numbers, from 1.
 
     A spot is 2 per cent of speed and 0.01 of accuracy.

@@ -8,14 +8,14 @@ from typing import Any
 
 from eval.metrics.curves import (
     ExampleSet,
-    Group,
     Row,
+    RowGroup,
     asked_of,
     group_of,
     groups_of,
     titles_of,
 )
-from eval.metrics.metrics import Point
+from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.page import report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
@@ -149,7 +149,7 @@ def _settings(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, f"- seeds: {'; '.join(seeds)}"])
 
 
-def _methods(summary: dict[str, Any], group: Group) -> str:
+def _methods(summary: dict[str, Any], group: RowGroup) -> str:
     methods = [method for method in summary["methods"] if group_of(method) == group]
     if not methods:
         return ""
@@ -167,7 +167,7 @@ def _methods(summary: dict[str, Any], group: Group) -> str:
 
 
 def _pictures(
-    folder: Folder, model: str, title: str, rows: Sequence[Row], exact: Sequence[Point]
+    folder: Folder, model: str, title: str, rows: Sequence[Row], exact: Sequence[TradeOff]
 ) -> list[str]:
     drawn = [row for row in rows if row["accuracy"] is not None and "speed" in row]
     if not drawn:
@@ -187,7 +187,7 @@ def _pictures(
     return [f"![accuracy against tokens per forward, {title}]({name}.png)"]
 
 
-def _exact(task: str) -> list[Point]:
+def _exact(task: str) -> list[TradeOff]:
     exact = parse_task(task).task
     # Other tasks have no curve, and a report must not need the files that their examples are in.
     return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from eval.metrics.curves import Group, Row, group_of, mark_fronts, methods
+from eval.metrics.curves import Row, RowGroup, group_of, mark_fronts, methods
 from eval.metrics.metrics import (
     commits_per_step,
     leftmost_share,
@@ -50,7 +50,7 @@ def summarise(folder: Folder) -> dict[str, Any]:
     records = [record for pool in found for record in pool.records]
     if not records:
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
-    references: dict[Group, Pool] = {}
+    references: dict[RowGroup, Pool] = {}
     rows = []
     for pool in found:
         row = _row(pool)

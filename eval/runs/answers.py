@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, Trace, decode
 from eval.failures import FAILURES
-from eval.runs.lines import Answer, Binned, Cost, RecordedTrace, tokens_of
+from eval.runs.lines import AnswerCost, Binned, RecordedTrace, ScoredExample, tokens_of
 from eval.runs.prompts import encode_prompt
 from eval.runs.proposals import Proposals
 from eval.runs.runners_up import RunnersUp
@@ -20,7 +20,7 @@ def answer(
     examples: Sequence[Example],
     config: DecodeConfig,
     observers: Sequence[Observer] = (),
-) -> list[Answer]:
+) -> list[ScoredExample]:
     """Decodes one batch and scores the answers, in the order of the examples.
 
     Args:
@@ -42,9 +42,9 @@ def answer(
     )  # fmt: skip
     gained = gains.by_row()
     proposed = looks.proposals.of(output.tokens, output.lengths())
-    found: list[Answer] = []
+    found: list[ScoredExample] = []
     for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
-        one: Answer = {
+        one: ScoredExample = {
             **_scored(run, example, run.tokenizer.decode(tokens, skip_special_tokens=True)),
             **cost_of(prompts[row], output, row),
             "committed": gained[row].committed,
@@ -61,7 +61,7 @@ def answer(
     return found
 
 
-def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> Cost:
+def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> AnswerCost:
     """Returns what the answer to a prompt cost."""
     return {
         "prompt_length": len(prompt),
@@ -91,7 +91,7 @@ class _Looks(NamedTuple):
     proposals: Proposals
 
 
-def _scored(run: Run, example: Example, text: str) -> Answer:
+def _scored(run: Run, example: Example, text: str) -> ScoredExample:
     task = run.selection.task
     try:
         scores = checked_scores(task.score(example, text), task.primary)

@@ -31,7 +31,7 @@ from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
 from eval.runs.command import DTYPES
 from eval.runs.files import require_file, write_json
-from eval.runs.lines import Answer
+from eval.runs.lines import ScoredExample
 from eval.runs.models import open_address
 from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
 from eval.runs.options import given_of
@@ -205,7 +205,7 @@ def error_of(run: Run) -> CacheError:
     examples = run.selection.examples()
     divergences: list[float] = []
     changes: list[float] = []
-    answers: list[Answer] = []
+    answers: list[ScoredExample] = []
     for first in range(0, len(examples), run.batch_size):
         batch = examples[first : first + run.batch_size]
         tally = Tally(len(batch))

@@ -16,7 +16,7 @@ from eval.runs.options import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
-from eval.runs.runner import Checked, Plan, execute
+from eval.runs.runner import Checked, RunPlan, execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep, read_sweep
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
@@ -64,7 +64,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     place = Place.of_launch()
     Folder(options.out).require_usable()
 
-    def tell(plan: Plan, others: list[Settings]) -> None:
+    def tell(plan: RunPlan, others: list[Settings]) -> None:
         _tell(plan, others)
         warn(sweep.samplers, [one.settings for one in plan.runs])
 
@@ -88,18 +88,22 @@ def code_for(options: argparse.Namespace) -> CodeRunner:
 
 
 def open_model(source: str, options: argparse.Namespace, revision: str = "") -> Loaded:
-    """Loads a model with its tokenizer.
+    """Sets the number of threads, and loads a model as `load` does."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return load(source, device=options.device, dtype=options.dtype, revision=revision)
+
+
+def load(source: str, *, device: str, dtype: str | None, revision: str = "") -> Loaded:
+    """Loads a model with its tokenizer; of several processes, each has its own "cuda".
 
     Raises:
         OSError: If it is not there.
         ValueError: If it is damaged, or has no tokenizer.
     """
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    place = Place.of_launch()
-    device = f"cuda:{place.local_rank}" if options.device == "cuda" else options.device
-    wanted = DTYPES[options.dtype]
-    model, tokenizer = open_address(source, device=device, dtype=wanted, revision=revision or None)
+    own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
+    wanted = DTYPES[dtype]
+    model, tokenizer = open_address(source, device=own, dtype=wanted, revision=revision or None)
     if tokenizer is None:
         raise ValueError(f"Text needs a tokenizer, got none in {source}; add its files.")
     return Loaded(
@@ -117,7 +121,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
     )
 
 
-def _tell(plan: Plan, others: list[Settings]) -> None:
+def _tell(plan: RunPlan, others: list[Settings]) -> None:
     for one in plan.skipped:
         sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
     if others:

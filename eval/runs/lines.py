@@ -45,7 +45,7 @@ class RecordedTrace(TypedDict):
     proposals: NotRequired[Binned]
 
 
-class Cost(TypedDict, total=False):
+class AnswerCost(TypedDict, total=False):
     """What one answer cost, and the batch that it was part of; lengths are in tokens."""
 
     prompt_length: Count
@@ -61,7 +61,7 @@ class Cost(TypedDict, total=False):
     batch_s: Seconds
 
 
-class Answer(Cost, total=False):
+class ScoredExample(AnswerCost, total=False):
     """What one answer is; `error` is the only field if the example raised, None otherwise.
 
     `pieces` has the text of every token that a trace names.
@@ -77,7 +77,7 @@ class Answer(Cost, total=False):
     pieces: dict[str, str]
 
 
-class Record(Answer):
+class Record(ScoredExample):
     """What became of one example under one setting; `docs/metrics.md` says what is made of it."""
 
     key: str
@@ -174,7 +174,7 @@ def proposals_of(record: Record) -> Binned | None:
     return trace.get("proposals") if trace else None
 
 
-def tokens_of(record: Answer, trace: RecordedTrace) -> set[int]:
+def tokens_of(record: ScoredExample, trace: RecordedTrace) -> set[int]:
     """Returns every token that an answer with a trace names."""
     likely = {token for told in trace.get("runners_up", ()) if told for token, _ in told[1]}
     return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}

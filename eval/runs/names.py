@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import isabstract
 from pathlib import Path
 from typing import Any, NoReturn
@@ -264,19 +265,9 @@ def _exported(base: type) -> dict[str, Callable[..., Any]]:
 
 def _maker(name: str) -> Callable[..., Task]:
     if name.startswith(LISTS):
-        keyword = name.removeprefix(LISTS)
-
-        def make_list(n: int | None = None, style: str = "brackets") -> Task:
-            return ListTask(keyword, n, style)
-
-        return make_list
+        return partial(ListTask, name.removeprefix(LISTS))
     if name.startswith(JSON_LINES):
-        path = name.removeprefix(JSON_LINES)
-
-        def make_json_lines(match: str = "exact", gen_length: int = 128) -> Task:
-            return JsonLines(path, match, gen_length)
-
-        return make_json_lines
+        return partial(JsonLines, name.removeprefix(JSON_LINES))
     if name.startswith(PARALLEL_BENCH):
         return _parallel_bench(name)
     if ":" in name:
@@ -313,7 +304,4 @@ def _parallel_bench(name: str) -> Callable[..., Task]:
             f"'{PARALLEL_BENCH}ParallelBench#waiting_line/copy', got {shown(name)}."
         )
 
-    def make_parallel_bench(primary: str = "answer") -> Task:
-        return ParallelBench(folder, task, primary)
-
-    return make_parallel_bench
+    return partial(ParallelBench, folder, task)

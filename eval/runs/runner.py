@@ -24,7 +24,7 @@ class Checked(NamedTuple):
     settings: Settings
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """Which runs can be decoded and which cannot, before the first forward."""
 
     runs: list[Checked]
@@ -40,7 +40,7 @@ def execute(
     retry_errors: bool = False,
     skip_impossible: bool = False,
     drop_others: bool = False,
-    on_plan: Callable[[Plan, list[Settings]], None] = lambda plan, others: None,
+    on_plan: Callable[[RunPlan, list[Settings]], None] = lambda plan, others: None,
 ) -> Folder:
     """Decodes and scores what the folder lacks; the first run is the reference of the report.
 
@@ -106,13 +106,13 @@ def done_of(
     return done
 
 
-def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> Plan:
+def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
     """Checks runs without a forward.
 
     Raises:
         ValueError: If a run is impossible and may not be skipped, all are, or two are the same.
     """
-    plan = Plan([], [])
+    plan = RunPlan([], [])
     reasons: list[str] = []
     examples: dict[Selection, Sequence[Example]] = {}
     for run in runs:
@@ -135,7 +135,7 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> Plan:
     return plan
 
 
-def _refusal(plan: Plan, num_runs: int) -> str:
+def _refusal(plan: RunPlan, num_runs: int) -> str:
     by_reason: dict[str, list[str]] = {}
     for one in plan.skipped:
         by_reason.setdefault(one.reason, []).append(one.setting)

@@ -7,7 +7,7 @@ from pathlib import Path
 from dllm_decode import decode
 from eval.failures import FAILURES
 from eval.runs.answers import answer, said_of
-from eval.runs.lines import Answer, Record, append
+from eval.runs.lines import Record, ScoredExample, append
 from eval.runs.progress import Reporter
 from eval.runs.provenance import now, package_commit
 from eval.runs.records import Settings
@@ -121,7 +121,7 @@ class Worker:
             for example, one in zip(examples, answers, strict=True)
         ]
 
-    def _answer(self, examples: Sequence[Example], seed: int) -> list[Answer]:
+    def _answer(self, examples: Sequence[Example], seed: int) -> list[ScoredExample]:
         config = replace(self._settings.decoding, seed=seed)
         return answer(self._run, examples, config, [self._reporter])
 
@@ -133,7 +133,7 @@ class Worker:
             verifier=run.verifier, blocks=run.blocks, config=self._settings.decoding,
         )  # fmt: skip
 
-    def _record(self, example: Example, found: Answer, *, warm_up: bool) -> Record:
+    def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
         return {
             "key": self._key(example),
             "settings": self._settings.key(""),

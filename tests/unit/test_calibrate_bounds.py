@@ -14,7 +14,7 @@ from eval.calibrate.bounds import (
     num_prompts_needed,
     wealth,
 )
-from eval.calibrate.procedure import Guarantee, Verdict, certify, judge
+from eval.calibrate.procedure import Guarantee, Judgement, certify, judge
 
 Pairs = Sequence[tuple[int | float, int | float]]
 
@@ -198,5 +198,5 @@ def test_betting_certifies_more_often_than_the_binomial_where_gains_cancel() -> 
 
 def test_a_verdict_says_what_was_seen() -> None:
     found = judge(batches([(1, 0), (0, 1), (1, 1), (0, 0)]), Guarantee(0.5, 0.9))
-    assert isinstance(found, Verdict)
+    assert isinstance(found, Judgement)
     assert (found.num_prompts, found.num_lost, found.num_gained, found.drop) == (4, 1, 1, 0.0)

@@ -29,7 +29,7 @@ from eval.__main__ import main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
-from eval.lm_harness.settings import LmSettings, Opened, Options
+from eval.lm_harness.settings import LmOptions, LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from eval.runs.ranks import Ranks
@@ -372,7 +372,7 @@ def test_two_processes_score_every_document_once(folder: Path, task: str) -> Non
     whole = evaluate(mini(nll="l2r"), folder, task)
     per_doc = 1 if task == "words_generate" else 2
     counts, mail = {0: 4 * per_doc, 1: 3 * per_doc}, []
-    model, tokenizer, settings = Options.of(
+    model, tokenizer, settings = LmOptions.of(
         {"pretrained": "mini", "gen_length": 64, "nll": "l2r", "dtype": "float32"}
     ).open()
     lms = [

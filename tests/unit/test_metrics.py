@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from eval.metrics.metrics import (
-    Point,
+    TradeOff,
     aup,
     commits_per_step,
     leftmost_share,
@@ -31,20 +31,20 @@ GSM8K = {
 @pytest.mark.parametrize("method", GSM8K)
 def test_aup_is_the_published_value(method: str) -> None:
     points, published = GSM8K[method]
-    curve = [Point(*point) for point in points]
+    curve = [TradeOff(*point) for point in points]
     assert aup(curve, GSM8K_BEST) == pytest.approx(published, abs=0.06)
     assert aup(curve[::-1], GSM8K_BEST) == aup(curve, GSM8K_BEST)
 
 
 def test_aup_depends_on_the_competitors() -> None:
-    points = [Point(*point) for point in GSM8K["d3LLM"][0]]
+    points = [TradeOff(*point) for point in GSM8K["d3LLM"][0]]
     assert aup(points, 0.8394) == pytest.approx(485.7, abs=0.06)
     with pytest.raises(ValueError, match="best_accuracy"):
         aup(points, 0.7)
 
 
 def test_aup_leaves_out_what_is_too_low() -> None:
-    high, low = Point(1.0, 0.8), Point(3.0, 0.7)
+    high, low = TradeOff(1.0, 0.8), TradeOff(3.0, 0.7)
     assert aup([high, low], 0.8) == pytest.approx(80.0)
     with pytest.raises(ValueError, match="none"):
         aup([], 0.8)
@@ -69,12 +69,12 @@ WINO = [(1.0, 0.86), (5.0, 0.85), (5.9, 0.80), (6.6, 0.73), (7.3, 0.67), (8.2, 0
 def test_speed_at_accuracy_is_the_published_value(
     points: list[tuple[float, float]], accuracy: float, published: float
 ) -> None:
-    found = speed_at_accuracy([Point(*point) for point in points], accuracy)
+    found = speed_at_accuracy([TradeOff(*point) for point in points], accuracy)
     assert found == pytest.approx(published, abs=0.09)
 
 
 def test_speed_at_accuracy_takes_the_last_crossing_or_nothing() -> None:
-    curve = [Point(1.0, 0.9), Point(2.0, 0.5), Point(3.0, 0.7), Point(4.0, 0.5)]
+    curve = [TradeOff(1.0, 0.9), TradeOff(2.0, 0.5), TradeOff(3.0, 0.7), TradeOff(4.0, 0.5)]
     assert speed_at_accuracy(curve, 0.6) == pytest.approx(3.5)
     assert speed_at_accuracy(curve, 0.7) == pytest.approx(3.0)
     assert speed_at_accuracy(curve, 0.95) is None
@@ -82,7 +82,13 @@ def test_speed_at_accuracy_takes_the_last_crossing_or_nothing() -> None:
 
 
 def test_the_pareto_front_keeps_what_nothing_beats() -> None:
-    points = [Point(1, 0.9), Point(2, 0.8), Point(2, 0.7), Point(3, 0.8), Point(3, 0.8)]
+    points = [
+        TradeOff(1, 0.9),
+        TradeOff(2, 0.8),
+        TradeOff(2, 0.7),
+        TradeOff(3, 0.8),
+        TradeOff(3, 0.8),
+    ]
     assert pareto_front(points) == [0, 3]
     assert pareto_front([]) == []
 

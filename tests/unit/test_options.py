@@ -16,7 +16,7 @@ from dllm_decode import DecodeConfig, decode
 from dllm_decode.compatibility import require_plugins
 from eval import cli
 from eval.__main__ import COMMANDS, main, make_parser
-from eval.lm_harness.settings import Options
+from eval.lm_harness.settings import LmOptions
 from eval.runs.options import OPTIONS, axes_of, given_of
 from eval.runs.sweep import Sweep, read_sweep
 
@@ -122,7 +122,7 @@ def test_every_plug_in_arrives_in_a_sweep_and_in_the_harness(
     lines = [f"{key} = {value}\n" for key, value in head.items()]
     file.write_text("".join(['model = "mini"\ntasks = ["lists/copy"]\n', *lines]))
     assert getattr(read_sweep(file), axis) == (PLUGINS[name],)
-    assert getattr(Options.of({name: PLUGINS[name]}), name) == PLUGINS[name]
+    assert getattr(LmOptions.of({name: PLUGINS[name]}), name) == PLUGINS[name]
 
 
 @pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
@@ -139,10 +139,10 @@ def test_every_option_of_the_decode_arrives_in_a_sweep_and_in_the_harness(
     assert read_sweep(file).decoding == {name: (value,)}
     file.write_text(f"{head}{name} = [{text}]\n")
     assert read_sweep(file).decoding == {name: (value,)}
-    assert getattr(Options.of({name: value}).config(), name) == value
+    assert getattr(LmOptions.of({name: value}).config(), name) == value
     # As the harness gives it, from text.
     plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    assert getattr(Options.of({name: plain}).config(), name) == value
+    assert getattr(LmOptions.of({name: plain}).config(), name) == value
 
 
 def test_several_values_of_an_option_are_compared() -> None:

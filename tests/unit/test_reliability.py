@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from dllm_decode import StepEvent, decode
-from eval.calibrate.reliability import (
-    reliability,
-    reliability_of_proposals,
-    what_if,
-    what_if_proposed,
-)
+from eval.calibrate.reliability import reliability, reliability_of_proposals, what_if_proposed
 from eval.runs.proposals import NUM_BINS, Proposals
 from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
@@ -44,14 +39,6 @@ def test_tokens_of_wrong_answers_can_count_as_wrong() -> None:
     found = reliability([record([1.0, 0.98], [], score=0.0)], of_right_answers=True)
     assert found.bins[-1].agreement == 0.0
     assert found.calibration_error == pytest.approx(0.99)
-
-
-def test_a_threshold_is_asked_in_the_same_states() -> None:
-    low, high, none = what_if([REVISED], [0.6, 0.9, 0.99])
-    assert (low.share, low.agreement) == (0.75, 1.0)
-    assert (high.share, high.agreement) == (0.25, 1.0)
-    assert (none.share, none.agreement) == (0.0, None)
-    assert what_if([REVISED], [0.0])[0].agreement == 0.75
 
 
 def test_records_without_traces_tell_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dllm_decode import DecodeConfig
 from dllm_decode.blocks import Sequential
 from eval.metrics.curves import method_of
-from eval.metrics.metrics import Point
+from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
 from eval.oracle.joint import Joint
@@ -196,9 +196,9 @@ def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
     items = joint_of(task, example)
     whole = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
     found = curve(task, example)
-    assert found[0] == Point(6.0, pytest.approx(0.75))
-    assert found[1] == Point(3.0, pytest.approx(float(whole.random_order_accuracy([3, 3]))))
-    assert found[-1] == Point(1.0, 1.0)
+    assert found[0] == TradeOff(6.0, pytest.approx(0.75))
+    assert found[1] == TradeOff(3.0, pytest.approx(float(whole.random_order_accuracy([3, 3]))))
+    assert found[-1] == TradeOff(1.0, 1.0)
     assert curve(parse_task("word_problems").task, example) == []
     assert curve(parse_task("lists/shuffle").task, example) == []
     with pytest.raises(ValueError, match="closed form"):
