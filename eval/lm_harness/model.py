@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from jaxtyping import Shaped
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
@@ -22,7 +23,6 @@ from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
 from eval.lm_harness.records import CostLedger, cost_of_score
 from eval.lm_harness.requests import (
     LmJob,
-    LmRequest,
     Prompt,
     alike,
     chunks,
@@ -102,9 +102,7 @@ class DecodeLM(TemplateLM):
         """Loads a model from `name=value,name=value`; expressions have no comma there."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
-    def generate_until(
-        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
-    ) -> list[str]:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes answers to (prompt, options); see `Generation.of` for the options.
 
         Raises:
@@ -124,7 +122,7 @@ class DecodeLM(TemplateLM):
         return [texts[number] for number in places]
 
     def loglikelihood(
-        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[Answer]:
         """Scores (context, continuation) pairs.
 
@@ -136,7 +134,7 @@ class DecodeLM(TemplateLM):
         order = sorted(range(len(jobs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
         batches = chunks(order, self.settings.batch_size)
         answers: dict[int, Answer] = {}
-        unknown: list[LmRequest] = []
+        unknown: list[Instance] = []
         for batch in self._progress(batches, "scoring", disable_tqdm):
             started = time.perf_counter()
             found = self._likelihood.score([pairs[i] for i in batch])
@@ -149,7 +147,7 @@ class DecodeLM(TemplateLM):
         return [answers[number] for number in places]
 
     def loglikelihood_rolling(
-        self, requests: Sequence[LmRequest], disable_tqdm: bool = False
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Refuses.
 

@@ -4,40 +4,19 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, TypeVar
+
+from lm_eval.api.instance import Instance
 
 from eval.lm_harness.generation import Generation
 
 Item = TypeVar("Item")
 
 
-@runtime_checkable
-class LmRequest(Protocol):
-    """What is read of a harness' request.
-
-    Attributes:
-        args: What is asked.
-        request_type: The adapter's method that answers it.
-        task_name: None if made by hand, as are the number of the document and of the repeats.
-        doc_id: Number of the document in its task.
-        idx: Number of the request among its document's.
-        repeats: How many answers are wanted.
-    """
-
-    request_type: str
-    task_name: str | None
-    doc_id: int | None
-    idx: int
-    repeats: int | None
-
-    @property
-    def args(self) -> tuple[Any, ...]: ...
-
-
 class LmJob(NamedTuple):
     """A request that is to be answered, and which of its repeats."""
 
-    request: LmRequest
+    request: Instance
     repeat: int
 
 
@@ -49,7 +28,7 @@ class Prompt(NamedTuple):
     generation: Generation
 
 
-def distinct(requests: Sequence[LmRequest]) -> tuple[list[LmJob], list[int]]:
+def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
     """Leaves out what the harness asks again so that all processes have as many requests.
 
     Returns:
@@ -89,7 +68,7 @@ def chunks(items: Sequence[Item], size: int) -> list[list[Item]]:
     return [list(items[first : first + size]) for first in range(0, len(items), size)]
 
 
-def warn_of_unknown(unknown: Sequence[LmRequest], requests: Sequence[LmRequest]) -> None:
+def warn_of_unknown(unknown: Sequence[Instance], requests: Sequence[Instance]) -> None:
     """Warns if accuracies will be wrong since it is not known which answers are greedy.
 
     Where a document has several requests, its choices are compared by their likelihood.

@@ -6,12 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.metrics.curves import Row
 from eval.reports.table import grid_of, name_of
 from eval.runs.lines import Record, trace_of
-
-__all__ = ["draft_observer", "picture_of", "show_settings", "stream_to_terminal"]
 
 # Up to the step speed-up: what 80 columns have room for, intervals on lines of their own.
 _NUM_NARROW = 7

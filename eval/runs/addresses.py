@@ -2,15 +2,17 @@
 
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import reduce
 from inspect import Parameter, signature
+from operator import or_
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 from urllib.parse import unquote
 
+import msgspec
+
 from eval.sandbox.code_runner import CodeRunner
 from samplers.checks import shown
-
-_TRUTHS = {"true": True, "false": False, "1": True, "0": False}
 
 
 def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
@@ -94,7 +96,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _require_readable(name: str, key: str, annotation: Any) -> None:
     """Raises ValueError unless a text can be read as what the constructor declares."""
-    if not any(kind in _READERS or get_origin(kind) is Literal for kind in _kinds(annotation)):
+    if not any(kind in _READABLE or get_origin(kind) is Literal for kind in _kinds(annotation)):
         declared = "nothing" if annotation is Parameter.empty else f"{annotation!r}"
         raise ValueError(
             f"The option {key} of {name} must be declared as str, int, float, bool, Path, "
@@ -108,51 +110,25 @@ def _value(name: str, text: str, annotation: Any) -> object:
     kinds = _kinds(annotation)
     if type(None) in kinds and text == "None" and str not in kinds:
         return None
-    literals = [one for kind in kinds if get_origin(kind) is Literal for one in get_args(kind)]
-    for one in literals:
-        if text == str(one):
-            return one
-    for kind, read in _READERS.items():
-        if kind in kinds:
-            return read(name, text)
-    raise ValueError(f"{name} must be one of {_listed(map(str, literals))}, got {shown(text)}.")
+    if tuple[str, ...] in kinds:
+        return tuple(text.split(","))
+    if Path in kinds and str not in kinds:
+        return Path(text)
+    try:
+        # Without None, which is written as null there.
+        own: Any = reduce(or_, (kind for kind in kinds if kind is not type(None)))
+        return msgspec.convert(text, own, strict=False)
+    except msgspec.ValidationError:
+        literals = [str(one) for kind in kinds for one in get_args(kind)]
+        wanted = f"one of {_listed(literals)}" if literals else _WORDS[kinds[0]]
+        raise ValueError(f"{name} must be {wanted}, got {shown(text)}.") from None
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     """Returns the types of a union; of another type, itself."""
-    return get_args(annotation) if _is_union(annotation) else (annotation,)
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return get_args(annotation) if is_union else (annotation,)
 
 
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) in (Union, types.UnionType)
-
-
-def _truth(name: str, text: str) -> bool:
-    if text.lower() not in _TRUTHS:
-        raise ValueError(f"{name} must be true or false, got {shown(text)}.")
-    return _TRUTHS[text.lower()]
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {shown(text)}.") from None
-
-
-def _integer(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {shown(text)}.") from None
-
-
-# By declared type; of several types the first in this order decides.
-_READERS: Mapping[Any, Callable[[str, str], object]] = {
-    tuple[str, ...]: lambda name, text: tuple(text.split(",")),
-    str: lambda name, text: text,
-    Path: lambda name, text: Path(text),
-    bool: _truth,
-    float: _number,
-    int: _integer,
-}
+_READABLE = (tuple[str, ...], str, Path, bool, float, int)
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}

@@ -26,7 +26,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from eval.reports.terminal import draft_observer, stream_to_terminal
+from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.runs.progress import Bar
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 

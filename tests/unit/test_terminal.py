@@ -17,8 +17,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from toys import HashModel
 
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
+from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.reports.summary import summarise
-from eval.reports.terminal import draft_observer, show_settings, stream_to_terminal
+from eval.reports.terminal import show_settings
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
 
