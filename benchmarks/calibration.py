@@ -22,7 +22,7 @@ from benchmarks.frame import Row, origin, read_options, table_of
 from dllm_decode import load_model
 from dllm_decode.launch import run_main
 from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
-from eval.calibrate.command import BatchDecoder, calibrate
+from eval.calibrate.calibration import BatchDecoder, calibrate
 from eval.calibrate.ladders import LADDERS
 from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval

@@ -1,0 +1,195 @@
+"""Decodes settings from cautious to bold, as far as the tests need; returns the card."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval.calibrate.card import Card, Rating, name_of
+from eval.calibrate.procedure import Guarantee, Pairs, certify
+from eval.metrics.statistics import mean
+from eval.runs.lines import Record
+from eval.runs.progress import SILENT, Reporter
+from eval.runs.provenance import now
+from eval.runs.runner import Checked
+from eval.runs.worker import Worker
+from eval.tasks import Task
+
+
+@dataclass
+class BatchDecoder:
+    """Decodes batches of settings as the tests ask for them, and keeps the records.
+
+    Attributes:
+        part: Where records go.
+        machine: Name of the folder's note on this process.
+        done: Records by key.
+        reporter: Follows the progress.
+    """
+
+    part: Path
+    machine: str
+    done: dict[str, Record]
+    reporter: Reporter
+
+    def batches(
+        self, one: Checked, first: int = 0, *, reporter: Reporter | None = None
+    ) -> Iterator[list[Record]]:
+        """Yields the records of each batch from the example `first` on."""
+        reporter = reporter or self.reporter
+        worker = Worker(one.run, one.settings, self.part, reporter, self.machine)
+        keys = [one.settings.key(example.id) for example in one.examples]
+        reporter.begin(
+            worker.label, len(one.examples), [self.done[key] for key in keys if key in self.done]
+        )
+        for index in range(first // one.run.batch_size, worker.num_batches(one.examples)):
+            records = worker.finish_batch(one.examples, index, self.done)
+            self.done |= {record["key"]: record for record in records}
+            skipped = max(0, first - index * one.run.batch_size)
+            yield records[skipped:]
+
+
+def calibrate(
+    reference: Checked,
+    ladder: Sequence[Checked],
+    guarantee: Guarantee,
+    decoder: BatchDecoder,
+    *,
+    agreement: bool = False,
+    order_on: int = 0,
+) -> Card:
+    """Tests settings from cautious to bold and decodes no more than the tests need.
+
+    Args:
+        reference: What they are compared with.
+        ladder: The settings, in their order; with `order_on` in any.
+        guarantee: What is to be certified.
+        decoder: Decodes and keeps the records.
+        agreement: Compare answers with the reference's, rather than scores.
+        order_on: Learn the order on the first so many prompts, and test on the others.
+
+    Raises:
+        ValueError: If a score is undefined, or the reference raised.
+    """
+    score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
+    ordered = list(ladder)
+    if order_on:
+        ordered = _learned(reference, ladder, decoder, score, order_on)
+    looked: list[list[Record]] = [[] for _ in ordered]
+
+    def pairs(index: int) -> Callable[[], Iterator[Pairs]]:
+        def paired() -> Iterator[Pairs]:
+            both = zip(
+                # It is decoded as far as the setting is: a display of its own would come and go.
+                decoder.batches(reference, order_on, reporter=SILENT),
+                decoder.batches(ordered[index], order_on),
+                strict=True,
+            )
+            for first, second in both:
+                looked[index] += second
+                yield [score(a, c) for a, c in zip(first, second, strict=True)]
+
+        return paired
+
+    verdicts = certify([pairs(index) for index in range(len(ordered))], guarantee)
+    ratings = tuple(
+        Rating(one.settings.written(), verdict, _speed(records))
+        for one, verdict, records in zip(ordered, verdicts, looked, strict=False)
+    )
+    certified = [rating for rating in ratings if rating.verdict.certified]
+    keys = {reference.settings.key(example.id) for example in reference.examples[order_on:]}
+    own = [record for key, record in decoder.done.items() if key in keys]
+    best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
+    return Card(
+        setting=best.setting if best else reference.settings.written(),
+        expressions={},
+        is_certified=best is not None,
+        guarantee=guarantee,
+        agreement=agreement,
+        reference=reference.settings.written(),
+        reference_tokens_per_forward=_speed(own),
+        ratings=ratings,
+        untested=tuple(name_of(one.settings.written()) for one in ordered[len(verdicts) :]),
+        ordered_on=order_on,
+        warnings=(),
+        machine={},
+        date=now(),
+    )
+
+
+Score = Callable[[Record, Record], tuple[float, float]]
+
+
+def _scores_of(first: Record, second: Record) -> tuple[float, float]:
+    _require_answered(first)
+    scores = []
+    for record in (first, second):
+        # An error is a wrong answer.
+        score = 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+        if score is None:
+            raise ValueError(
+                f"The score {record['primary']!r} must be defined for every answer, got none for "
+                f"{record['example']}; choose --agreement or another task."
+            )
+        scores.append(float(score))
+    return scores[0], scores[1]
+
+
+def _agreement_of(task: Task) -> Score:
+    def agrees(first: Record, second: Record) -> tuple[float, float]:
+        _require_answered(first)
+        equal = second["error"] is None and task.extract(first["text"]) == task.extract(
+            second["text"]
+        )
+        return 1.0, float(equal)
+
+    return agrees
+
+
+def _require_answered(record: Record) -> None:
+    if record["error"] is not None:
+        raise ValueError(
+            f"The reference must answer every prompt, got {record['error']} for "
+            f"{record['example']}; --retry-errors decodes it anew."
+        )
+
+
+def _learned(
+    reference: Checked,
+    ladder: Sequence[Checked],
+    decoder: BatchDecoder,
+    score: Score,
+    order_on: int,
+) -> list[Checked]:
+    """Orders settings by their drop on prompts of their own; leaves out those that lose to others.
+
+    Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
+    Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
+    """
+    first = _first(decoder, reference, order_on)
+    ranked = []
+    for index, one in enumerate(ladder):
+        records = _first(decoder, one, order_on)
+        pairs = [score(a, c) for a, c in zip(first, records, strict=True)]
+        ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
+    kept: list[Checked] = []
+    fastest = 0.0
+    for _, slowness, index in sorted(ranked):
+        if -slowness > fastest:
+            kept.append(ladder[index])
+            fastest = -slowness
+    return kept
+
+
+def _first(decoder: BatchDecoder, one: Checked, count: int) -> list[Record]:
+    found: list[Record] = []
+    for batch in decoder.batches(one):
+        found += batch
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def _speed(records: Sequence[Record]) -> float:
+    finished = [record for record in records if record["error"] is None]
+    forwards = sum(record["nfe"] + record["target_nfe"] for record in finished)
+    return sum(record["length"] for record in finished) / forwards if forwards else 0.0
