@@ -7,20 +7,52 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, ForwardInputs
+from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from eval.runs.names import parse_task
+from eval.runs.records import Record, Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
 from eval.tasks import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
 TOKENIZER = build_tokenizer()
+
+SETTINGS = Settings(
+    model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
+    examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
+    verifier="NoVerifier()", blocks=repr(Sequential()),
+    decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
+    batch_size=1, prompts="chat",
+)  # fmt: skip
+
+
+def record(settings: Settings, example: str, score: float | None, **own: Any) -> Record:
+    """Returns the record of an example, made by hand."""
+    return {
+        "key": settings.key(example), "settings": settings.key(""), "example": example,
+        "sampler": settings.sampler, "cache": settings.cache, "verifier": settings.verifier,
+        "blocks": settings.blocks,
+        "git": None, "machine": None, "date": None, "error": None,
+        "primary": "answer", "prompt": "", "target": "", "text": "",
+        "scores": {"answer": score}, "prompt_length": 2, "length": 4, "nfe": 2,
+        "query_positions": 20, "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": 6,
+        "gains": [3, 3], "batch_length": 1, "batch_forwards": 2, "batch_target_forwards": 0,
+        "batch_s": 0.5, "warm_up": False, "tokens": [], "trace": None,
+    } | own  # type: ignore[return-value]  # own fields are a record's  # fmt: skip
+
+
+def failed(settings: Settings, example: str) -> Record:
+    """Returns the record of an example that raised."""
+    whole = record(settings, example, None, error="RuntimeError: no")
+    return {name: whole[name] for name in Record.__required_keys__}
 
 
 def write_model(folder: Path, scale: float = 20.0) -> Path:

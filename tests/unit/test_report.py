@@ -8,7 +8,6 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
-from dllm_decode.blocks import Sequential
 from eval.metrics.curves import method_of
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
@@ -27,40 +26,23 @@ from eval.runs.settings import Run
 from eval.tasks.lists import Request, valid_outputs
 from samplers import FixedSchedule
 
-SETTINGS = Settings(
-    model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
-    examples="", num_examples=4, sampler="FixedSchedule(4)", cache="NoCache()",
-    verifier="NoVerifier()", blocks=repr(Sequential()),
-    decoding=DecodeConfig(gen_length=6, block_length=3),
-    batch_size=2, prompts="chat",
-)  # fmt: skip
+SETTINGS = replace(
+    eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
+)
 
 
-def record(
-    settings: Settings, example: str, score: float | None, *, length: int, nfe: int, **own: Any
-) -> Record:
-    return {
-        "key": settings.key(example), "settings": settings.key(""), "example": example,
-        "sampler": settings.sampler, "cache": "NoCache()", "verifier": "NoVerifier()",
-        "blocks": settings.blocks,
-        "git": "abc", "machine": None, "date": None, "error": None,
-        "primary": "answer", "prompt": "ask </script>",
-        "target": "say", "text": "said", "scores": {"answer": score, "style": None},
-        "prompt_length": 2, "length": length, "nfe": nfe, "query_positions": 8 * nfe,
-        "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": length, "gains": [1] * nfe,
-        "batch_length": 2, "batch_forwards": nfe, "batch_target_forwards": 0, "batch_s": 0.5,
-        "warm_up": False, "tokens": [5, 6, 7, 8, 0, 0],
+def record(settings: Settings, example: str, score: float | None, nfe: int, **own: Any) -> Record:
+    """An answer of five tokens; its steps do not depend on its forwards."""
+    told = {
+        "git": "abc", "prompt": "ask </script>", "target": "say", "text": "said",
+        "scores": {"answer": score, "style": None}, "length": 5, "nfe": nfe,
+        "query_positions": 8 * nfe, "committed": 5, "gains": [1] * nfe, "batch_length": 2,
+        "batch_forwards": nfe, "tokens": [5, 6, 7, 8, 0, 0],
         "trace": {"steps": [0, 1, 1, 2, 2, -1], "confidences": [0.9, 0.8, 0.7, 0.6, 0.5, None],
                   "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0},
         "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},
-    } | own  # fmt: skip
-
-
-# What the records of examples that raised have as well.
-HEAD = (
-    "settings", "sampler", "cache", "verifier", "blocks", "primary", "git", "machine", "date",
-    "prompt", "target",
-)  # fmt: skip
+    }  # fmt: skip
+    return eval_runs.record(settings, example, score, **told, **own)
 
 
 @pytest.fixture
@@ -69,13 +51,9 @@ def folder(tmp_path: Path) -> Folder:
     fast = replace(SETTINGS, sampler="ConfidenceThreshold(0.9)")
     found = Folder(tmp_path / "results")
     found.claim([SETTINGS, fast])
-    slow = [
-        record(SETTINGS, e, s, length=5, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)
-    ]
-    quick = [record(fast, e, s, length=5, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
-    error = {key: quick[0][key] for key in HEAD}
-    error |= {"key": fast.key("d"), "example": "d", "error": "RuntimeError: no"}
-    append(found.part(0), [*slow, *quick, error])
+    slow = [record(SETTINGS, e, s, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)]
+    quick = [record(fast, e, s, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
+    append(found.part(0), [*slow, *quick, {**eval_runs.failed(fast, "d"), "git": "abc"}])
     return found
 
 
@@ -168,7 +146,7 @@ def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
 def test_a_task_whose_score_is_undefined_is_reported_without_accuracy(tmp_path: Path) -> None:
     found = Folder(tmp_path)
     found.claim([SETTINGS])
-    append(found.part(0), [record(SETTINGS, "a", None, length=5, nfe=5, trace=None)])
+    append(found.part(0), [record(SETTINGS, "a", None, nfe=5) | {"trace": None}])
     text = write_report(found).read_text()
     assert "| `FixedSchedule(4)` | - |" in text
     assert "3 of 4 examples are missing" in text
@@ -243,8 +221,8 @@ def edited(tmp_path: Path) -> Folder:
         fast = replace(state, sampler="ConfidenceThreshold(0.9)")
         found.claim([state, fast])
         ids = "abcd"[: state.num_examples]
-        append(found.part(0), [record(state, e, score, length=5, nfe=5) for e in ids])
-        append(found.part(0), [record(fast, e, score, length=5, nfe=2) for e in ids])
+        append(found.part(0), [record(state, e, score, nfe=5) for e in ids])
+        append(found.part(0), [record(fast, e, score, nfe=2) for e in ids])
     return found
 
 
@@ -289,7 +267,7 @@ def test_models_have_a_table_each_on_the_terminal(
     found = Folder(tmp_path)
     both = [replace(SETTINGS, model=name, num_examples=1) for name in ("toy", "other")]
     found.claim(both)
-    append(found.part(0), [record(one, "a", 1, length=5, nfe=5) for one in both])
+    append(found.part(0), [record(one, "a", 1, nfe=5) for one in both])
     assert show(found) == 0
     shown = capsys.readouterr().out
     assert "lists/shuffle?n=3, model toy\n" in shown

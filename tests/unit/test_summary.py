@@ -8,9 +8,8 @@ from typing import Any
 
 import eval_runs
 import pytest
+from eval_runs import SETTINGS, failed, record
 
-from dllm_decode import DecodeConfig
-from dllm_decode.blocks import Sequential
 from eval.metrics.curves import point_of
 from eval.metrics.statistics import paired_bootstrap, wilson
 from eval.reports.pooling import per_example
@@ -21,35 +20,6 @@ from eval.runs.records import Folder, Record, Settings, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule
-
-SETTINGS = Settings(
-    model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
-    examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
-    verifier="NoVerifier()", blocks=repr(Sequential()),
-    decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
-    batch_size=1, prompts="chat",
-)  # fmt: skip
-
-
-def record(settings: Settings, example: str, score: float | None, **own: Any) -> Record:
-    return {
-        "key": settings.key(example), "settings": settings.key(""), "example": example,
-        "sampler": settings.sampler, "cache": settings.cache, "verifier": settings.verifier,
-        "blocks": settings.blocks,
-        "git": None, "machine": None, "date": None, "error": None,
-        "primary": "answer", "prompt": "", "target": "", "text": "",
-        "scores": {"answer": score}, "prompt_length": 2, "length": 4, "nfe": 2,
-        "query_positions": 20, "target_nfe": 0, "drafted": 0, "accepted": 0, "committed": 6,
-        "gains": [3, 3], "batch_length": 1, "batch_forwards": 2, "batch_target_forwards": 0,
-        "batch_s": 0.5, "warm_up": False, "tokens": [], "trace": None,
-    } | own  # fmt: skip
-
-
-# What the records of examples that raised have as well.
-HEAD = (
-    "git", "machine", "date", "primary", "sampler", "cache", "verifier", "blocks", "prompt",
-    "target",
-)  # fmt: skip
 
 
 def seeded(run: Run, seed: int) -> Run:
@@ -85,9 +55,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
         for e, s in product("abc", (0, 1))
         if (e, s) != ("a", 1)
     ]
-    failed = {name: records[0][name] for name in HEAD}
-    failed |= {"key": fast[1].key("a"), "settings": fast[1].key(""), "example": "a"}
-    records.append(failed | {"error": "RuntimeError: no", "warm_up": False})
+    records.append(failed(fast[1], "a"))
     # Sweeps run all samplers with a seed before the next seed.
     runs = [slow[0], fast[0], slow[1], fast[1]]
     folder = folder_of(tmp_path, runs, records)
