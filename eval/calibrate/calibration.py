@@ -76,21 +76,14 @@ def calibrate(
         ordered = _learned(reference, ladder, decoder, score, order_on)
     looked: list[list[Record]] = [[] for _ in ordered]
 
-    def pairs(index: int) -> Callable[[], Iterator[Pairs]]:
-        def paired() -> Iterator[Pairs]:
-            both = zip(
-                # It is decoded as far as the setting is: a display of its own would come and go.
-                decoder.batches(reference, order_on, reporter=SILENT),
-                decoder.batches(ordered[index], order_on),
-                strict=True,
-            )
-            for first, second in both:
-                looked[index] += second
-                yield [score(a, c) for a, c in zip(first, second, strict=True)]
+    def pairs(one: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
+        # The reference is decoded as far as the setting: a display of its own would come and go.
+        known = decoder.batches(reference, order_on, reporter=SILENT)
+        for first, second in zip(known, decoder.batches(one, order_on), strict=True):
+            looked_at += second
+            yield [score(a, c) for a, c in zip(first, second, strict=True)]
 
-        return paired
-
-    verdicts = certify([pairs(index) for index in range(len(ordered))], guarantee)
+    verdicts = certify(map(pairs, ordered, looked), guarantee)
     ratings = tuple(
         Rating(one.settings.written(), verdict, _speed(records))
         for one, verdict, records in zip(ordered, verdicts, looked, strict=False)

@@ -1,6 +1,6 @@
 """Learn then test with a fixed sequence: settings from cautious to bold, until one fails."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -105,10 +105,12 @@ def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
 
 
 def certify(
-    settings: Sequence[Callable[[], Iterator[Pairs]]],
+    settings: Iterable[Iterator[Pairs]],
     guarantee: Guarantee,
 ) -> list[Judgement]:
     """Tests settings in their order and stops at the first that cannot be certified.
+
+    Each setting is an iterator as `judge` takes it; iterators of untested settings are not begun.
 
     The probability that any certified setting breaks the guarantee is at most 1 - confidence,
     without a correction for their number: only the first setting that truly breaks it can be
@@ -123,7 +125,7 @@ def certify(
     """
     verdicts: list[Judgement] = []
     for pairs in settings:
-        verdicts.append(judge(pairs(), guarantee))
+        verdicts.append(judge(pairs, guarantee))
         if not verdicts[-1].certified:
             break
     return verdicts

@@ -127,13 +127,11 @@ def test_the_sequence_ends_at_the_first_setting_without_a_certificate() -> None:
 
     def setting(name: str, pairs: Pairs) -> Iterator[Pairs]:
         asked.append(name)
-        return batches(pairs)
+        yield from batches(pairs)
 
     good, bad = [(1.0, 1.0)] * 300, [(1.0, 0.0)] * 30 + [(1.0, 1.0)] * 270
-    verdicts = certify(
-        [lambda: setting("a", good), lambda: setting("b", bad), lambda: setting("c", good)],
-        Guarantee(0.05, 0.9),
-    )
+    settings = [setting("a", good), setting("b", bad), setting("c", good)]
+    verdicts = certify(settings, Guarantee(0.05, 0.9))
     assert [verdict.certified for verdict in verdicts] == [True, False]
     assert asked == ["a", "b"]
     assert (verdicts[1].num_lost, verdicts[1].drop) == (30, pytest.approx(0.1))
