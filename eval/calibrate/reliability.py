@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from eval.runs.lines import Record, proposals_of
-from eval.runs.proposals import NUM_BINS as NUM_PROPOSAL_BINS
+from eval.runs.traces import NUM_BINS as NUM_PROPOSAL_BINS
 
 NUM_BINS = 10
 

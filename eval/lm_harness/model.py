@@ -20,6 +20,7 @@ from dllm_decode import DecodeOutput, decode
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
+from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.records import CostLedger, cost_of_score
 from eval.lm_harness.requests import (
     LmJob,
@@ -32,7 +33,6 @@ from eval.lm_harness.requests import (
 from eval.lm_harness.settings import LmOptions, Opened
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
-from eval.runs.ranks import Ranks
 from eval.runs.records import digest
 from eval.runs.settings import Place
 from eval.tasks.base import Turn

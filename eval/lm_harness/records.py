@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eval.lm_harness.likelihood import Pair, ScoredAnswer
+from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.requests import LmJob
 from eval.metrics.metrics import tokens_per_forward, tokens_per_second
 from eval.metrics.statistics import mean, percentile
-from eval.runs.ranks import Ranks
 
 Key: TypeAlias = tuple[str, int, int, int, str]
 """Task, document, request of the document, repeat of the request, and its type."""

@@ -1,16 +1,13 @@
 """Decodes a batch of examples and scores it: the one way from a run and examples to records."""
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, Trace, decode
+from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, decode
 from eval.failures import FAILURES
-from eval.runs.lines import AnswerCost, Binned, RecordedTrace, ScoredExample, tokens_of
+from eval.runs.lines import AnswerCost, ScoredExample, tokens_of
 from eval.runs.prompts import encode_prompt
-from eval.runs.proposals import Proposals
-from eval.runs.runners_up import RunnersUp
 from eval.runs.settings import Run
+from eval.runs.traces import Looks, recorded
 from eval.tasks import Example
 from eval.tasks.base import checked_scores
 
@@ -34,7 +31,7 @@ def answer(
     """
     chat = (run.prompts or run.selection.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
-    gains, looks = Gains(), _Looks(Trace(), RunnersUp(), Proposals())
+    gains, looks = Gains(), Looks.new()
     traced = looks if run.trace else ()
     output = decode(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
@@ -54,7 +51,7 @@ def answer(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            trace = _traced(looks, proposed[row], row, lead)
+            trace = recorded(looks, proposed[row], row, lead)
             pieces = {str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(one, trace))}
             one = {**one, "trace": trace, "pieces": pieces}
         found.append(one)
@@ -83,14 +80,6 @@ def said_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class _Looks(NamedTuple):
-    """Observers that traces are made of."""
-
-    trace: Trace
-    runners_up: RunnersUp
-    proposals: Proposals
-
-
 def _scored(run: Run, example: Example, text: str) -> ScoredExample:
     task = run.selection.task
     try:
@@ -98,23 +87,3 @@ def _scored(run: Run, example: Example, text: str) -> ScoredExample:
     except FAILURES as error:
         return {"text": text, "error": said_of(error)}
     return {"text": text, "error": None, "scores": scores}
-
-
-def _traced(looks: _Looks, proposed: Binned, row: int, lead: int) -> RecordedTrace:
-    """Returns step and confidence of each position; -1 and None where no round committed it."""
-    steps = looks.trace.steps[row].tolist()
-    return {
-        "steps": steps,
-        "runners_up": looks.runners_up.of(row, steps),
-        "proposals": proposed,
-        "confidences": [_rounded(one) for one in looks.trace.confidences[row].tolist()],
-        "revisions": [
-            (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
-            for r in looks.trace.revisions[row]
-        ],
-        "lead": lead,
-    }
-
-
-def _rounded(confidence: float) -> float | None:
-    return None if math.isnan(confidence) else round(confidence, 4)

@@ -29,10 +29,10 @@ from eval.__main__ import main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
+from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.settings import LmOptions, LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
-from eval.runs.ranks import Ranks
 from eval.runs.settings import Place
 from samplers import ConfidenceThreshold, FixedSchedule
 

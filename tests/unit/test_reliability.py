@@ -8,7 +8,7 @@ import torch
 
 from dllm_decode import StepEvent, decode
 from eval.calibrate.reliability import reliability, reliability_of_proposals, what_if_proposed
-from eval.runs.proposals import NUM_BINS, Proposals
+from eval.runs.traces import NUM_BINS, Proposals
 from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
 

@@ -19,7 +19,7 @@ from eval.reports.report import write_comparison, write_report
 from eval.reports.templates import ASSETS
 from eval.runs.records import Folder, append
 from eval.runs.runner import execute
-from eval.runs.runners_up import RunnersUp
+from eval.runs.traces import RunnersUp
 from samplers import ConfidenceThreshold, Wino
 
 RUNS = eval_runs.runs()
