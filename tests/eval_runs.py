@@ -20,7 +20,7 @@ from eval.runs.names import parse_task
 from eval.runs.records import Record, Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
-from eval.tasks import build_tokenizer
+from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
 TOKENIZER = build_tokenizer()

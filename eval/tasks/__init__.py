@@ -9,7 +9,6 @@ from eval.tasks.lists import ListTask
 from eval.tasks.mbpp import Mbpp
 from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.puzzles import LatinSquare, Sudoku4
-from eval.tasks.vocabulary import build_tokenizer, vocabulary
 from eval.tasks.word_problems import WordProblems
 from eval.tasks.writing import WordsToSentence
 
@@ -30,6 +29,4 @@ __all__ = [
     "Turn",
     "WordProblems",
     "WordsToSentence",
-    "build_tokenizer",
-    "vocabulary",
 ]

@@ -2,24 +2,13 @@
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
-from eval.tasks.ledger_words import (
-    CONNECTIVES,
-    GAIN_VERBS,
-    LOSS_VERBS,
-    MONTHS,
-    WRITTEN_GAINS,
-    WRITTEN_LOSSES,
-)
-from eval.tasks.word_problem_templates import (
-    HELD_OUT_NAMES,
-    HELD_OUT_OBJECTS,
-    NAMES,
-    OBJECTS,
-)
+from eval.tasks.grammar import Slots, cast, read_world, sentences, word_list
 
 LONG_STEPS = (12, 14)
 MAX_ACCOUNTS = 3
@@ -29,16 +18,19 @@ MAX_CHANGE = 15
 START_BALANCES = (16, 45)
 MAX_TRIES = 10_000
 
-ENTRY = re.compile(
-    r"(?P<month>[a-z]+) (?P<name>[a-z]+) (?P<verb>[a-z]+) (?P<amount>\d+) : "
-    r"(?P<before>\d+) (?P<sign>[-+]) (?P<operand>\d+) = (?P<after>\d+) , "
-    r"(?:so now|which means) (?P=name) has (?P=after) \. "
-)
-TOTAL = re.compile(
-    r"with (?P<name>[a-z]+) added : (?P<before>\d+) \+ (?P<operand>\d+) = (?P<after>\d+) , "
-    r"so the total is now (?P=after) \. "
-)
 RESULT = re.compile(r"#### (\d+)")
+
+
+class Line(NamedTuple):
+    """One step of an answer.
+
+    Attributes:
+        sentence: Its name in `worlds/ledgers.toml`: `gain`, `loss` or `total`.
+        slots: Its words and numbers.
+    """
+
+    sentence: str
+    slots: Slots
 
 
 @dataclass(frozen=True)
@@ -81,13 +73,17 @@ class Ledger:
         """The number that is asked for: what all accounts have together."""
         return sum(account.end for account in self.accounts)
 
-    def dated(self) -> dict[str, list[tuple[str, int]]]:
-        """Returns the changes of each account, by its name, with their months."""
-        months = iter(MONTHS)
-        return {
-            account.name: [(next(months), change) for change in account.changes]
-            for account in self.accounts
-        }
+    def changes(self) -> dict[Account, list[Line]]:
+        """Returns the lines of each account; the changes come one a month."""
+        remaining = iter(months())
+        lines: dict[Account, list[Line]] = {account: [] for account in self.accounts}
+        for account, written in lines.items():
+            before = account.start
+            for change in account.changes:
+                slots = {**added(account.name, before, change), "month": next(remaining)}
+                written.append(Line("gain" if change > 0 else "loss", slots))
+                before += change
+        return lines
 
     def key(self) -> str:
         """Returns what the split is decided on: the numbers, no names."""
@@ -148,9 +144,7 @@ class Ledgers(GeneratedTask):
         self.require(split, None)
         buckets = BUCKETS["train" if split == "train" else "val" if split == "val" else "test"]
         least, most = LONG_STEPS if split == "test_length" else (self.min_steps, self.max_steps)
-        people, objects = (
-            (HELD_OUT_NAMES, HELD_OUT_OBJECTS) if split == "test_entity" else (NAMES, OBJECTS)
-        )
+        people, objects = cast("held_out" if split == "test_entity" else "known")
         num_steps = rng.randint(least, most)
         for _ in range(MAX_TRIES):
             ledger = draw_ledger(rng, num_steps, people)
@@ -183,62 +177,49 @@ class Ledgers(GeneratedTask):
         }
 
 
+@cache
+def months() -> tuple[str, ...]:
+    """Returns when the changes of a question come, in order."""
+    return word_list(read_world("ledgers")["months"])
+
+
 def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
     """Reads lines up to the first that is no right step.
 
     Returns:
-        How many right steps the text begins with, and the text behind them.
+        How many right steps the text begins with, and the text after them.
     """
-    balances = {account.name: account.start for account in ledger.accounts}
-    pending = ledger.dated()
+    pending = ledger.changes()
     right, total = 0, 0
     while True:
-        if (line := ENTRY.match(text)) and enters(line, balances, pending):
-            pending[line["name"]].pop(0)
-            balances[line["name"]] = int(line["after"])
-        elif (line := TOTAL.match(text)) and adds_up(line, total, balances, pending):
-            del pending[line["name"]]
-            total = int(line["after"])
+        for account, lines in pending.items():
+            line = lines[0] if lines else total_line(account, total)
+            written = next((each for each in wordings(line) if text.startswith(f"{each} ")), "")
+            if written:
+                break
         else:
             return right, text
-        right, text = right + 1, text[line.end() :]
+        if lines:
+            lines.pop(0)
+        else:
+            del pending[account]
+            total += account.end
+        right, text = right + 1, text[len(written) + 1 :]
 
 
-def enters(
-    line: re.Match[str],
-    balances: Mapping[str, int],
-    pending: Mapping[str, Sequence[tuple[str, int]]],
-) -> bool:
-    """Says whether a line is the next change of its account."""
-    due = pending.get(line["name"])
-    if not due:
-        return False
-    before, (month, change) = balances[line["name"]], due[0]
-    verbs, sign = (GAIN_VERBS, "+") if change > 0 else (LOSS_VERBS, "-")
-    amount = str(abs(change))
-    parts = ("month", "amount", "before", "sign", "operand", "after")
-    written = tuple(line[part] for part in parts)
-    wanted = (month, amount, str(before), sign, amount, str(before + change))
-    return line["verb"] in verbs and written == wanted
-
-
-def adds_up(
-    line: re.Match[str],
-    total: int,
-    balances: Mapping[str, int],
-    pending: Mapping[str, Sequence[tuple[str, int]]],
-) -> bool:
-    """Says whether a line adds an account that is complete, and not added yet, to the total."""
-    if pending.get(line["name"]) != []:
-        return False
-    balance = balances[line["name"]]
-    written = tuple(line[part] for part in ("before", "operand", "after"))
-    return written == (str(total), str(balance), str(total + balance))
+def wordings(line: Line) -> Iterator[str]:
+    """Yields the right ways to write a line; its verb may be any verb of the questions."""
+    sentence = sentences("ledgers", "answer")[line.sentence]
+    asked = sentences("ledgers", "question").get(line.sentence)
+    if asked is not None:
+        verbs = {"verb": asked.wordings["verb"]}
+        sentence = sentence._replace(wordings={**sentence.wordings, **verbs})
+    return sentence.all(line.slots)
 
 
 def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Ledger | None:
     """Draws a ledger with so many steps; None where the draw runs into a limit."""
-    num_accounts = rng.randint(max(1, num_steps - len(MONTHS)), min(MAX_ACCOUNTS, num_steps // 2))
+    num_accounts = rng.randint(max(1, num_steps - len(months())), min(MAX_ACCOUNTS, num_steps // 2))
     num_changes = num_steps - num_accounts
     cuts = sorted(rng.sample(range(1, num_changes), num_accounts - 1))
     amounts = rng.sample(range(1, MAX_CHANGE + 1), num_changes)
@@ -257,53 +238,39 @@ def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Le
     return ledger if ledger.answer <= MAX_TOTAL else None
 
 
+def added(name: str, before: int, change: int) -> dict[str, str | int]:
+    """Returns the slots of a line that adds a change, or takes it away if it is negative."""
+    return {"name": name, "before": before, "amount": abs(change), "after": before + change}
+
+
+def total_line(account: Account, total: int) -> Line:
+    """Returns the line that adds an account to the total."""
+    return Line("total", added(account.name, total, account.end))
+
+
 def write_answer(ledger: Ledger, rng: random.Random) -> str:
     """Writes a right answer, accounts in the order of the question; its words are drawn."""
-    dated, lines, total = ledger.dated(), [], 0
-    for account in ledger.accounts:
-        balance = account.start
-        for month, change in dated[account.name]:
-            lines.append(write_line(month, account.name, balance, change, rng))
-            balance += change
-        lines.append(write_total(account.name, total, balance))
-        total += balance
-    return " ".join([*lines, f"#### {total}"])
-
-
-def write_line(month: str, name: str, before: int, change: int, rng: random.Random) -> str:
-    """Writes one change; its free choices are drawn."""
-    verb = rng.choice(WRITTEN_GAINS if change > 0 else WRITTEN_LOSSES)
-    after, sign = before + change, "+" if change > 0 else "-"
-    equation = f"{before} {sign} {abs(change)} = {after}"
-    connective = rng.choice(CONNECTIVES)
-    return f"{month} {name} {verb} {abs(change)} : {equation} , {connective} {name} has {after} ."
-
-
-def write_total(name: str, total: int, balance: int) -> str:
-    """Writes the line that adds an account to the total."""
-    after = total + balance
-    return f"with {name} added : {total} + {balance} = {after} , so the total is now {after} ."
+    lines, total = [], 0
+    for account, changes in ledger.changes().items():
+        lines += [*changes, total_line(account, total)]
+        total += account.end
+    grammar = sentences("ledgers", "answer")
+    texts = [grammar[line.sentence].write(rng, line.slots) for line in lines]
+    return " ".join([*texts, f"#### {total}"])
 
 
 def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
     """Writes a question; how clauses are worded and joined is drawn."""
-    text = write_story(ledger, rng, thing)
-    things = rng.choice((f"{thing} ", f"{thing} ", ""))
-    if len(ledger.accounts) == 1:
-        tail = rng.choice(("have", "have now", "have at the end"))
-        return f"{text} . how many {things}does {ledger.accounts[0].name} {tail} ?"
-    tail = rng.choice(("have together", "have in total", "now have together", "have in all"))
-    return f"{text} . how many {things}do they {tail} ?"
+    story = write_story(ledger, rng, thing)
+    ask = sentences("ledgers", "question")["one" if len(ledger.accounts) == 1 else "all"]
+    return f"{story} . {ask.write(rng, {'name': ledger.accounts[0].name, 'thing': thing})}"
 
 
 def write_story(ledger: Ledger, rng: random.Random, thing: str) -> str:
     """Tells what all accounts go through, one after another."""
-    dated, stories = ledger.dated(), []
-    for account in ledger.accounts:
-        text = f"{account.name} {rng.choice(('has', 'has', 'had', 'owns'))} {account.start} {thing}"
-        for month, change in dated[account.name]:
-            verb = rng.choice(GAIN_VERBS if change > 0 else LOSS_VERBS)
-            joint = rng.choice((" . ", " , ", " and "))
-            text += f"{joint}in {month} {account.name} {verb} {abs(change)}"
-        stories.append(text)
+    grammar, stories = sentences("ledgers", "question"), []
+    for account, changes in ledger.changes().items():
+        start: Slots = {"name": account.name, "before": account.start, "thing": thing}
+        lines = [Line("start", start), *changes]
+        stories.append(" ".join(grammar[line.sentence].write(rng, line.slots) for line in lines))
     return " . ".join(stories)

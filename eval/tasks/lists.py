@@ -4,20 +4,14 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import permutations
 from math import factorial
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
-from eval.tasks.word_problem_templates import (
-    HELD_OUT_NAMES,
-    HELD_OUT_OBJECTS,
-    NAMES,
-    OBJECTS,
-)
+from eval.tasks.grammar import cast
 
 Items = tuple[str, ...]
-ITEMS = tuple(sorted((*HELD_OUT_NAMES, *HELD_OUT_OBJECTS, *NAMES[:10], *OBJECTS[:10])))
-"""The words that lists are made of: people and objects no training problem mentions, and others."""
 
 TRAIN_LENGTHS = (3, 8)
 LONG_LENGTHS = (9, 10)
@@ -150,7 +144,7 @@ class ListTask(GeneratedTask):
         lengths = LONG_LENGTHS if split == "test_length" else TRAIN_LENGTHS
         n = rng.randint(*lengths) if self.n is None else self.n
         num_items = {"agree": NUM_SYMBOLS, "pair_sum": 0, "city": 4}.get(self.keyword, n)
-        *items, word = rng.sample(ITEMS, num_items + 1)
+        *items, word = rng.sample(words_of_lists(), num_items + 1)
         numbers: dict[str, Callable[[], int]] = {
             "replace_at": lambda: rng.randint(1, n),
             "insert_at": lambda: rng.randint(1, n + 1),
@@ -164,6 +158,15 @@ class ListTask(GeneratedTask):
             number=numbers[self.keyword]() if self.keyword in numbers else None,
             word=word if self.keyword.startswith(("replace_", "insert_")) else None,
         )
+
+
+@cache
+def words_of_lists() -> Items:
+    """Returns the 32 words: people and objects that no training problem mentions, and others."""
+    known, held_out = cast("known"), cast("held_out")
+    return tuple(
+        sorted((*held_out.names, *held_out.objects, *known.names[:10], *known.objects[:10]))
+    )
 
 
 def placed(items: Items, start: int, end: int, word: str | None) -> Items:

@@ -4,9 +4,11 @@ A plan is a template's steps over one list of values: slots first, then constant
 Each step is read as a sum or a product: `l - r = o` is `l = o + r`, `l / r = o` is `l = o * r`.
 """
 
+import operator
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
 from eval.tasks.word_problem_templates import Template
 
@@ -15,13 +17,18 @@ MIN_TUPLES = 500
 MAX_DRAWS = 20_000
 MAX_FRUITLESS = 1_000
 
+COMPUTE: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+}
+
 Uniform = Callable[[], float]
-Draw = Callable[[list[int], Uniform], bool]
-"""Fills in a step's fresh slots and its result; False if the step has no solution."""
+Choices = Callable[[int], Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """The whole numbers from `least` to `greatest`; empty if `least > greatest`."""
 
     least: int
@@ -43,8 +50,7 @@ class Interval:
         return Interval(-(-self.least // other.greatest), self.greatest // other.least)
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step as indices into the values.
 
     Attributes:
@@ -62,21 +68,36 @@ class StepPlan:
     fresh: frozenset[int]
 
 
-@dataclass(frozen=True)
-class Plan:
+class SlotPlan(NamedTuple):
+    """How to draw one slot.
+
+    Attributes:
+        slot: Its index.
+        known: Index of the value that decides what is possible.
+        choices: By that value the numbers that the slot can have, in ascending order.
+    """
+
+    slot: int
+    known: int
+    choices: Choices
+
+
+class Plan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
     Attributes:
         names: Slots, constants and results (`s1`, ...), in the order of the values.
         start: Values before the first step; constants are in place.
-        draws: One function a step.
-        greatest: Greatest number that the ranges of the template allow in this world.
+        steps: The steps, each with how to draw its fresh slots, in order.
+        ranges: By index of a value its least and greatest number.
+        max_factor: Greatest value of a product's smaller factor, and of a divisor.
     """
 
     names: tuple[str, ...]
     start: tuple[int, ...]
-    draws: tuple[Draw, ...]
-    greatest: int
+    steps: tuple[tuple[StepPlan, tuple[SlotPlan, ...]], ...]
+    ranges: Sequence[Interval]
+    max_factor: int
 
 
 def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
@@ -90,9 +111,9 @@ def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
     ranges += [Interval(1, max_value) for _ in results]
     if not tighten(ranges, steps, max_factor):
         return None
-    draws = tuple(draw_of(step, ranges, max_factor) for step in steps)
     start = tuple(int(name) if name.isdigit() else 0 for name in names)
-    return Plan(names, start, draws, max(interval.greatest for interval in ranges))
+    planned = tuple((step, slots_of(step, ranges, max_factor)) for step in steps)
+    return Plan(names, start, planned, ranges, max_factor)
 
 
 def index_steps(template: Template, names: tuple[str, ...]) -> list[StepPlan]:
@@ -100,10 +121,10 @@ def index_steps(template: Template, names: tuple[str, ...]) -> list[StepPlan]:
     index = {name: i for i, name in enumerate(names)}
     undrawn = {index[slot] for slot in template.slots}
     steps = []
-    for number, (_, left, operator, right) in enumerate(template.steps, start=1):
+    for number, (_, left, symbol, right) in enumerate(template.steps, start=1):
         fresh = frozenset({index[left], index[right]} & undrawn)
         undrawn -= fresh
-        steps.append(StepPlan(index[left], operator, index[right], index[f"s{number}"], fresh))
+        steps.append(StepPlan(index[left], symbol, index[right], index[f"s{number}"], fresh))
     return steps
 
 
@@ -126,7 +147,9 @@ def tighten(ranges: list[Interval], steps: list[StepPlan], max_factor: int) -> b
     return True
 
 
-def bounds(step: StepPlan, ranges: list[Interval], max_factor: int) -> list[tuple[int, Interval]]:
+def bounds(
+    step: StepPlan, ranges: Sequence[Interval], max_factor: int
+) -> list[tuple[int, Interval]]:
     """Returns what a step implies for the ranges of its three values."""
     total, one, other = (
         (step.result, step.left, step.right)
@@ -145,13 +168,67 @@ def bounds(step: StepPlan, ranges: list[Interval], max_factor: int) -> list[tupl
     return found
 
 
+def slots_of(step: StepPlan, ranges: Sequence[Interval], max_factor: int) -> tuple[SlotPlan, ...]:
+    """Returns how to draw the fresh slots of a step: the left one first, which then is known."""
+    left, right = step.left, step.right
+    if not step.fresh:
+        return ()
+    if step.fresh == {left}:
+        return (SlotPlan(left, right, choices_of(step, ranges, max_factor, slot=left)),)
+    drawn = SlotPlan(right, left, choices_of(step, ranges, max_factor, slot=right))
+    if step.fresh == {right}:
+        return (drawn,)
+    every = range(ranges[left].least, ranges[left].greatest + 1)
+    return (SlotPlan(left, left, lambda _: every), drawn)
+
+
+def choices_of(
+    step: StepPlan, ranges: Sequence[Interval], max_factor: int, *, slot: int
+) -> Choices:
+    """Returns the function that lists what an operand can be, given the other operand."""
+    known = step.right if slot == step.left else step.left
+
+    @cache
+    def choices(value: int) -> Sequence[int]:
+        narrowed = list(ranges)
+        narrowed[known] = Interval(value, value)
+        for index, bound in bounds(step, narrowed, max_factor):
+            if index == slot:
+                narrowed[slot] = narrowed[slot].meet(bound)
+        least, greatest = narrowed[slot]
+        if step.operator != "/":
+            return range(least, greatest + 1)
+        if slot == step.left:
+            return range(-(-least // value) * value, greatest + 1, value)
+        return [divisor for divisor in range(least, greatest + 1) if value % divisor == 0]
+
+    return choices
+
+
 def draw(plan: Plan, uniform: Uniform) -> list[int] | None:
     """Draws the values of a problem; None if the attempt fails and should be repeated."""
     values = list(plan.start)
-    for step in plan.draws:
-        if not step(values, uniform):
+    for step, slots in plan.steps:
+        for slot, known, choices in slots:
+            possible = choices(values[known])
+            if not possible:
+                return None
+            values[slot] = possible[int(uniform() * len(possible))]
+        left, right = values[step.left], values[step.right]
+        if not slots and not is_allowed(step.operator, left, right, plan.max_factor):
+            return None
+        values[step.result] = result = COMPUTE[step.operator](left, right)
+        least, greatest = plan.ranges[step.result]
+        if not least <= result <= greatest:
             return None
     return values
+
+
+def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
+    """Says whether the factors of a product are small enough, and whether a division is exact."""
+    if symbol == "*":
+        return min(left, right) <= max_factor
+    return symbol != "/" or (left % right == 0 and right <= max_factor)
 
 
 def is_rich_enough(plan: Plan) -> bool:
@@ -170,163 +247,3 @@ def is_rich_enough(plan: Plan) -> bool:
         if len(found) >= MIN_TUPLES or attempt - last > MAX_FRUITLESS:
             break
     return len(found) >= MIN_TUPLES
-
-
-def draw_of(step: StepPlan, ranges: list[Interval], max_factor: int) -> Draw:
-    """Returns the function that draws a step.
-
-    With two fresh slots the left one is drawn from its range and then taken as known.
-    """
-    left, right = step.left, step.right
-    if step.fresh == {left, right}:
-        return draw_both(left, ranges[left], draw_right(step, ranges, max_factor))
-    if step.fresh == {right}:
-        return draw_right(step, ranges, max_factor)
-    if step.fresh == {left}:
-        return draw_left(step, ranges, max_factor)
-    return draw_none(step, ranges[step.result], max_factor)
-
-
-def draw_right(step: StepPlan, ranges: list[Interval], max_factor: int) -> Draw:
-    """Returns the draw of a step whose right operand alone is fresh."""
-    left, right, result = step.left, step.right, step.result
-    if step.operator == "*":
-        return draw_factor(left, right, result, ranges, max_factor=max_factor)
-    if step.operator == "/":
-        return draw_divisor(left, right, result, ranges, max_factor=max_factor)
-    return draw_term(left, right, result, ranges, signs=(1, 1 if step.operator == "+" else -1))
-
-
-def draw_left(step: StepPlan, ranges: list[Interval], max_factor: int) -> Draw:
-    """Returns the draw of a step whose left operand alone is fresh."""
-    left, right, result = step.left, step.right, step.result
-    if step.operator == "*":
-        return draw_factor(right, left, result, ranges, max_factor=max_factor)
-    if step.operator == "/":
-        return draw_dividend(right, left, result, ranges)
-    return draw_term(right, left, result, ranges, signs=(1 if step.operator == "+" else -1, 1))
-
-
-def draw_both(first: int, allowed: Interval, rest: Draw) -> Draw:
-    """Returns a draw that takes one slot from its range and leaves the other to the rest."""
-    least, count = allowed.least, allowed.greatest - allowed.least + 1
-
-    def draw_first(values: list[int], uniform: Uniform) -> bool:
-        values[first] = least + int(uniform() * count)
-        return rest(values, uniform)
-
-    return draw_first
-
-
-def draw_none(step: StepPlan, allowed: Interval, max_factor: int) -> Draw:
-    """Returns the draw of a step whose operands are both known."""
-    left, right, result = step.left, step.right, step.result
-    compute = COMPUTE[step.operator]
-    least, greatest = allowed.least, allowed.greatest
-    is_product, is_quotient = step.operator == "*", step.operator == "/"
-
-    def draw_result(values: list[int], uniform: Uniform) -> bool:
-        a, b = values[left], values[right]
-        if is_product and min(a, b) > max_factor:
-            return False
-        if is_quotient and (a % b or b > max_factor):
-            return False
-        values[result] = compute(a, b)
-        return least <= values[result] <= greatest
-
-    return draw_result
-
-
-COMPUTE: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a // b,
-}
-
-
-def draw_term(
-    known: int, fresh: int, result: int, ranges: list[Interval], *, signs: tuple[int, int]
-) -> Draw:
-    """Draws y of `result = p x + q y`, where x is known and the signs p and q are 1 or -1."""
-    p, q = signs
-    allowed, sums = ranges[fresh], ranges[result]
-    floor, ceiling = (sums.least, sums.greatest) if q > 0 else (-sums.greatest, -sums.least)
-    shift = p * q
-
-    def draw_y(values: list[int], uniform: Uniform) -> bool:
-        x = values[known]
-        start = max(allowed.least, floor - shift * x)
-        count = min(allowed.greatest, ceiling - shift * x) - start + 1
-        if count < 1:
-            return False
-        values[fresh] = y = start + int(uniform() * count)
-        values[result] = p * x + q * y
-        return True
-
-    return draw_y
-
-
-def draw_factor(
-    known: int, fresh: int, result: int, ranges: list[Interval], *, max_factor: int
-) -> Draw:
-    """Draws y of `known * y = result`; the smaller factor is at most `max_factor`."""
-    low, high = ranges[fresh].least, ranges[fresh].greatest
-    least, greatest = ranges[result].least, ranges[result].greatest
-    low_high = min(high, max_factor)
-
-    def draw_y(values: list[int], uniform: Uniform) -> bool:
-        x = values[known]
-        start = max(low, -(-least // x))
-        count = min(high if x <= max_factor else low_high, greatest // x) - start + 1
-        if count < 1:
-            return False
-        values[fresh] = y = start + int(uniform() * count)
-        values[result] = x * y
-        return True
-
-    return draw_y
-
-
-def draw_divisor(
-    known: int, fresh: int, result: int, ranges: list[Interval], *, max_factor: int
-) -> Draw:
-    """Draws y of `known / y = result` among the divisors of the known value."""
-    allowed, quotients = ranges[fresh], ranges[result]
-    divisors = [
-        [
-            y
-            for y in range(allowed.least, min(allowed.greatest, max_factor) + 1)
-            if x % y == 0 and quotients.least <= x // y <= quotients.greatest
-        ]
-        for x in range(ranges[known].greatest + 1)
-    ]
-
-    def draw_y(values: list[int], uniform: Uniform) -> bool:
-        x = values[known]
-        choices = divisors[x]
-        if not choices:
-            return False
-        values[fresh] = y = choices[int(uniform() * len(choices))]
-        values[result] = x // y
-        return True
-
-    return draw_y
-
-
-def draw_dividend(known: int, fresh: int, result: int, ranges: list[Interval]) -> Draw:
-    """Draws x of `x / known = result`."""
-    low, high = ranges[fresh].least, ranges[fresh].greatest
-    least, greatest = ranges[result].least, ranges[result].greatest
-
-    def draw_x(values: list[int], uniform: Uniform) -> bool:
-        y = values[known]
-        start = max(least, -(-low // y))
-        count = min(greatest, high // y) - start + 1
-        if count < 1:
-            return False
-        values[result] = quotient = start + int(uniform() * count)
-        values[fresh] = quotient * y
-        return True
-
-    return draw_x

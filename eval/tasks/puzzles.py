@@ -8,7 +8,7 @@ from functools import cache
 from itertools import permutations
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, SampledTask, bucket_of
-from eval.tasks.lists import ITEMS
+from eval.tasks.lists import words_of_lists
 
 Grid = tuple[tuple[int, ...], ...]
 
@@ -46,7 +46,7 @@ class LatinSquare(GeneratedTask):
         """Draws symbols of a split and a square over them, uniformly."""
         self.require(split, None)
         for _ in range(MAX_TRIES):
-            symbols = tuple(rng.sample(ITEMS, self.order))
+            symbols = tuple(rng.sample(words_of_lists(), self.order))
             prompt = f"latin {self.order} : [ {' '.join(symbols)} ]"
             if bucket_of(prompt) in BUCKETS[split]:
                 grid = rng.choice(latin_squares(self.order))

@@ -6,36 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from eval.tasks.base import (
-    BUCKETS,
-    Example,
-    GeneratedTask,
-    bucket_of,
-)
+from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
+from eval.tasks.grammar import cast, word_list
 from eval.tasks.number_world import Plan, draw, is_rich_enough, plan_of
-from eval.tasks.word_problem_templates import (
-    HELD_OUT_NAMES,
-    HELD_OUT_OBJECTS,
-    NAMES,
-    OBJECTS,
-    TEMPLATE_IDS,
-    TEMPLATES,
-    Template,
-)
+from eval.tasks.word_problem_templates import Template, templates
 
-MINI_TEMPLATES = (
-    "gain_lose",
-    "boxes_extra",
-    "share_rest",
-    "change",
-    "more_pages",
-    "leak",
-    "buy_two",
-    "trees",
-    "bus",
-    "teams",
-    "shop_day",
-    "share_bill",
+MINI_TEMPLATES = word_list(
+    "gain_lose boxes_extra share_rest change more_pages leak buy_two trees bus teams shop_day "
+    "share_bill"
 )
 """The templates that the embedded model `mini` was trained on."""
 
@@ -88,11 +66,12 @@ class WordProblems(GeneratedTask):
             raise ValueError(f"max_value must be at least 20, got {self.max_value}.")
         if self.max_factor < 2:
             raise ValueError(f"max_factor must be at least 2, got {self.max_factor}.")
-        unknown = sorted(set(self.templates) - set(TEMPLATE_IDS))
+        ids = tuple(templates())
+        unknown = sorted(set(self.templates) - set(ids))
         if unknown:
             raise ValueError(
-                f"templates must be ids such as {TEMPLATE_IDS[0]!r}, got {', '.join(unknown)}; "
-                f"the ids are {', '.join(TEMPLATE_IDS)}."
+                f"templates must be ids such as {ids[0]!r}, got {', '.join(unknown)}; "
+                f"the ids are {', '.join(ids)}."
             )
 
     @property
@@ -151,8 +130,8 @@ class WordProblems(GeneratedTask):
 
     @cached_property
     def _chosen(self) -> tuple[Template, ...]:
-        wanted = self.templates or TEMPLATE_IDS
-        return tuple(template for template in TEMPLATES if template.id in wanted)
+        wanted = self.templates or templates()
+        return tuple(template for name, template in templates().items() if name in wanted)
 
     @cached_property
     def _recipes(self) -> tuple["Recipe", ...]:
@@ -192,9 +171,7 @@ class Recipe:
 
     def example(self, values: list[int], rng: random.Random, split: str) -> Example:
         """Returns the problem with the given numbers and people and objects drawn by `rng`."""
-        names, objects = (
-            (HELD_OUT_NAMES, HELD_OUT_OBJECTS) if split == "test_entity" else (NAMES, OBJECTS)
-        )
+        names, objects = cast("held_out" if split == "test_entity" else "known")
         slots: dict[str, int | str] = dict(zip(self.plan.names, values, strict=True))
         slots["A"], slots["B"], slots["C"] = distinct(names, 3, rng)
         slots["x"], slots["y"] = distinct(objects, 2, rng)
@@ -226,7 +203,8 @@ def accept_bucket(split: str) -> Callable[[Recipe, list[int]], bool]:
 
 def accept_large(recipe: Recipe, values: list[int]) -> bool:
     """Says whether a problem is of `test` and has a number in its template's top third."""
-    return 3 * max(values) > 2 * recipe.plan.greatest and ACCEPTS["test"](recipe, values)
+    greatest = max(interval.greatest for interval in recipe.plan.ranges)
+    return 3 * max(values) > 2 * greatest and ACCEPTS["test"](recipe, values)
 
 
 ACCEPTS: Mapping[str, Callable[[Recipe, list[int]], bool]] = {

@@ -3,9 +3,11 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from eval.tasks.base import Example, SampledTask, content_id
+from eval.tasks.grammar import read_world, word_list
 from eval.tasks.text_scores import grammar, includes, is_one_sentence, product
 
 LEVELS = ("easy", "medium", "hard")
@@ -25,42 +27,11 @@ class Scene(NamedTuple):
         return self.nouns + self.verbs + self.adjectives
 
 
-def scene(nouns: str, verbs: str, adjectives: str) -> Scene:
-    """Returns the scene with these words, given as texts."""
-    return Scene(tuple(nouns.split()), tuple(verbs.split()), tuple(adjectives.split()))
-
-
-SCENES: Mapping[str, Scene] = {
-    "kitchen": scene("kettle spoon pan soup oven recipe", "stir bake taste", "salty warm fresh"),
-    "harbor": scene(
-        "anchor lighthouse crab rope captain dock", "drift steer dive", "foggy deep wet"
-    ),
-    "garden": scene(
-        "spade tulip hedge bee pumpkin fence", "dig prune harvest", "leafy muddy sunny"
-    ),
-    "school": scene(
-        "pencil lesson globe pupil essay desk", "read explain learn", "curious new clever"
-    ),
-    "mountain": scene(
-        "cliff tent summit eagle trail valley", "climb hike rest", "steep snowy distant"
-    ),
-    "concert": scene(
-        "violin drummer stage melody choir piano", "sing clap dance", "loud famous cheerful"
-    ),
-    "workshop": scene(
-        "hammer nail bench drill ladder engine", "build repair measure", "dusty heavy broken"
-    ),
-    "market": scene(
-        "basket melon coin farmer bottle honey", "sell weigh bargain", "cheap ripe crowded"
-    ),
-    "hospital": scene(
-        "nurse bandage doctor pillow clinic bed", "heal cough hurry", "gentle pale brave"
-    ),
-    "railway": scene(
-        "conductor platform tunnel whistle suitcase map", "arrive depart wait", "late empty narrow"
-    ),
-}
-"""No word is in two scenes."""
+@cache
+def scenes() -> tuple[Scene, ...]:
+    """Returns the scenes; no word is in two of them."""
+    tables = read_world("scenes").values()
+    return tuple(Scene(*(word_list(table[kind]) for kind in Scene._fields)) for table in tables)
 
 
 @dataclass(frozen=True)
@@ -129,12 +100,10 @@ class WordsToSentence(SampledTask):
 
     def _words(self, rng: random.Random) -> list[str]:
         if self.level == "hard":
-            return [
-                rng.choice(chosen.words) for chosen in rng.sample(list(SCENES.values()), self.n)
-            ]
+            return [rng.choice(chosen.words) for chosen in rng.sample(scenes(), self.n)]
         if self.level == "easy":
-            return rng.sample(rng.choice(list(SCENES.values())).words, self.n)
-        first, second = rng.sample(list(SCENES.values()), 2)
+            return rng.sample(rng.choice(scenes()).words, self.n)
+        first, second = rng.sample(scenes(), 2)
         return rng.sample(first.words, self.n // 2) + rng.sample(second.words, -(-self.n // 2))
 
 
@@ -148,7 +117,7 @@ def reference(words: Sequence[str]) -> str:
     """Returns a sentence with all the words of one's scenes; dull, but right."""
 
     def those(kind: int, default: str) -> list[str]:
-        pool = {word for one in SCENES.values() for word in one[kind]}
+        pool = {word for one in scenes() for word in one[kind]}
         return [word for word in words if word in pool] or [default]
 
     nouns, verbs, adjectives = those(0, "house"), those(1, "meet"), those(2, "old")

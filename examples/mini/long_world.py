@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
+from vocabulary import build_ledger_tokenizer
 
 from dllm_decode.training import (
     FreshRows,
@@ -28,14 +29,8 @@ from dllm_decode.training import (
     train,
 )
 from eval.tasks.base import Example
-from eval.tasks.ledger_words import build_ledger_tokenizer
+from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
-from eval.tasks.word_problem_templates import (
-    HELD_OUT_NAMES,
-    HELD_OUT_OBJECTS,
-    NAMES,
-    OBJECTS,
-)
 
 Answer = Callable[[list[list[int]], int], list[list[int]]]
 """Answers prompts with at most so many tokens: ids in, ids without EOS out."""
@@ -79,8 +74,8 @@ def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
     The held-out people and objects come here and in no question: a model does not write a name that
     it never wrote in training.
     """
-    people = HELD_OUT_NAMES if rng.random() < 0.7 else NAMES
-    thing = rng.choice(HELD_OUT_OBJECTS if rng.random() < 0.7 else OBJECTS)
+    people = cast("held_out" if rng.random() < 0.7 else "known").names
+    thing = rng.choice(cast("held_out" if rng.random() < 0.7 else "known").objects)
     ledger = None
     while ledger is None:
         ledger = draw_ledger(rng, rng.randint(*steps), people)

@@ -27,6 +27,7 @@ from long_world import Answer, accuracies, arguments, run
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
+from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
 from dllm_decode import PrefixCache, decode, load_model
 from dllm_decode.models import MaskedTransformer
@@ -37,7 +38,6 @@ from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
 from dllm_decode.training.block_diffusion import BlockDiffusion
 from dllm_decode.training.from_causal import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
-from eval.tasks.ledger_words import CONNECTIVES, build_ledger_tokenizer
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.base import Sampler
 

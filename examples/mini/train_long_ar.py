@@ -23,11 +23,11 @@ from long_world import Answer, accuracies, arguments, run
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
+from vocabulary import build_ledger_tokenizer
 
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import Causal
 from dllm_decode.training.from_model import copy_by_words
-from eval.tasks.ledger_words import build_ledger_tokenizer
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
+from vocabulary import build_tokenizer
 
 from dllm_decode.training import (
     Budget,
@@ -35,7 +36,7 @@ from dllm_decode.training import (
     make_optimisers,
     train,
 )
-from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, build_tokenizer
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, GeneratedTask
 from eval.tasks.equations import Equations
 from eval.tasks.word_problems import MINI_TEMPLATES

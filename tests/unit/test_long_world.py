@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 from dllm_decode import load_model, load_target
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.training.examples import make_rows
-from eval.tasks.ledger_words import build_ledger_tokenizer
-from eval.tasks.word_problem_templates import HELD_OUT_NAMES, HELD_OUT_OBJECTS
+from eval.tasks.grammar import cast
+from examples.mini.vocabulary import build_ledger_tokenizer
 
 RECIPES = Path(__file__).parents[2] / "examples" / "mini"
-HELD_OUT = {*HELD_OUT_NAMES, *HELD_OUT_OBJECTS}
+HELD_OUT = set().union(*cast("held_out"))
 
 
 @pytest.fixture

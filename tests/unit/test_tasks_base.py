@@ -20,7 +20,8 @@ from eval.tasks.lists import OUTPUTS, STYLES
 ROOT = Path(__file__).parents[2]
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
 PROGRAM = """
-from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence, vocabulary
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence
+from examples.mini.vocabulary import vocabulary
 lists = [ListTask("insert_any"), ListTask("shuffle")]
 tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4(), WordsToSentence()]
 for task in tasks:

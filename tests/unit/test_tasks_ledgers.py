@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from eval.tasks import Example, Ledgers
-from eval.tasks.ledger_words import build_ledger_tokenizer
+from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Account, Ledger
-from eval.tasks.word_problem_templates import HELD_OUT_NAMES, NAMES
+from examples.mini.vocabulary import build_ledger_tokenizer
 
 TASK = Ledgers()
 LEDGER = Ledger((Account("anna", 40, (7, -3)), Account("ben", 25, (5,))))
@@ -110,7 +110,7 @@ def test_a_total_waits_for_its_account() -> None:
 def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
     tokenizer = build_ledger_tokenizer()
-    people = HELD_OUT_NAMES if split == "test_entity" else NAMES
+    people = cast("held_out" if split == "test_entity" else "known").names
     least, most = (206, 240) if split == "test_length" else (87, 189)
     for _ in range(100):
         example = TASK.draw(rng, split)

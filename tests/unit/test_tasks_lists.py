@@ -8,16 +8,17 @@ from closed_forms import one_step_accuracy
 
 from eval.tasks.lists import (
     FIXED_LENGTH,
-    ITEMS,
     OUTPUTS,
     STYLES,
     ListTask,
     Request,
     joint_size,
     valid_outputs,
+    words_of_lists,
 )
 
 KEYWORDS = tuple(OUTPUTS)
+ITEMS = words_of_lists()
 
 
 def drawn(task: ListTask, split: str = "train", count: int = 60):

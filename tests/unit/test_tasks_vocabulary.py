@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from eval.tasks import GeneratedTask, LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.lists import OUTPUTS, STYLES
-from eval.tasks.vocabulary import build_tokenizer, vocabulary
-from eval.tasks.word_problem_templates import TEMPLATES
+from eval.tasks.word_problem_templates import templates
+from examples.mini.vocabulary import build_tokenizer, vocabulary
 
 GENERATED: list[GeneratedTask] = [
     WordProblems(200, 12, templates=()),
@@ -56,7 +56,7 @@ def test_prompts_and_answers_round_trip_without_unknown_words(
 
 
 def test_every_word_of_every_template_has_a_token(tokenizer) -> None:
-    for template in TEMPLATES:
+    for template in templates().values():
         ids = tokenizer.convert_tokens_to_ids(sorted(template.words()))
         assert tokenizer.unk_token_id not in ids
 

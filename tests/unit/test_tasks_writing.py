@@ -8,7 +8,7 @@ import pytest
 from eval.runs.names import parse_task
 from eval.tasks import text_scores
 from eval.tasks.text_scores import bleu, grammar, includes, is_one_sentence, product, rouge
-from eval.tasks.writing import LEVELS, SCENES, WordsToSentence
+from eval.tasks.writing import LEVELS, WordsToSentence, scenes
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_references_are_right_and_broken_ones_are_not(level: str, n: int) -> Non
 
 
 def test_levels_say_how_many_scenes_words_come_from() -> None:
-    home = {word: name for name, scene in SCENES.items() for word in scene.words}
-    assert len(home) == sum(len(scene.words) for scene in SCENES.values())
+    home = {word: scene for scene in scenes() for word in scene.words}
+    assert len(home) == sum(len(scene.words) for scene in scenes())
     for level, num_scenes in (("easy", 1), ("medium", 2), ("hard", 5)):
         for example in WordsToSentence(5, level).examples("train", 30):
             assert len({home[word] for word in example.meta["words"]}) == num_scenes
