@@ -9,7 +9,7 @@ from eval.runs.prompts import encode_prompt
 from eval.runs.settings import Run
 from eval.runs.traces import Looks, recorded
 from eval.tasks import Example
-from eval.tasks.base import checked_scores
+from eval.tasks.checks import checked_scores
 
 
 def answer(

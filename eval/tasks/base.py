@@ -1,6 +1,5 @@
 """What a task is: examples with an id, a prompt and a reference answer, and a scorer of text."""
 
-import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -279,43 +278,6 @@ def bucket_of(key: str) -> int:
 def content_id(text: str) -> str:
     """Returns a short id of a text, independent of process and PYTHONHASHSEED."""
     return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
-    """Returns what `Task.score` returned, as records hold it.
-
-    Args:
-        scores: What it returned.
-        primary: Name of the task's primary score.
-
-    Raises:
-        ValueError: If it is no mapping, the primary score is missing, or a score is not in [0, 1].
-    """
-    if not isinstance(scores, Mapping):
-        raise ValueError(
-            f"score must return a mapping such as {{{primary!r}: 1.0}}, got {scores!r}."
-        )
-    if primary not in scores:
-        raise ValueError(
-            f"score must return the primary score {primary!r} among others, got "
-            f"{', '.join(map(repr, scores)) or 'none'}."
-        )
-    return {name: _checked_score(name, score) for name, score in scores.items()}
-
-
-def _checked_score(name: str, score: Any) -> float | None:
-    if score is None:
-        return None
-    try:
-        # A text that looks like a number is a mistake all the same.
-        found = math.nan if isinstance(score, str) else float(score)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not 0 <= found <= 1:
-        raise ValueError(
-            f"Scores must be numbers in [0, 1], True, False or None, got {name!r}: {shown(score)}."
-        )
-    return found
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from traceback import extract_tb
 from typing import Any
 
 from eval.failures import FAILURES
-from eval.tasks.base import Example, Task, checked_scores
+from eval.tasks.base import Example, Task
 from eval.texts import is_utf8
 from samplers.checks import shown
 
@@ -74,6 +74,43 @@ def require_target_score(address: str, task: Task, example: Example) -> None:
             f"{asked}; mend score or the target. If good answers may score less, the task says so: "
             "scores_own_target = False"
         )
+
+
+def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
+    """Returns what `Task.score` returned, as records hold it.
+
+    Args:
+        scores: What it returned.
+        primary: Name of the task's primary score.
+
+    Raises:
+        ValueError: If it is no mapping, the primary score is missing, or a score is not in [0, 1].
+    """
+    if not isinstance(scores, Mapping):
+        raise ValueError(
+            f"score must return a mapping such as {{{primary!r}: 1.0}}, got {scores!r}."
+        )
+    if primary not in scores:
+        raise ValueError(
+            f"score must return the primary score {primary!r} among others, got "
+            f"{', '.join(map(repr, scores)) or 'none'}."
+        )
+    return {name: _checked_score(name, score) for name, score in scores.items()}
+
+
+def _checked_score(name: str, score: Any) -> float | None:
+    if score is None:
+        return None
+    try:
+        # A text that looks like a number is a mistake all the same.
+        found = math.nan if isinstance(score, str) else float(score)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found <= 1:
+        raise ValueError(
+            f"Scores must be numbers in [0, 1], True, False or None, got {name!r}: {shown(score)}."
+        )
+    return found
 
 
 def is_prompt(prompt: Any) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from eval.tasks.base import Example, Task, content_id
 from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import flexible_answer, normalised
+from eval.tasks.problem_files import Found, objects_of
 
 _SPACES = re.compile(r"\s+")
 _MATCHES = ("exact", "number", "contains")
@@ -59,10 +60,10 @@ class JsonLines(Task):
         if not file.is_file():
             raise ValueError(f"{self.path} must be a file of examples, got no such file.")
         try:
-            lines = file.read_text(encoding="utf-8").split("\n")
+            rows = objects_of(file.read_text(encoding="utf-8"), self.path)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path} must be text in UTF-8, got {error}.") from None
-        found = [_example(line, self.path, i) for i, line in enumerate(lines, 1) if line.strip()]
+        found = [_example(row) for row in rows]
         if not found:
             raise ValueError(f"{self.path} must hold one JSON object a line, got an empty file.")
         ids = [example.id for example in found]
@@ -89,23 +90,14 @@ def _plain(text: str) -> str:
     return _SPACES.sub(" ", text).strip().lower()
 
 
-def _example(line: str, path: str, number: int) -> Example:
-    where = f"Line {number} of {path}"
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
-            "repair or remove the line."
-        ) from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{where} must be a JSON object, got {line[:60]!r}; repair or remove it.")
+def _example(row: Found) -> Example:
+    fields = dict(row.fields)
     names = ", ".join(fields) or "none"
     prompt = fields.pop("prompt", None) or fields.pop("question", None)
     answer = fields.pop("answer", None)
     if not is_prompt(prompt) or not isinstance(answer, str | int | float):
         raise ValueError(
-            f"{where} must have a 'prompt' (or 'question': text or chat turns) and an 'answer' "
+            f"{row.where} must have a 'prompt' (or 'question': text or chat turns) and an 'answer' "
             f"(text or a number), got the fields {names}; repair or remove the line."
         )
     name = fields.pop("id", None)

@@ -124,18 +124,6 @@ class ListTask(GeneratedTask):
         strict = right and text.split() == render(items, self.style).split()
         return {"answer": float(right), "answer_strict": float(strict)}
 
-    def valid_outputs(self, example: Example) -> tuple[Items, ...]:
-        """Returns every right answer, without repeats, in a fixed order.
-
-        Raises:
-            ValueError: If there are more than 50,000.
-        """
-        return valid_outputs(example.meta["request"])
-
-    def joint_size(self, example: Example) -> int:
-        """Returns the number of right answers."""
-        return joint_size(example.meta["request"])
-
     def _prompt(self, request: Request) -> str:
         words = [self.keyword, *request.arguments(), ":"]
         return " ".join(words + ([render(request.items, self.style)] if request.items else []))

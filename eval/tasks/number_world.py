@@ -86,6 +86,7 @@ class Plan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
     Attributes:
+        template: The template.
         names: Slots, constants and results (`s1`, ...), in the order of the values.
         start: Values before the first step; constants are in place.
         steps: The steps, each with how to draw its fresh slots, in order.
@@ -93,6 +94,7 @@ class Plan(NamedTuple):
         max_factor: Greatest value of a product's smaller factor, and of a divisor.
     """
 
+    template: Template
     names: tuple[str, ...]
     start: tuple[int, ...]
     steps: tuple[tuple[StepPlan, tuple[SlotPlan, ...]], ...]
@@ -100,8 +102,9 @@ class Plan(NamedTuple):
     max_factor: int
 
 
+@cache
 def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
-    """Returns the plan of a template, or None if its ranges leave no number for some slot."""
+    """Returns the plan of a template, or None if the world is too narrow for it."""
     results = [f"s{i}" for i in range(1, len(template.steps) + 1)]
     constants = [str(constant) for constant in template.constants]
     names = (*template.slots, *constants, *results)
@@ -113,7 +116,8 @@ def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
         return None
     start = tuple(int(name) if name.isdigit() else 0 for name in names)
     planned = tuple((step, slots_of(step, ranges, max_factor)) for step in steps)
-    return Plan(names, start, planned, ranges, max_factor)
+    plan = Plan(template, names, start, planned, ranges, max_factor)
+    return plan if is_rich_enough(plan) else None
 
 
 def index_steps(template: Template, names: tuple[str, ...]) -> list[StepPlan]:

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval.tasks.problem_files import objects_of
+
 SPLIT = "test"
 CONFIG = "task_config.yaml"
 V1, V2 = "v1", "v2"
@@ -92,7 +94,8 @@ def _read_lines(file: Path, name: str) -> list[Row]:
 
 
 def _rows(file: Path, prompt: str, metric: str) -> list[Row]:
-    return [_row(fields, prompt, metric, where) for where, fields in _lines(file)]
+    found = objects_of(file.read_text(encoding="utf-8"), file)
+    return [_row(fields, prompt, metric, where) for fields, where in found]
 
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, Source]]:
@@ -122,20 +125,6 @@ def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
             if file.is_file():
                 prompt, metric = _texts(config, ("prompt", "metric"), f"{name!r} in {recipe}")
                 yield f"{recipe.stem}/{name}", Source(V2, partial(_rows, file, prompt, metric))
-
-
-def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
-        where = f"Line {number} of {file}"
-        if line.strip():
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
-                    "repair or remove the line."
-                ) from None
-            yield where, _mapping(fields, where)
 
 
 def _row(fields: Mapping[str, Any], prompt: str, metric: str, where: str) -> Row:

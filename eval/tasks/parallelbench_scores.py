@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from eval.tasks.lists import placed
 from eval.tasks.puzzles import sudoku_grids
 from eval.tasks.text_scores import bleu, grammar, includes, product, rouge
 
@@ -52,22 +53,10 @@ def is_shuffled(items: list[str], label: Any) -> bool:
     return sorted(items) == sorted(label["input"]) and items != label["input"]
 
 
-def is_inserted(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones with the word put somewhere."""
-    given, word = label["input"], label["word"]
-    return any(items == [*given[:i], word, *given[i:]] for i in range(len(given) + 1))
-
-
-def is_removed(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones without one."""
-    given = label["input"]
-    return any(items == given[:i] + given[i + 1 :] for i in range(len(given)))
-
-
-def is_replaced(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones with the word in the place of one."""
-    given, word = label["input"], label["word"]
-    return any(items == [*given[:i], word, *given[i + 1 :]] for i in range(len(given)))
+def is_edited(items: list[str], given: list[str], width: int, word: str | None) -> bool:
+    """Says whether the items are the given ones with the word, if any, in the place of `width`."""
+    starts = range(len(given) + 1 - width)
+    return any(tuple(items) == placed(tuple(given), i, i + width, word) for i in starts)
 
 
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
@@ -159,9 +148,15 @@ def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 SCORERS: Mapping[str, Scorer] = {
     "list_match_score": list_scorer(is_label),
     "list_shuffle_score": list_scorer(is_shuffled, "input"),
-    "list_random_insert_score": list_scorer(is_inserted, "input", "word"),
-    "list_random_remove_score": list_scorer(is_removed, "input"),
-    "list_random_replace_score": list_scorer(is_replaced, "input", "word"),
+    "list_random_insert_score": list_scorer(
+        lambda items, label: is_edited(items, label["input"], 0, label["word"]), "input", "word"
+    ),
+    "list_random_remove_score": list_scorer(
+        lambda items, label: is_edited(items, label["input"], 1, None), "input"
+    ),
+    "list_random_replace_score": list_scorer(
+        lambda items, label: is_edited(items, label["input"], 1, label["word"]), "input", "word"
+    ),
     "latin_square_score": Scorer(("answer", "answer_strict"), score_latin, ("symbols",)),
     "sudoku_score": Scorer(("answer", "answer_strict", "answer_label"), score_sudoku),
     "sentence_to_words_score": Scorer(

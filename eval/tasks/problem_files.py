@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Found(NamedTuple):
-    """A JSON object, and where it stands."""
+    """A JSON object, and where it is, for messages."""
 
     fields: Mapping[str, Any]
     where: str
@@ -36,12 +36,37 @@ def read_objects(path: str, names: Sequence[str], source: str) -> list[Found]:
         ) from error
     if text.lstrip().startswith("["):
         return _listed(text, file)
-    lines = text.split("\n")
-    found = [_of_line(line, file, i) for i, line in enumerate(lines, start=1) if line.strip()]
+    found = objects_of(text, file)
     if not found:
         raise ValueError(
             f"{file} must hold one JSON object a line, got no line; download it again."
         )
+    return found
+
+
+def objects_of(text: str, file: Path | str) -> list[Found]:
+    """Reads JSON objects, one a line; empty lines are skipped.
+
+    Args:
+        text: The lines.
+        file: Where they come from, for messages.
+
+    Raises:
+        ValueError: If a line holds something else.
+    """
+    found = []
+    # U+2028 is allowed in JSON and must not end a line.
+    for number, line in enumerate(text.split("\n"), start=1):
+        where = f"Line {number} of {file}"
+        if line.strip():
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
+                    "repair or remove the line."
+                ) from None
+            found.append(_object(fields, where))
     return found
 
 
@@ -117,27 +142,12 @@ def _listed(text: str, file: Path) -> list[Found]:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is a JSON list, got {error}; download it again.") from error
-    found = [Found(fields, f"Entry {i} of {file}") for i, fields in enumerate(rows, start=1)]
-    for fields, where in found:
-        _require_object(fields, where)
-    return found
+    return [_object(fields, f"Entry {i} of {file}") for i, fields in enumerate(rows, start=1)]
 
 
-def _of_line(line: str, file: Path, number: int) -> Found:
-    where = f"Line {number} of {file}"
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
-            "repair or remove the line."
-        ) from error
-    _require_object(fields, where)
-    return Found(fields, where)
-
-
-def _require_object(fields: object, where: str) -> None:
+def _object(fields: object, where: str) -> Found:
     if not isinstance(fields, dict):
         raise ValueError(
             f"{where} must be a JSON object, got {str(fields)[:60]}; repair or remove it."
         )
+    return Found(fields, where)

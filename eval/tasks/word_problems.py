@@ -4,11 +4,11 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast, word_list
-from eval.tasks.number_world import Plan, draw, is_rich_enough, plan_of
+from eval.tasks.number_world import Plan, draw, plan_of
 from eval.tasks.word_problem_templates import Template, templates
 
 MINI_TEMPLATES = word_list(
@@ -16,6 +16,9 @@ MINI_TEMPLATES = word_list(
     "share_bill"
 )
 """The templates that the embedded model `mini` was trained on."""
+
+Accepts = Callable[[Plan, list[int]], bool]
+"""Says whether a problem with these numbers is of a split."""
 
 SPLITS = ("train", "val", "test", "test_template", "test_entity", "test_large")
 MAX_TRIES = 200_000
@@ -82,7 +85,7 @@ class WordProblems(GeneratedTask):
     @property
     def excluded(self) -> tuple[str, ...]:
         """Ids of the chosen templates that this world is too narrow for."""
-        kept = {recipe.template.id for recipe in self._recipes}
+        kept = {plan.template.id for plan in self._plans}
         return tuple(template.id for template in self._chosen if template.id not in kept)
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
@@ -91,15 +94,15 @@ class WordProblems(GeneratedTask):
         Raises:
             ValueError: If no template of the split is left in this world, or no problem is found.
         """
-        recipes = self._recipes_of(split)
+        plans = self._plans_of(split)
         uniform = rng.random
-        recipe = recipes[int(uniform() * len(recipes))]
+        plan = plans[int(uniform() * len(plans))]
         accepts = ACCEPTS[split]
         for _ in range(MAX_TRIES):
-            values = draw(recipe.plan, uniform)
-            if values is not None and accepts(recipe, values):
-                return recipe.example(values, rng, split)
-        remedy = f"raise max_value or leave the template {recipe.template.id!r} out"
+            values = draw(plan, uniform)
+            if values is not None and accepts(plan, values):
+                return example_of(plan, values, rng, split)
+        remedy = f"raise max_value or leave the template {plan.template.id!r} out"
         raise self.none_found(split, MAX_TRIES, remedy)
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
@@ -134,82 +137,67 @@ class WordProblems(GeneratedTask):
         return tuple(template for name, template in templates().items() if name in wanted)
 
     @cached_property
-    def _recipes(self) -> tuple["Recipe", ...]:
-        found = (recipe_of(template, self.max_value, self.max_factor) for template in self._chosen)
-        return tuple(recipe for recipe in found if recipe is not None)
+    def _plans(self) -> tuple[Plan, ...]:
+        found = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
+        return tuple(plan for plan in found if plan is not None)
 
     @cached_property
-    def _recipes_by_role(self) -> dict[bool, tuple["Recipe", ...]]:
+    def _plans_by_role(self) -> dict[bool, tuple[Plan, ...]]:
         return {
-            held_out: tuple(r for r in self._recipes if r.template.held_out == held_out)
+            held_out: tuple(plan for plan in self._plans if plan.template.held_out == held_out)
             for held_out in (False, True)
         }
 
-    def _recipes_of(self, split: str) -> tuple["Recipe", ...]:
+    def _plans_of(self, split: str) -> tuple[Plan, ...]:
         if split not in ACCEPTS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
-        recipes = self._recipes_by_role[split == "test_template"]
-        if not recipes:
+        plans = self._plans_by_role[split == "test_template"]
+        if not plans:
             raise ValueError(
                 f"Split {split!r} needs a template with at least 500 problems, got none from "
                 f"{self!r}; raise max_value or name other templates."
             )
-        return recipes
+        return plans
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A template together with the plan that draws its numbers in one world."""
-
-    template: Template
-    plan: Plan
-
-    def key(self, values: list[int]) -> str:
-        """Returns what the split is decided on: the template and its numbers, no names."""
-        numbers = zip(self.template.slots, values, strict=False)
-        return f"{self.template.id};{','.join([f'{slot}={value}' for slot, value in numbers])}"
-
-    def example(self, values: list[int], rng: random.Random, split: str) -> Example:
-        """Returns the problem with the given numbers and people and objects drawn by `rng`."""
-        names, objects = cast("held_out" if split == "test_entity" else "known")
-        slots: dict[str, int | str] = dict(zip(self.plan.names, values, strict=True))
-        slots["A"], slots["B"], slots["C"] = distinct(names, 3, rng)
-        slots["x"], slots["y"] = distinct(objects, 2, rng)
-        prompt = self.template.question.format_map(slots)
-        meta = {
-            "template": self.template.id,
-            "num_steps": len(self.template.steps),
-            "numbers": dict(zip(self.template.slots, values, strict=False)),
-            "constants": self.template.constants,
-            "answer": values[-1],
-        }
-        return Example(prompt, self.template.answer.format_map(slots), meta)
+def key_of(plan: Plan, values: list[int]) -> str:
+    """Returns what the split is decided on: the template and its numbers, no names."""
+    numbers = zip(plan.template.slots, values, strict=False)
+    return f"{plan.template.id};{','.join([f'{slot}={value}' for slot, value in numbers])}"
 
 
-@cache
-def recipe_of(template: Template, max_value: int, max_factor: int) -> Recipe | None:
-    """Returns the template's recipe in a world, or None if the world is too narrow for it."""
-    plan = plan_of(template, max_value, max_factor)
-    if plan is None or not is_rich_enough(plan):
-        return None
-    return Recipe(template, plan)
+def example_of(plan: Plan, values: list[int], rng: random.Random, split: str) -> Example:
+    """Returns the problem with the given numbers and people and objects drawn by `rng`."""
+    template = plan.template
+    names, objects = cast("held_out" if split == "test_entity" else "known")
+    slots: dict[str, int | str] = dict(zip(plan.names, values, strict=True))
+    slots["A"], slots["B"], slots["C"] = distinct(names, 3, rng)
+    slots["x"], slots["y"] = distinct(objects, 2, rng)
+    meta = {
+        "template": template.id,
+        "num_steps": len(template.steps),
+        "numbers": dict(zip(template.slots, values, strict=False)),
+        "constants": template.constants,
+        "answer": values[-1],
+    }
+    return Example(template.question.format_map(slots), template.answer.format_map(slots), meta)
 
 
-def accept_bucket(split: str) -> Callable[[Recipe, list[int]], bool]:
+def accept_bucket(split: str) -> Accepts:
     """Returns the rule that a problem's numbers hash into the split."""
     buckets = BUCKETS[split]
-    return lambda recipe, values: bucket_of(recipe.key(values)) in buckets
+    return lambda plan, values: bucket_of(key_of(plan, values)) in buckets
 
 
-def accept_large(recipe: Recipe, values: list[int]) -> bool:
+def accept_large(plan: Plan, values: list[int]) -> bool:
     """Says whether a problem is of `test` and has a number in its template's top third."""
-    greatest = max(interval.greatest for interval in recipe.plan.ranges)
-    return 3 * max(values) > 2 * greatest and ACCEPTS["test"](recipe, values)
+    greatest = max(interval.greatest for interval in plan.ranges)
+    return 3 * max(values) > 2 * greatest and ACCEPTS["test"](plan, values)
 
 
-ACCEPTS: Mapping[str, Callable[[Recipe, list[int]], bool]] = {
+ACCEPTS: Mapping[str, Accepts] = {
     **{split: accept_bucket(split) for split in ("train", "val", "test")},
-    "test_template": lambda recipe, values: True,
+    "test_template": lambda plan, values: True,
     "test_entity": accept_bucket("test"),
     "test_large": accept_large,
 }

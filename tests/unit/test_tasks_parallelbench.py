@@ -213,7 +213,7 @@ def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
             '{"input": {',
             r"Line 2 of .*reverse\.jsonl must be a JSON object, got .*; repair or remove",
         ),
-        ("[1]", r"Line 2 of .* holds named fields, got '\[1\]'"),
+        ("[1]", r"Line 2 of .* must be a JSON object, got \[1\]; repair"),
         ('{"input": {}}', r"Line 2 of .* must have an 'input' and an 'answer', got \['input'\]"),
         ('{"input": "x", "answer": "y"}', "The input of Line 2 of .* holds named fields, got 'x'"),
         ('{"input": "{x", "answer": "y"}', "Line 2 of .* holds JSON in its fields, got '{x'"),
