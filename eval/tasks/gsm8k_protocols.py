@@ -64,37 +64,22 @@ def in_a_sentence(answer: str) -> str:
     return f"{' '.join(steps.split())} The answer is {number.strip()}."
 
 
-QUESTION = Wording(
-    ask=lambda question: f"Question: {question}\nAnswer:",
-    tell=lambda answer: answer,
-    stop=("Question:", *ENDS),
-    strict=STRICT,
-)
-"""The harness's task `gsm8k`."""
+def harness(question: str) -> Wording:
+    """Returns a wording of the harness's task `gsm8k`, whose answers end with `#### number`."""
+    return Wording(question.format, str, ("Question:", *ENDS), STRICT)
 
-QUESTION_STEPS = Wording(
-    ask=lambda question: f"Question: {question}\nLet's think step by step\nAnswer:",
-    tell=lambda answer: answer,
-    stop=("Question:", *ENDS),
-    strict=STRICT,
-)
-"""OpenCompass, which LLaDA's authors use."""
 
-SHORT = Wording(
-    ask=lambda question: f"Q: {question}\nA:",
-    tell=in_a_sentence,
-    stop=("Q:", *ENDS),
-    strict=STRICT_SENTENCE,
-)
-"""The harness's task `gsm8k_cot`."""
+def chain_of_thought(question: str) -> Wording:
+    """Returns a wording of the harness's task `gsm8k_cot`, whose answers end with a sentence."""
+    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), STRICT_SENTENCE)
 
-SHORT_STEPS = Wording(
-    ask=lambda question: f"Q: {question}\nA: Let's think step by step.",
-    tell=in_a_sentence,
-    stop=("Q:", *ENDS),
-    strict=STRICT_SENTENCE,
-)
-"""The harness's task `gsm8k_cot_zeroshot`."""
+
+QUESTION = harness("Question: {}\nAnswer:")
+# OpenCompass, which LLaDA's authors use.
+QUESTION_STEPS = harness("Question: {}\nLet's think step by step\nAnswer:")
+SHORT = chain_of_thought("Q: {}\nA:")
+# The task `gsm8k_cot_zeroshot`.
+SHORT_STEPS = chain_of_thought("Q: {}\nA: Let's think step by step.")
 
 
 def choose_anew(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:

@@ -44,6 +44,9 @@ class Request:
         return [str(part) for part in (self.number, self.word) if part is not None]
 
 
+Outputs = Callable[[Request], Iterator[Items]]
+
+
 @dataclass(frozen=True)
 class ListTask(GeneratedTask):
     """One operation on a list of words: `insert_at 2 kites : [ leo olga ]` -> `[ leo kites olga ]`.
@@ -133,17 +136,16 @@ class ListTask(GeneratedTask):
         n = rng.randint(*lengths) if self.n is None else self.n
         num_items = {"agree": NUM_SYMBOLS, "pair_sum": 0, "city": 4}.get(self.keyword, n)
         *items, word = rng.sample(words_of_lists(), num_items + 1)
-        numbers: dict[str, Callable[[], int]] = {
-            "replace_at": lambda: rng.randint(1, n),
-            "insert_at": lambda: rng.randint(1, n + 1),
-            "remove_at": lambda: rng.randint(1, n),
-            "agree": lambda: n,
-            "pair_sum": lambda: rng.randint(3, MAX_SUM),
-        }
+        greatest = {"replace_at": n, "insert_at": n + 1, "remove_at": n}.get(self.keyword)
+        number = n if self.keyword == "agree" else None
+        if self.keyword == "pair_sum":
+            number = rng.randint(3, MAX_SUM)
+        elif greatest is not None:
+            number = rng.randint(1, greatest)
         return Request(
             keyword=self.keyword,
             items=tuple(items),
-            number=numbers[self.keyword]() if self.keyword in numbers else None,
+            number=number,
             word=word if self.keyword.startswith(("replace_", "insert_")) else None,
         )
 
@@ -162,50 +164,43 @@ def placed(items: Items, start: int, end: int, word: str | None) -> Items:
     return (*items[:start], *((word,) if word is not None else ()), *items[end:])
 
 
-def position(request: Request) -> int:
-    """Returns the 0-based position that the request names."""
-    assert request.number is not None
-    return request.number - 1
+def edited(width: int) -> Outputs:
+    """Returns the rule that puts the word, if any, in the place of `width` items.
+
+    It does so at the position that the request names, and everywhere if it names none.
+    """
+
+    def outputs(request: Request) -> Iterator[Items]:
+        last = len(request.items) - width
+        starts = range(last + 1) if request.number is None else (request.number - 1,)
+        return (placed(request.items, i, i + width, request.word) for i in starts)
+
+    return outputs
 
 
-def replace_any(request: Request) -> Iterator[Items]:
-    """Puts the word in the place of each item in turn; without a word, removes the item."""
-    items, word = request.items, request.word
-    return (placed(items, i, i + 1, word) for i in range(len(items)))
+def numbered(rule: Callable[[Items, int], Iterator[Items]]) -> Outputs:
+    """Returns a rule that is told the items and the number of a request, which has one."""
+
+    def outputs(request: Request) -> Iterator[Items]:
+        assert request.number is not None
+        return rule(request.items, request.number)
+
+    return outputs
 
 
-def insert_any(request: Request) -> Iterator[Items]:
-    """Puts the word before each item and at the end."""
-    items, word = request.items, request.word
-    return (placed(items, i, i, word) for i in range(len(items) + 1))
-
-
-def one_at(request: Request, width: int) -> Iterator[Items]:
-    """Puts the word, if there is one, in the place of `width` items at the named position."""
-    at = position(request)
-    return iter([placed(request.items, at, at + width, request.word)])
-
-
-def pair_sum(request: Request) -> Iterator[Items]:
-    """Lists the ordered pairs of numbers of at least 1 with the given sum."""
-    assert request.number is not None
-    total = request.number
-    return ((str(first), str(total - first)) for first in range(1, total))
-
-
-OUTPUTS: Mapping[str, Callable[[Request], Iterator[Items]]] = {
+OUTPUTS: Mapping[str, Outputs] = {
     "copy": lambda request: iter([request.items]),
     "reverse": lambda request: iter([request.items[::-1]]),
     "sort": lambda request: iter([tuple(sorted(request.items))]),
-    "replace_at": lambda request: one_at(request, 1),
-    "insert_at": lambda request: one_at(request, 0),
-    "remove_at": lambda request: one_at(request, 1),
-    "replace_any": replace_any,
-    "remove_any": replace_any,
-    "insert_any": insert_any,
+    "replace_at": edited(1),
+    "insert_at": edited(0),
+    "remove_at": edited(1),
+    "replace_any": edited(1),
+    "remove_any": edited(1),
+    "insert_any": edited(0),
     "shuffle": lambda request: permutations(request.items),
-    "agree": lambda request: ((item,) * (position(request) + 1) for item in request.items),
-    "pair_sum": pair_sum,
+    "agree": numbered(lambda items, times: ((item,) * times for item in items)),
+    "pair_sum": numbered(lambda _, total: ((str(i), str(total - i)) for i in range(1, total))),
     "city": lambda request: iter([request.items[:2], request.items[2:]]),
 }
 """The right answers to a request, each once."""
