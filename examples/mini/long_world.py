@@ -4,36 +4,19 @@ Used by `train_long.py` and `train_long_ar.py`.
 """
 
 import argparse
-import json
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from rich.console import Console
+from recipe import Answer, Recipe, add_arguments
 from transformers import PreTrainedTokenizerBase
 from vocabulary import build_ledger_tokenizer
 
-from dllm_decode.training import (
-    FreshRows,
-    Kind,
-    Minutes,
-    Objective,
-    Pair,
-    Progress,
-    ProgressBar,
-    Settings,
-    make_optimisers,
-    train,
-)
+from dllm_decode.training import FreshRows, Kind, Minutes, Objective, Pair, Progress
 from eval.tasks.base import Example
 from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
-
-Answer = Callable[[list[list[int]], int], list[list[int]]]
-"""Answers prompts with at most so many tokens: ids in, ids without EOS out."""
 
 SPLITS = ("val", "test_entity")
 
@@ -85,22 +68,12 @@ def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that both commands share."""
+    add_arguments(parser)
+    parser.set_defaults(minutes=30.0, evaluate_every=4.0, threads=1)
     add = parser.add_argument
-    add("--output", type=Path, default=Path("runs"), help="folder for everything")
-    add("--device", default="cpu")
-    add("--minutes", type=float, default=30.0, help="length of the whole run")
-    add("--pause-after", type=float, default=0.0, help="minutes until it pauses")
-    add("--resume", action="store_true", help="continue from the checkpoint")
-    add("--evaluate-every", type=float, default=4.0, help="in minutes")
     add("--evaluate-on", type=int, default=48, help="questions of each split")
-    add("--float32", action="store_true", help="no bfloat16 arithmetic")
-    add("--threads", type=int, default=1, help="of torch on the CPU")
-    add("--compile", action="store_true", help="layers with torch.compile; needs a C++ compiler")
-    add("--seed", type=int, default=0)
     add("--rows", type=int, default=64, help="ledgers a step")
     add("--stories", type=int, default=16, help="stories without a question a step")
-    add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
-    add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
 
 
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
@@ -175,49 +148,10 @@ def run(
         export: Writes the model to a folder and returns what measures the files.
     """
     tokenizer = build_ledger_tokenizer()
-    folder: Path = options.output / name
-    settings = Settings(
-        budget=Minutes(options.minutes),
-        folder=options.output / f"{name}-checkpoints",
-        pause_after_s=60 * options.pause_after or float("inf"),
-        evaluate_every_s=60 * options.evaluate_every,
-        autocast=not options.float32,
-        seed=options.seed,
-    )
-    optimisers = make_optimisers(
-        objective.model, matrix_lr=options.matrix_lr, other_lr=options.other_lr
-    )
+    world = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
+    # The record says which model, and not where it was.
+    named = argparse.Namespace(**vars(options) | {"start_from": Path(options.start_from).name})
+    budget = Minutes(options.minutes)
+    recipe = Recipe(name, named, budget, lambda folder: export(folder)(), world)
     rows = FreshRows(eos_id=int(tokenizer.eos_token_id), seed=options.seed)
-    with ProgressBar(Console(), name) as bar:
-        bar.say(f"{sum(p.numel() for p in objective.model.parameters()):,} parameters")
-
-        def evaluate() -> dict[str, float]:
-            measured = export(folder)()
-            shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
-            bar.say(f"measured: {shown}")
-            return measured
-
-        progress = train(
-            objective,
-            optimisers,
-            kinds_of(options, Encoder(tokenizer)),
-            rows,
-            settings,
-            evaluate=evaluate,
-            observe=bar,
-            resume=options.resume,
-        )
-        record = {
-            "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()}
-            | {"start_from": Path(options.start_from).name},
-            "world": [repr(Ledgers(*steps)) for steps, *_ in MIXTURE],
-            "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-            "samples": progress.samples,
-            "steps": progress.step,
-            "elapsed_s": round(progress.elapsed_s, 1),
-            "history": progress.history,
-        }
-        text = json.dumps(record, indent=1) + "\n"
-        (folder / "training.json").write_text(text, encoding="utf-8")
-        bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
-    return progress
+    return recipe.run(objective, kinds_of(options, Encoder(tokenizer)), rows)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.training.tokenizer import WordTokenizer, word_tokenizer
 from eval.tasks.grammar import cast, sentences
@@ -108,3 +109,10 @@ def build_ledger_tokenizer() -> WordTokenizer:
     spaces = pre_tokenizers.WhitespaceSplit()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spaces, split])
     return tokenizer
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Encodes a question as the chat template has it."""
+    turns = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(str(text), add_special_tokens=False))

@@ -4,10 +4,7 @@ Used by `train_mini.py` and `train_mini_ar.py`.
 """
 
 import argparse
-import json
 import random
-import subprocess
-import sys
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from recipe import Answer, Recipe, add_arguments
 from transformers import PreTrainedTokenizerBase
-from vocabulary import build_tokenizer
+from vocabulary import build_tokenizer, encode_prompt
 
 from dllm_decode.training import (
     Budget,
@@ -29,12 +26,8 @@ from dllm_decode.training import (
     Pair,
     PooledRows,
     Progress,
-    ProgressBar,
     Rows,
     Samples,
-    Settings,
-    make_optimisers,
-    train,
 )
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, GeneratedTask
@@ -96,23 +89,12 @@ class Mixture:
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that both commands share."""
-    parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for everything")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--minutes", type=float, default=0.0, help="length of the whole run")
-    parser.add_argument("--samples", type=int, default=0, help="length, instead of --minutes")
-    parser.add_argument("--pause-after", type=float, default=0.0, help="minutes until it pauses")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
-    parser.add_argument("--evaluate-every", type=float, default=5.0, help="in minutes")
+    add_arguments(parser)
     parser.add_argument("--evaluate-on", type=int, default=400, help="word problems; lists: / 8")
-    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic")
-    parser.add_argument("--compile", action="store_true", help="compile the layers")
+    parser.add_argument("--samples", type=int, default=0, help="length, instead of --minutes")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw examples")
     parser.add_argument("--pool", type=int, default=2_000_000, help="rows kept, with --workers")
-    parser.add_argument("--threads", type=int, default=0, help="of torch on the CPU")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=128, help="rows a step")
-    parser.add_argument("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
-    parser.add_argument("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
     parser.add_argument("--word-problems", type=float, default=1.0, help="share of the rows")
     parser.add_argument("--equations", type=float, default=1.0, help="share of the rows")
     parser.add_argument("--lists", type=float, default=0.0, help="share of the rows")
@@ -205,22 +187,13 @@ class World:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the numbers of a run depend on."""
+        """Returns what the examples of a run depend on besides its options."""
         word_problems = self.word_problems()
         return {
-            "settings": {name: plain(value) for name, value in vars(self.options).items()},
-            "world": {
-                "word_problems": repr(word_problems),
-                "excluded": list(word_problems.excluded),
-                "list_shares": LIST_SHARES,
-            },
-            "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-            "revision": revision(),
+            "word_problems": repr(word_problems),
+            "excluded": list(word_problems.excluded),
+            "list_shares": LIST_SHARES,
         }
-
-
-Answer = Callable[[list[list[int]], int], list[list[int]]]
-"""Answers prompts with at most so many tokens: ids in, ids without EOS out."""
 
 
 def accuracies(world: World, answer: Answer, split: str) -> dict[str, float]:
@@ -276,13 +249,6 @@ def texts_of(
     return [str(world.tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Encodes a question as the chat template has it."""
-    turns = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(str(text), add_special_tokens=False))
-
-
 def run(
     world: World,
     objective: Objective,
@@ -302,53 +268,14 @@ def run(
         name: Of the model.
         export: Writes the model to a folder and returns what measures the files on a split.
     """
-    options = world.options
-    folder: Path = options.output / name
-    settings = Settings(
-        budget=budget_of(options),
-        folder=options.output / f"{name}-checkpoints",
-        pause_after_s=60 * options.pause_after or float("inf"),
-        evaluate_every_s=60 * options.evaluate_every,
-        autocast=not options.float32,
-        seed=options.seed,
+    recipe = Recipe(
+        name,
+        world.options,
+        budget_of(world.options),
+        lambda folder: export(folder)("val"),
+        world.describe(),
     )
-    rates = {"matrix_lr": options.matrix_lr, "other_lr": options.other_lr}
-    console = Console()
-    with ProgressBar(console, name) as bar:
-        bar.say(f"{sum(p.numel() for p in objective.model.parameters()):,} parameters")
-
-        def evaluate() -> dict[str, float]:
-            measured = export(folder)("val")
-            shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
-            bar.say(f"measured: {shown}")
-            return measured
-
-        progress = train(
-            objective,
-            make_optimisers(objective.model, **rates),
-            kinds,
-            rows,
-            settings,
-            evaluate=evaluate,
-            observe=bar,
-            resume=options.resume,
-        )
-        finish(world, folder, progress)
-        bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
-    return progress
-
-
-def finish(world: World, folder: Path, progress: Progress) -> None:
-    """Writes the tokenizer and the record of the run beside the weights."""
-    world.tokenizer.save_pretrained(folder)
-    record = world.describe() | {
-        "samples": progress.samples,
-        "steps": progress.step,
-        "elapsed_s": round(progress.elapsed_s, 1),
-        "val": progress.history[-1],
-        "history": progress.history,
-    }
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return recipe.run(objective, kinds, rows)
 
 
 def budget_of(options: argparse.Namespace) -> Budget:
@@ -362,18 +289,6 @@ def budget_of(options: argparse.Namespace) -> Budget:
             "The length of a run is --minutes or --samples, one of them; e.g. add --minutes 9."
         )
     return Minutes(options.minutes) if options.minutes else Samples(options.samples)
-
-
-def plain(value: object) -> object:
-    """Returns what JSON can hold; of paths, the name."""
-    return value.name if isinstance(value, Path) else value
-
-
-def revision() -> str:
-    """Returns the commit this is run from, "" outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def stop(rows: Rows) -> None:
