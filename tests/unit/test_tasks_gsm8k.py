@@ -49,12 +49,8 @@ def test_a_folder_and_a_file_give_the_same_examples(folder: Path) -> None:
     by_folder = Gsm8k(str(folder)).examples()
     assert by_folder == Gsm8k(str(folder / "test.jsonl")).examples()
     assert [e.meta["row"] for e in by_folder] == list(range(6))
-
-
-def test_annotations_are_removed(folder: Path) -> None:
-    example = Gsm8k(str(folder)).examples()[0]
-    assert example.target == "Ann has 1000+1000=2000 pens.\n#### 2000"
-    assert "<<" not in str(example.prompt)
+    # The file has 1000+1000=<<1000+1000=2000>>2000.
+    assert by_folder[0].target == "Ann has 1000+1000=2000 pens.\n#### 2000"
 
 
 def test_the_plain_prompt_has_demonstrations_drawn_anew(folder: Path) -> None:
@@ -73,16 +69,6 @@ def test_a_prompt_does_not_depend_on_the_other_examples(folder: Path) -> None:
     chosen = task.examples(num_examples=3, seed=4)
     assert len(chosen) == 3
     assert all(every[e.id] == e for e in chosen)
-
-
-def test_chat_protocols_write_one_turn_or_many(folder: Path) -> None:
-    one = Gsm8k(str(folder), protocol="fast_dllm").examples(num_examples=1)[0]
-    plain = Gsm8k(str(folder)).examples(num_examples=1)[0]
-    assert one.prompt == plain.turns()
-    many = Gsm8k(str(folder), protocol="llada").examples(num_examples=1)[0].turns()
-    assert [turn["role"] for turn in many] == ["user", "assistant"] * 4 + ["user"]
-    assert all("Let's think step by step" in turn["content"] for turn in many[::2])
-    assert many[1]["content"].endswith("#### 2")
 
 
 @pytest.mark.parametrize("protocol", ["lm_eval", "llada"])

@@ -98,13 +98,6 @@ def test_wrong_cells_lower_the_share_of_cells() -> None:
     assert task.score(example, " ".join(words)) == {"answer": 0.0, "cells": 0.75}
 
 
-@pytest.mark.parametrize("task", PUZZLES, ids=repr)
-def test_splits_share_no_prompt(task: LatinSquare | Sudoku4) -> None:
-    prompts = {s: {e.prompt for e in task.examples(s, 30)} for s in task.splits}
-    assert not prompts["train"] & (prompts["val"] | prompts["test"])
-    assert not prompts["val"] & prompts["test"]
-
-
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="order is 3 or 4, got 5"):
         LatinSquare(5)
