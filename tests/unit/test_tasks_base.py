@@ -12,7 +12,7 @@ import pytest
 
 from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, SampledTask, cut_at
+from eval.tasks.base import Example, SampledTask, content_id, cut_at
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.gsm8k_protocols import PROTOCOLS
 
@@ -41,6 +41,26 @@ def output_of(hash_seed: str) -> str:
 
 def test_examples_are_the_same_in_every_process() -> None:
     assert output_of("0") == output_of("1")
+
+
+RECORDED = {
+    "word_problems": "626a8ec92c6de8c2",
+    "ledgers": "f2d505937b1ee7c7",
+    "lists/shuffle": "92846a27323f83b8",
+    "equations": "600903c269417913",
+    "puzzles/latin": "c1e3c4dfbba6e8e5",
+    "puzzles/sudoku4": "ffbad3338d7da3e7",
+    "writing/words_to_sentence": "59ccc754bb5ed203",
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_examples_are_those_that_the_embedded_models_were_trained_on(name: str) -> None:
+    """An edit of a grammar, or another order of draws, is a new version of the task."""
+    task = parse_task(name).task
+    examples = [example for split in task.splits for example in task.examples(split, 30)]
+    texts = [f"{example.prompt} {example.target}" for example in examples]
+    assert content_id("\n".join(texts)) == RECORDED[name]
 
 
 def test_tasks_are_equal_by_their_settings_and_print_as_their_constructor() -> None:
