@@ -164,28 +164,31 @@ def placed(items: Items, start: int, end: int, word: str | None) -> Items:
     return (*items[:start], *((word,) if word is not None else ()), *items[end:])
 
 
+def position(request: Request) -> int:
+    """Returns the 0-based position that the request names."""
+    assert request.number is not None
+    return request.number - 1
+
+
 def edited(width: int) -> Outputs:
     """Returns the rule that puts the word, if any, in the place of `width` items.
 
-    It does so at the position that the request names, and everywhere if it names none.
+    Operations `..._at` do so at the position that the request names, others anywhere.
     """
 
     def outputs(request: Request) -> Iterator[Items]:
+        is_placed = request.keyword.endswith("_at")
         last = len(request.items) - width
-        starts = range(last + 1) if request.number is None else (request.number - 1,)
+        starts = (position(request),) if is_placed else range(last + 1)
         return (placed(request.items, i, i + width, request.word) for i in starts)
 
     return outputs
 
 
-def numbered(rule: Callable[[Items, int], Iterator[Items]]) -> Outputs:
-    """Returns a rule that is told the items and the number of a request, which has one."""
-
-    def outputs(request: Request) -> Iterator[Items]:
-        assert request.number is not None
-        return rule(request.items, request.number)
-
-    return outputs
+def pair_sum(request: Request) -> Iterator[Items]:
+    """Lists the ordered pairs of numbers of at least 1 with the given sum."""
+    total = position(request) + 1
+    return ((str(first), str(total - first)) for first in range(1, total))
 
 
 OUTPUTS: Mapping[str, Outputs] = {
@@ -199,8 +202,8 @@ OUTPUTS: Mapping[str, Outputs] = {
     "remove_any": edited(1),
     "insert_any": edited(0),
     "shuffle": lambda request: permutations(request.items),
-    "agree": numbered(lambda items, times: ((item,) * times for item in items)),
-    "pair_sum": numbered(lambda _, total: ((str(i), str(total - i)) for i in range(1, total))),
+    "agree": lambda request: ((item,) * (position(request) + 1) for item in request.items),
+    "pair_sum": pair_sum,
     "city": lambda request: iter([request.items[:2], request.items[2:]]),
 }
 """The right answers to a request, each once."""
