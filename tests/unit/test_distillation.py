@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
@@ -33,6 +34,12 @@ from samplers import EntropyThreshold, FixedSchedule
 ROOT = Path(__file__).parents[2]
 EOS, MASK, VOCAB = 0, 1, 24
 GEN_LENGTH = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """Accelerate keeps one precision a process, also that of a test that ran before."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def tiny_model() -> MaskedTransformer:
@@ -174,6 +181,7 @@ def test_certainty_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) -> None:
+    """It differed by 1e-3 after a test in bfloat16, whose precision accelerate had kept."""
     alone = tiny_model()
     run(alone, tmp_path / "alone", num_forwards=2, num_samples=32)
     with socket.socket() as free:
@@ -204,7 +212,8 @@ def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) 
         assert child.returncode == 0, said
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert_same(first, second)
-    assert_same(first, weights_of(alone), rtol=1e-4, atol=1e-6)
+    # A mean of two is exact in any order.
+    assert_same(first, weights_of(alone))
 
 
 @pytest.mark.exhaustive(5)
