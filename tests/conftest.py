@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 _NEEDED = (
-    "accelerate", "beartype", "einops", "huggingface_hub", "hypothesis", "jaxtyping", "numpy",
-    "rich", "safetensors", "torch", "transformers",
+    "accelerate", "beartype", "einops", "huggingface_hub", "hypothesis", "jaxtyping", "msgspec",
+    "numpy", "rich", "safetensors", "torch", "transformers",
 )  # fmt: skip
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
 if _MISSING:

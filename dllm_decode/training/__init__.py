@@ -1,38 +1,31 @@
-"""Trains the embedded models on pairs of token ids."""
+"""Trains models: one loop for causal, masked and block-wise models, filters and distillation."""
 
 from dllm_decode.training.causal import Causal
-from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
-from dllm_decode.training.examples import Batch, FreshRows, Kind, Pair, PooledRows, Rows
+from dllm_decode.training.checkpoints import Progress
+from dllm_decode.training.examples import Batch, Kind, KindRows, Pair
 from dllm_decode.training.loop import Report, Settings, train
 from dllm_decode.training.masked_diffusion import MaskedDiffusion
 from dllm_decode.training.masking import MaskSampler
 from dllm_decode.training.muon import Muon, make_optimisers
-from dllm_decode.training.objective import Objective
+from dllm_decode.training.objective import Objective, Part, Source
 from dllm_decode.training.progress_bar import ProgressBar
-from dllm_decode.training.schedule import Budget, LinearDecay, Minutes, Samples
 
 __all__ = [
     "Batch",
-    "Budget",
     "Causal",
-    "FreshRows",
     "Kind",
-    "LinearDecay",
+    "KindRows",
     "MaskSampler",
     "MaskedDiffusion",
-    "Minutes",
     "Muon",
     "Objective",
     "Pair",
-    "PooledRows",
+    "Part",
     "Progress",
     "ProgressBar",
     "Report",
-    "Rows",
-    "Samples",
     "Settings",
-    "load_checkpoint",
+    "Source",
     "make_optimisers",
-    "save_checkpoint",
     "train",
 ]

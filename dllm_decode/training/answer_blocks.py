@@ -1,7 +1,6 @@
 """Blocks of answers, masked in two ways that complement each other."""
 
-from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -114,96 +113,70 @@ def require_fitting(model: MaskedTransformer, block_length: int) -> None:
         )
 
 
-class Canvases(ABC):
-    """Predicts answers from two canvases that mask complementary parts of their blocks.
+class HiddenStates(Protocol):
+    """Returns the hidden state from which the head predicts each answer position.
+
+    `one_block` is for one block of each answer and for every family; `hidden_of_copies` is for
+    every block at once, and for block-causal models, where no block sees those after it.
+    """
+
+    def __call__(
+        self,
+        model: MaskedTransformer,
+        batch: Batch,
+        masked: Bool[Tensor, "B G"],
+        block_length: int,
+        /,
+    ) -> Float[Tensor, "B G H"]: ...
+
+
+def logits_of_both(
+    model: MaskedTransformer,
+    batch: Batch,
+    masks: BlockMasks,
+    block_length: int,
+    *,
+    hidden_states: HiddenStates | None = None,
+) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
+    """Returns the predictions of every answer position, from either canvas.
 
     Where the logits at a column predict the next one they are shifted; in a block-causal model a
     column sees its own block and those before it, as in a decode.
 
     Args:
         model: The model, on its device.
+        batch: Prompts and answers.
+        masks: What is learned.
+        block_length: Of the blocks that are masked, in tokens.
+        hidden_states: `None`: those that learn most of an answer in one forward.
     """
-
-    every_block: bool
-    """True if a forward learns every block of an answer, false if it learns one."""
-
-    def __init__(self, model: MaskedTransformer) -> None:
-        self._model = model
-
-    def logits(
-        self, batch: Batch, masks: BlockMasks, block_length: int
-    ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
-        """Returns the predictions of every answer position, from either canvas.
-
-        Args:
-            batch: Prompts and answers.
-            masks: What is learned.
-            block_length: Of the blocks that are masked, in tokens.
-        """
-        # A decode fills up the last block of a block-causal model with masks.
-        num_more = max(0, self._model.causal_block_length - 1)
-        tokens = F.pad(batch.tokens, (0, num_more), value=self._model.mask_id).repeat(2, 1)
-        both = Batch(tokens, batch.pads.repeat(2), batch.gen_length + num_more)
-        hidden_ones = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
-        masked = F.pad(hidden_ones, (0, num_more), value=True)
-        hidden = self.hidden(both, masked, block_length)[:, : batch.gen_length]
-        one, other = self._model.transformer.head(hidden).float().chunk(2)
-        return one, other
-
-    @abstractmethod
-    def hidden(
-        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
-    ) -> Float[Tensor, "B G H"]:
-        """Returns the hidden state from which the head predicts each answer position.
-
-        Args:
-            batch: Prompts and answers.
-            masked: What is hidden of the answers.
-            block_length: Of the blocks that are masked.
-        """
+    # A decode fills up the last block of a block-causal model with masks.
+    num_more = max(0, model.causal_block_length - 1)
+    tokens = F.pad(batch.tokens, (0, num_more), value=model.mask_id).repeat(2, 1)
+    both = Batch(tokens, batch.pads.repeat(2), batch.gen_length + num_more)
+    hidden_ones = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
+    masked = F.pad(hidden_ones, (0, num_more), value=True)
+    states = hidden_states or (hidden_of_copies if model.causal_block_length else one_block)
+    hidden = states(model, both, masked, block_length)[:, : batch.gen_length]
+    one, other = model.transformer.head(hidden).float().chunk(2)
+    return one, other
 
 
-class OneBlock(Canvases):
-    """One block of each answer a forward; the canvas is that of a decode. For every family."""
-
-    every_block = False
-
-    def hidden(
-        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
-    ) -> Float[Tensor, "B G H"]:
-        """See `Canvases`."""
-        model = self._model
-        tokens = batch.tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        positions = columns - batch.pads[:, None]
-        wanted = columns[batch.start :] - model.logit_shift
-        hidden: Tensor = model.transformer(
-            tokens,
-            positions.clamp(min=0),
-            attend=_attend(positions, model.causal_block_length),
-            wanted=wanted.clamp(min=0).expand(len(tokens), -1),
-        )
-        return hidden
-
-
-class EveryBlock(Canvases):
-    """Every block of each answer a forward, see `block_copies`. For block-causal models.
-
-    No block sees those behind it, so that each is learned as if it were alone.
-    """
-
-    every_block = True
-
-    def hidden(
-        self, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
-    ) -> Float[Tensor, "B G H"]:
-        """See `Canvases`."""
-        return hidden_of_copies(self._model, batch, masked, block_length)
-
-
-def canvases_of(model: MaskedTransformer) -> Canvases:
-    """Returns the canvases that learn most of an answer in one forward."""
-    return EveryBlock(model) if model.causal_block_length else OneBlock(model)
+def one_block(
+    model: MaskedTransformer, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
+) -> Float[Tensor, "B G H"]:
+    """Returns hidden states on the canvas of a decode, see `HiddenStates`."""
+    tokens = batch.tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    positions = columns - batch.pads[:, None]
+    wanted = columns[batch.start :] - model.logit_shift
+    hidden: Tensor = model.transformer(
+        tokens,
+        positions.clamp(min=0),
+        attend=_attend(positions, model.causal_block_length),
+        wanted=wanted.clamp(min=0).expand(len(tokens), -1),
+    )
+    return hidden
 
 
 def _attend(

@@ -11,7 +11,7 @@ from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
 
 
-class BlockDiffusion(Objective):
+class BlockDiffusion(Objective[Batch]):
     """Mean cross-entropy of masked positions, each block given the blocks before it.
 
     One forward learns every block as a decoder meets it (see `block_copies`), where

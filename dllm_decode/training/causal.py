@@ -12,7 +12,7 @@ from dllm_decode.training.objective import Objective
 IGNORED = -100
 
 
-class Causal(Objective):
+class Causal(Objective[Batch]):
     """Mean cross-entropy of the answer's tokens and of the EOS that ends it.
 
     Prompts are not learned. Rows are moved to the left, so that there is no padding to attend to:

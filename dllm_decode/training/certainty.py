@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
-    canvases_of,
     is_end,
     lay_blocks,
     leads_of,
+    logits_of_both,
     require_fitting,
     split,
 )
@@ -112,7 +112,51 @@ class CertaintyLoss:
         return first.cross_entropy + second.cross_entropy + self.entropy_weight * entropy
 
 
-class CertaintyForcing(Objective):
+@dataclass(frozen=True)
+class TrajectoryLoss:
+    """The loss of d3LLM: only the teacher's own state is to be more certain.
+
+        loss = (CE(A) + CE(A') + entropy_weight H(A)) / 4
+
+    Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
+    Distillation", https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
+
+    Attributes:
+        temperature: Of the entropy, above 0.
+        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
+        complementary: Whether the second canvas counts.
+    """
+
+    temperature: float = 0.5
+    entropy_weight: float = 2.0
+    complementary: bool = True
+
+    def __post_init__(self) -> None:
+        require_weights(self.temperature, self.entropy_weight)
+
+    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
+        """Adds up what the two canvases say."""
+        total = first.cross_entropy + self.entropy_weight * first.entropy
+        return (total + second.cross_entropy if self.complementary else total) / 4
+
+
+def loss_of_both(
+    model: MaskedTransformer,
+    batch: Batch,
+    masks: BlockMasks,
+    block_length: int,
+    loss: CertaintyLoss | TrajectoryLoss,
+) -> Float[Tensor, ""]:
+    """Returns the loss of two canvases that mask complementary parts of the answers' blocks."""
+    answers = batch.tokens[:, batch.start :]
+    one, other = logits_of_both(model, batch, masks, block_length)
+    return loss(
+        certainty(one, answers, masks.first, loss.temperature),
+        certainty(other, answers, masks.second, loss.temperature),
+    )
+
+
+class CertaintyForcing(Objective[Batch]):
     """dParallel: a random half of one block of each answer is masked, then the other half.
 
     The block is uniform among those of the answer, its first EOS included; each position of it is
@@ -140,20 +184,14 @@ class CertaintyForcing(Objective):
     ) -> None:
         require_fitting(model, block_length)
         self.model = model
-        self.eos_id = model.eos_ids[0]
         self._block_length = block_length
         self._loss = loss
-        self._canvases = canvases_of(model)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer and returns the loss."""
         answers = batch.tokens[:, batch.start :]
         masks = self.draw(answers, generator, leads_of(self.model, batch))
-        one, other = self._canvases.logits(batch, masks, self._block_length)
-        return self._loss(
-            certainty(one, answers, masks.first, self._loss.temperature),
-            certainty(other, answers, masks.second, self._loss.temperature),
-        )
+        return loss_of_both(self.model, batch, masks, self._block_length, self._loss)
 
     def draw(
         self,
@@ -172,5 +210,5 @@ class CertaintyForcing(Objective):
         uniform = torch.rand(num_rows, 1, generator=generator, device=answers.device)
         coins = torch.rand(num_rows, gen_length, generator=generator, device=answers.device)
         blocks = lay_blocks(is_end(answers, self.model.eos_ids), self._block_length, leads)
-        learned = blocks.learned(None if self._canvases.every_block else uniform)
+        learned = blocks.learned(None if self.model.causal_block_length else uniform)
         return split(learned, coins < 0.5)

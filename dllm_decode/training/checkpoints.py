@@ -1,27 +1,19 @@
-"""Checkpoints of a training run: small files, complete or absent."""
+"""Checkpoints of a training run: complete or absent, and refused by name if a file was changed."""
 
-import json
-import math
+import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import msgspec
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-MAX_SHARD_BYTES = 15_000_000
-FORMAT = 2
 PROGRESS_FILE = "progress.json"
-
-# By field of `progress.json` its types. True is no number.
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "step": (int,), "samples": (int,), "elapsed_s": (int, float), "history": (list,),
-    "optimisers": (list,), "tensors": (dict,),
-}  # fmt: skip
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass
@@ -41,190 +33,163 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def save_checkpoint(
-    folder: Path, model: nn.Module, optimisers: Sequence[Optimizer], progress: Progress
-) -> Path:
-    """Writes `folder/step-...` and removes older ones; frozen weights are left out.
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    """The file that makes a folder a checkpoint: `Progress`, and what else must agree.
 
-    The checkpoint appears under its name only when it is complete, so a run that is killed while
-    writing leaves the one before. No file is larger than 15 MB (unless a single tensor is).
+    Attributes:
+        format: Of the folder.
+        trained: Weights and optimisers, see `describe`.
+        files: Of all others the digest, by name.
     """
-    target = folder / _name_of(progress.step)
-    partial = folder / "partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tensors = {f"model.{name}": tensor for name, tensor in _trained(model).items()}
-    for i, optimiser in enumerate(optimisers):
-        tensors |= {f"optimiser.{i}.{name}": tensor for name, tensor in _moments(optimiser)}
-    for i, shard in enumerate(_shards(tensors)):
-        save_file(shard, partial / f"{i:03}.safetensors")
-    written = {
-        "format": FORMAT,
-        **asdict(progress),
-        "optimisers": _kinds_of(optimisers),
-        "tensors": _described(tensors),
-    }
-    (partial / PROGRESS_FILE).write_text(json.dumps(written), encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
-    for older in _checkpoints(folder):
-        if older != target:
-            shutil.rmtree(older)
-    return target
+
+    step: _Count
+    samples: _Count
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0)]
+    history: list[dict[str, float]]
+    format: Literal[3]
+    trained: list[str]
+    files: dict[str, str]
 
 
-def load_checkpoint(
-    folder: Path, model: nn.Module, optimisers: Sequence[Optimizer]
-) -> Progress | None:
-    """Restores the latest checkpoint in place; None if there is none.
+class Checkpoints:
+    """The latest state of a run, kept in a folder by accelerate.
 
-    Raises:
-        ValueError: If a part of it is missing or damaged, or its tensors are not those of the model
-            and the optimisers.
+    A checkpoint appears under its name only when it is complete, so a run that is killed while
+    writing leaves the one before. Frozen weights are left out.
+
+    Args:
+        folder: Of all checkpoints of the run.
+        accelerator: Has prepared the model and the optimisers, and nothing else.
+        model: What is trained.
+        optimisers: Of the weights.
     """
-    found = _checkpoints(folder)
-    if not found:
-        return None
-    written = _read_progress(found[-1])
-    tensors = _read_tensors(found[-1], written["tensors"])
-    weights = _below("model", tensors)
-    if _described(weights) != _described(_trained(model)):
-        raise ValueError(
-            f"A checkpoint holds the tensors of the model that is trained, got others in "
-            f"{str(found[-1])!r}. Pass the sizes it was made with, or another output folder."
-        )
-    if written["optimisers"] != _kinds_of(optimisers):
-        raise ValueError(
-            f"The optimisers must be those of the checkpoint {found[-1]}, {written['optimisers']}, "
-            f"got {_kinds_of(optimisers)}. Pass these, or another output folder."
-        )
-    model.load_state_dict(weights, strict=False)
-    for i, optimiser in enumerate(optimisers):
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _below(f"optimiser.{i}", tensors).items():
-            index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = tensor
-        groups = optimiser.state_dict()["param_groups"]
-        optimiser.load_state_dict({"state": state, "param_groups": groups})
-    return Progress(written["step"], written["samples"], written["elapsed_s"], written["history"])
 
+    def __init__(
+        self,
+        folder: Path,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimisers: Sequence[Optimizer],
+    ) -> None:
+        self._folder = folder
+        self._accelerator = accelerator
+        self._model = model
+        self._described = describe(model, optimisers)
+        accelerator.register_save_state_pre_hook(self._leave_out)
+        accelerator.register_load_state_pre_hook(self._unwrap)
 
-def _read_progress(checkpoint: Path) -> dict[str, Any]:
-    """Reads how far a checkpoint is, and the tensors that it consists of.
+    def save(self, progress: Progress) -> Path:
+        """Writes `folder/step-...` and removes older ones; every process takes part."""
+        target, partial = self._folder / _name_of(progress.step), self._folder / "partial"
+        is_main = self._accelerator.is_main_process
+        if is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        self._accelerator.wait_for_everyone()
+        self._accelerator.save_state(str(partial))
+        self._accelerator.wait_for_everyone()
+        if is_main:
+            written = _Written(
+                **asdict(progress), format=3, trained=self._described,
+                files=_digests(partial),
+            )  # fmt: skip
+            (partial / PROGRESS_FILE).write_bytes(msgspec.json.encode(written))
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+            for older in self._folder.glob("step-*"):
+                if older != target:
+                    shutil.rmtree(older)
+        self._accelerator.wait_for_everyone()
+        return target
 
-    Raises:
-        ValueError: If the file is damaged, or was written by another version.
-    """
-    file = checkpoint / PROGRESS_FILE
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be JSON, got {error}. {_remedy(checkpoint)}") from None
-    if not isinstance(written, dict) or written.get("format") != FORMAT:
-        raise ValueError(
-            f"{file} must be in format {FORMAT}, which lists all parts of the checkpoint, got "
-            f"{str(written)[:40]}. Go on with the version that wrote it, or remove {checkpoint} to "
-            "begin the training anew."
-        )
-    wrong = [name for name, kinds in _FIELDS.items() if type(written.get(name)) not in kinds]
-    if not wrong:
-        holds = {
-            "step": checkpoint.name == _name_of(written["step"]),
-            "samples": written["samples"] >= 0,
-            "elapsed_s": 0 <= written["elapsed_s"] < math.inf,
-            "history": all(map(_holds_numbers, written["history"])),
-        }
-        wrong = [name for name, is_right in holds.items() if not is_right]
-    if wrong:
-        raise ValueError(
-            f"{file} must have {wrong[0]!r} as this version writes it, got "
-            f"{str(written.get(wrong[0]))[:40]}. {_remedy(checkpoint)}"
-        )
-    return written
+    def load(self, measures: Collection[str] = ()) -> Progress:
+        """Restores the latest checkpoint in place, if there is one, and says how far it is.
 
+        Args:
+            measures: What each entry of the history has.
 
-def _read_tensors(checkpoint: Path, wanted: Mapping[str, str]) -> dict[str, Tensor]:
-    """Reads weights and moments.
-
-    Raises:
-        ValueError: If a file is damaged, or the tensors are not all those that were written.
-    """
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        try:
-            tensors |= load_file(path)
-        except (OSError, SafetensorError) as error:
+        Raises:
+            ValueError: If a file is missing or changed, or belongs to another model, to other
+                optimisers or to another version.
+        """
+        latest = max(self._folder.glob("step-*"), default=None)
+        if latest is None:
+            return Progress()
+        written = _read(latest, measures)
+        if written.trained != self._described:
+            differing = [*{*self._described} ^ {*written.trained}]
             raise ValueError(
-                f"{path} must be a whole safetensors file, got {error}. {_remedy(checkpoint)}"
-            ) from None
-    found = _described(tensors)
-    differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    if differing:
-        name, others = differing[0], len(differing) - 1
+                f"{latest} must be of the model and the optimisers that are trained, got others: "
+                f"{', '.join(sorted(differing)[:4])}. Pass the sizes and optimisers it was made "
+                "with, or another output folder."
+            )
+        self._accelerator.load_state(str(latest), strict=False)
+        return Progress(written.step, written.samples, written.elapsed_s, written.history)
+
+    def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
+        # Weights that are split over processes are written by themselves: then there is no state.
+        states[:] = [_trained(self._model) for _ in states]
+
+    def _unwrap(self, models: list[Any], _: str) -> None:
+        # As it was written: the number of processes may change on the way.
+        models[:] = [self._model for _ in models]
+
+
+def describe(model: nn.Module, optimisers: Sequence[Optimizer]) -> list[str]:
+    """Names the trained weights with their sizes, and the optimisers with their numbers of both."""
+    found = [
+        f"{name} {str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
+        for name, one in _trained(model).items()
+    ]
+    for one in optimisers:
+        number = sum(len(group["params"]) for group in one.param_groups)
+        found.append(f"{type(one).__name__} of {number} weights")
+    return found
+
+
+def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
+    file = checkpoint / PROGRESS_FILE
+    remedy = (
+        "Restore it from a copy, go on with the version that wrote it, or remove "
+        f"{checkpoint} to begin the training anew."
+    )
+    try:
+        written = msgspec.json.decode(file.read_bytes(), type=_Written)
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{checkpoint} must hold {name!r} ({wanted.get(name, 'nothing')}) to go on, got "
-            f"{found.get(name, 'nothing')}; {others} more tensors differ. {_remedy(checkpoint)}"
+            f"{file} must be as this version writes it, got {error}. {remedy}"
+        ) from None
+    if checkpoint.name != _name_of(written.step):
+        raise ValueError(
+            f"{file} must have 'step' as the folder says, got {written.step}. {remedy}"
         )
-    return tensors
-
-
-def _remedy(checkpoint: Path) -> str:
-    return f"Restore it from a copy, or remove {checkpoint} to begin the training anew."
-
-
-def _holds_numbers(past: object) -> bool:
-    return isinstance(past, dict) and all(type(one) in (int, float) for one in past.values())
+    for i, point in enumerate(written.history):
+        if missing := {*measures} - {*point}:
+            raise ValueError(
+                f"{file} must have {min(missing)!r} in history[{i}], got none. {remedy}"
+            )
+    found = _digests(checkpoint)
+    for name in sorted({*written.files, *found}):
+        if written.files.get(name) != found.get(name):
+            got = "another content" if name in found else "nothing"
+            raise ValueError(f"{checkpoint / name} must be as it was written, got {got}. {remedy}")
+    return written
 
 
 def _name_of(step: int) -> str:
     return f"step-{step:08}"
 
 
-def _kinds_of(optimisers: Sequence[Optimizer]) -> list[str]:
-    """Describes optimisers as far as their moments depend on them."""
-    numbers = [sum(len(group["params"]) for group in one.param_groups) for one in optimisers]
-    return [
-        f"{type(one).__name__} of {number} weights"
-        for one, number in zip(optimisers, numbers, strict=True)
-    ]
-
-
-def _described(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    return {
-        name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
-        for name, one in tensors.items()
-    }
+def _digests(checkpoint: Path) -> dict[str, str]:
+    found = {}
+    for file in sorted(checkpoint.rglob("*")):
+        if file.is_file() and file.name != PROGRESS_FILE:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            found[str(file.relative_to(checkpoint))] = digest
+    return found
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
     frozen = {name for name, weight in named if not weight.requires_grad}
     return {name: value for name, value in model.state_dict().items() if name not in frozen}
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
-
-
-def _moments(optimiser: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    for index, entries in optimiser.state_dict()["state"].items():
-        for key, tensor in entries.items():
-            yield f"{index}.{key}", tensor
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = len(prefix) + 1
-    return {name[start:]: t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
-
-
-def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size_bytes = 0
-    for name, tensor in tensors.items():
-        if shard and size_bytes + tensor.nbytes > MAX_SHARD_BYTES:
-            yield shard
-            shard, size_bytes = {}, 0
-        # A copy: tied weights share memory, which safetensors refuses.
-        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size_bytes += tensor.nbytes
-    yield shard

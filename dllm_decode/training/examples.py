@@ -1,23 +1,21 @@
-"""Rows of token ids for training: drawn afresh, or from a pool that worker processes refresh."""
+"""Rows of token ids for training, drawn afresh for each step."""
 
-import queue
 import random
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int16
+from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
+
+from dllm_decode.training.objective import Part, Source
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its answer, without the EOS that ends it."""
 
-CHUNK_ROWS = 2048
+_END = 2**62
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,26 @@ class Kind:
         if not self.gen_lengths or min(self.gen_lengths) < 1:
             raise ValueError(f"gen_lengths are one or more lengths, got {self.gen_lengths}.")
 
-    @property
-    def width(self) -> int:
-        """Columns of a stored row."""
-        return self.prompt_length + max(self.gen_lengths)
+    def pairs(self, seed: str, eos_id: int) -> list[Pair]:
+        """Draws the examples of a step.
+
+        Raises:
+            ValueError: If one does not fit the widths, or contains `eos_id`.
+        """
+        rng, room = random.Random(seed), min(self.gen_lengths)
+        found = [self.draw(rng) for _ in range(self.num_rows)]
+        for prompt, answer in found:
+            if not 0 < len(prompt) <= self.prompt_length or len(answer) >= room:
+                raise ValueError(
+                    f"{self.name} examples have prompts of 1 to {self.prompt_length} tokens and "
+                    f"answers of at most {room - 1}, got {len(prompt)} and {len(answer)}. "
+                    "Raise prompt_length or gen_lengths."
+                )
+            if eos_id in prompt or eos_id in answer:
+                raise ValueError(
+                    f"Examples do not contain the EOS id {eos_id}, got {self.name} ones."
+                )
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,79 +88,50 @@ class Batch:
         """Column of answer position 0."""
         return self.tokens.shape[1] - self.gen_length
 
-
-class Rows(ABC):
-    """Where the rows of a step come from."""
-
-    @abstractmethod
-    def draw(self, kind: Kind, step: int, device: torch.device) -> Int[Tensor, "B L"]:
-        """Returns `kind.num_rows` rows of `kind.width` tokens."""
+    def to(self, device: torch.device | str) -> "Batch":
+        """Returns the batch on a device."""
+        return Batch(self.tokens.to(device), self.pads.to(device), self.gen_length)
 
 
-def make_rows(kind: Kind, num_rows: int, eos_id: int, seed: str) -> Int16[Tensor, "B L"]:
-    """Draws rows: a left-padded prompt, then an answer with EOS up to the longest gen_length.
+def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int = 0) -> Batch:
+    """Lays out prompts, left-padded, and answers, continued with EOS.
+
+    Args:
+        pairs: Prompts and answers; an answer may end in EOS.
+        gen_length: Columns of the answers.
+        eos_id: Token that pads.
+        start: Columns of the prompts, or those of the longest prompt if that has more.
 
     Raises:
-        ValueError: If an example does not fit the widths of its kind, or contains `eos_id`.
+        ValueError: If an answer is longer than `gen_length`.
     """
-    rng = random.Random(seed)
-    rows = np.full((num_rows, kind.width), eos_id, dtype=np.int16)
-    room = min(kind.gen_lengths)
-    for row in rows:
-        prompt, answer = kind.draw(rng)
-        if not 0 < len(prompt) <= kind.prompt_length or len(answer) >= room:
-            raise ValueError(
-                f"{kind.name} examples have prompts of 1 to {kind.prompt_length} tokens and "
-                f"answers of at most {room - 1}, got {len(prompt)} and {len(answer)}. "
-                "Raise prompt_length or gen_lengths."
-            )
-        if eos_id in prompt or eos_id in answer:
-            raise ValueError(f"Examples do not contain the EOS id {eos_id}, got {kind.name} ones.")
-        row[kind.prompt_length - len(prompt) : kind.prompt_length] = prompt
-        row[kind.prompt_length : kind.prompt_length + len(answer)] = answer
-    return torch.from_numpy(rows)
+    longest = max(len(answer) for _, answer in pairs)
+    if longest > gen_length:
+        raise ValueError(
+            f"gen_length must be at least {longest}, the length of the longest answer, got "
+            f"{gen_length}."
+        )
+    start = max(start, *(len(prompt) for prompt, _ in pairs))
+    tokens = np.full((len(pairs), start + gen_length), eos_id)
+    for row, (prompt, answer) in zip(tokens, pairs, strict=True):
+        row[start - len(prompt) : start] = prompt
+        row[start : start + len(answer)] = answer
+    pads = torch.tensor([start - len(prompt) for prompt, _ in pairs])
+    return Batch(torch.from_numpy(tokens), pads, gen_length)
 
 
-def make_batch(kind: Kind, rows: Int[Tensor, "B L"], step: int, *, eos_id: int, seed: int) -> Batch:
-    """Cuts rows to one of the kind's answer lengths, the same for all; columns of pads go."""
-    gen_length = random.Random(f"{seed};{kind.name};{step};length").choice(kind.gen_lengths)
-    pads = (rows[:, : kind.prompt_length] == eos_id).long().cumprod(-1).sum(-1)
-    # On a GPU, reading the least padding would cost a synchronisation and new shapes each step.
-    spare = 0 if rows.is_cuda else int(pads.min())
-    return Batch(rows[:, spare : kind.prompt_length + gen_length], pads - spare, gen_length)
+class KindRows(Source[Batch], Dataset[list[Batch]]):
+    """Draws every row anew, in this process or in others; see `Kind` for what a step is made of.
 
-
-@dataclass(frozen=True)
-class FreshRows(Rows):
-    """Draws every row anew, in this process; a step's rows depend on seed and step alone.
-
-    Attributes:
-        eos_id: Token that pads prompts and answers.
-        seed: Of the examples.
-    """
-
-    eos_id: int
-    seed: int = 0
-
-    def draw(self, kind: Kind, step: int, device: torch.device) -> Int[Tensor, "B L"]:
-        """Returns the rows of a step."""
-        rows = make_rows(kind, kind.num_rows, self.eos_id, f"{self.seed};{kind.name};{step}")
-        return rows.long().to(device)
-
-
-class PooledRows(Rows):
-    """Draws rows from a pool on the device, which worker processes keep renewing.
-
-    Rows are used more than once if the device is faster than the workers. Which rows a step gets
-    depends on timing, so runs differ.
+    The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
+    the number of the step alone, however many workers draw them.
 
     Args:
         kinds: What to draw.
         eos_id: Token that pads prompts and answers.
-        num_workers: Worker processes, at least 1; they start at once.
-        capacity: Rows kept of each kind.
-        ready: Rows of a kind that must exist before the first is used.
-        seed: Of the examples; resumed runs want another one.
+        device: Of the batches.
+        seed: Of the examples.
+        num_workers: Processes that draw ahead; 0: none.
     """
 
     def __init__(
@@ -154,89 +139,49 @@ class PooledRows(Rows):
         kinds: Sequence[Kind],
         *,
         eos_id: int,
-        num_workers: int,
-        capacity: int = 2_000_000,
-        ready: int = 8_192,
-        seed: str = "0",
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        num_workers: int = 0,
     ) -> None:
-        if num_workers < 1:
-            raise ValueError(
-                f"num_workers must be at least 1, got {num_workers}; else use FreshRows."
-            )
-        self.num_made = 0
-        self._ready = min(ready, capacity)
-        self._capacity = capacity
-        self._pools: dict[str, Tensor] = {}
-        self._counts = {kind.name: 0 for kind in kinds}
-        self._generator: torch.Generator | None = None
-        self._fresh: queue.Queue[tuple[str, Tensor]] = queue.Queue(maxsize=8 * num_workers)
-        self._closed = threading.Event()
-        loader = DataLoader(
-            _Chunks(tuple(kinds), eos_id, seed),
-            batch_size=None,
-            num_workers=num_workers,
-            prefetch_factor=2,
-            persistent_workers=True,
-            worker_init_fn=_use_one_thread,
-        )
-        self._thread = threading.Thread(target=self._receive, args=(iter(loader),), daemon=True)
-        self._thread.start()
-
-    def draw(self, kind: Kind, step: int, device: torch.device) -> Int[Tensor, "B L"]:
-        """Returns rows of the pool, after putting in what the workers have made by now."""
-        while self._counts[kind.name] < self._ready:
-            self._put(*self._fresh.get(), device)
-        # Bounded: a step must not turn into unpacking.
-        for _ in range(min(4, self._fresh.qsize())):
-            self._put(*self._fresh.get(), device)
-        if self._generator is None:
-            self._generator = torch.Generator(device).manual_seed(step)
-        filled = min(self._counts[kind.name], self._capacity)
-        picked = torch.randint(filled, (kind.num_rows,), generator=self._generator, device=device)
-        return self._pools[kind.name][picked].long()
-
-    def close(self) -> None:
-        """Stops the workers."""
-        self._closed.set()
-        while self._thread.is_alive():
-            while not self._fresh.empty():
-                self._fresh.get()
-            self._thread.join(timeout=0.1)
-
-    def _put(self, name: str, rows: Int16[Tensor, "B L"], device: torch.device) -> None:
-        if name not in self._pools:
-            size = (self._capacity, rows.shape[1])
-            self._pools[name] = torch.zeros(size, dtype=torch.int16, device=device)
-        start = self._counts[name] % self._capacity
-        rows = rows[: self._capacity - start]
-        self._pools[name][start : start + len(rows)] = rows.to(device)
-        self._counts[name] += len(rows)
-        self.num_made += len(rows)
-
-    def _receive(self, chunks: Iterator[tuple[str, Tensor]]) -> None:
-        for chunk in chunks:
-            self._fresh.put(chunk)
-            if self._closed.is_set():
-                return
-
-
-class _Chunks(IterableDataset[tuple[str, Tensor]]):
-    """An endless stream of rows; the workers of a loader take turns with its chunks."""
-
-    def __init__(self, kinds: tuple[Kind, ...], eos_id: int, seed: str) -> None:
         self._kinds = kinds
         self._eos_id = eos_id
+        self._device = torch.device(device)
         self._seed = seed
+        self._num_workers = num_workers
+        self._share = sum(kind.num_rows / kind.period for kind in kinds)
+        self._world_size = 1
+        self._drawn: Iterator[list[Batch]] | None = None
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        worker = get_worker_info()
-        assert worker is not None
-        largest = max(kind.num_rows / kind.period for kind in self._kinds)
-        for index in count(worker.id, worker.num_workers):
-            for kind in self._kinds:
-                num_rows = round(CHUNK_ROWS * kind.num_rows / kind.period / largest)
-                seed = f"{self._seed};{kind.name};{index}"
-                yield kind.name, make_rows(kind, max(1, num_rows), self._eos_id, seed)
+    def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
+        """Returns a batch of each kind that the step has; steps are asked for in order."""
+        if self._drawn is None:
+            self._world_size = world_size
+            self._drawn = iter(DataLoader(
+                self, batch_size=None, sampler=range(step * world_size + rank, _END, world_size),
+                num_workers=self._num_workers, worker_init_fn=_use_one_thread,
+            ))  # fmt: skip
+        number = step * world_size + rank
+        return [
+            Part(
+                batch.to(self._device), f"masks;{kind.name};{number}",
+                kind.num_rows / self._share, kind.num_rows,
+            )
+            for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
+        ]  # fmt: skip
+
+    def __getitem__(self, number: int) -> list[Batch]:
+        step, is_on_gpu = number // self._world_size, self._device.type == "cuda"
+        found = []
+        for kind in self._due(step):
+            pairs = kind.pairs(f"{self._seed};{kind.name};{number}", self._eos_id)
+            rng = random.Random(f"{self._seed};{kind.name};{step};length")
+            # On a GPU new shapes are slow.
+            start = kind.prompt_length if is_on_gpu else 0
+            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self._eos_id, start=start))
+        return found
+
+    def _due(self, step: int) -> list[Kind]:
+        return [kind for kind in self._kinds if step % kind.period == 0]
 
 
 def _use_one_thread(_: int) -> None:

@@ -1,19 +1,36 @@
-"""Starts a model from another one with another vocabulary."""
+"""Starts a model from another one: causal, or with another vocabulary."""
 
 import json
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.models import MaskedTransformer, load_model
-from dllm_decode.training.from_causal import start_from_causal
+
+# By our name of a weight of a layer that of transformers' Llama.
+_NAMES = {
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}  # fmt: skip
+_BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+_WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Copies the weights of a masked-diffusion model, or of a causal one over the same tokens.
+
+    What a causal model has learned of its tokens carries over: embeddings, and what its layers do
+    with them. That it predicted the next token, seeing only earlier ones, is unlearned in training.
+
+    Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487, which starts from an
+    autoregressive model; unlike Dream, the logits are not shifted here.
 
     Args:
         model: Of the same sizes; a causal model may have fewer layers. Its weights are written.
@@ -24,18 +41,25 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
     Raises:
         ValueError: If names or sizes differ, or no word is common.
     """
+    parts, words = model.transformer.parts(), tokenizer.get_vocab()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] == "llama":
-        start_from_causal(model, folder)
+        num_layers = len(model.transformer.layers)
+        stored = _deepened(load_file(folder / "model.safetensors"), num_layers)
+        names = {
+            f"layers.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight"
+            for i in range(num_layers)
+            for ours, theirs in _NAMES.items()
+        } | {
+            "embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight",
+            "head.weight": "lm_head.weight",
+        }  # fmt: skip
+        source = {ours: stored[theirs] for ours, theirs in names.items()}
+        copy_by_words(parts, words, source, words, by_word=())
         return
     known, known_tokenizer = load_model(folder, dtype=torch.float32)
     assert known_tokenizer is not None
-    copy_by_words(
-        model.transformer.parts(),
-        tokenizer.get_vocab(),
-        known.transformer.parts(),
-        known_tokenizer.get_vocab(),
-    )
+    copy_by_words(parts, words, known.transformer.parts(), known_tokenizer.get_vocab())
 
 
 def copy_by_words(
@@ -84,3 +108,70 @@ def copy_by_words(
             values.normal_().mul_(known.std(0)).add_(known.mean(0))
             values[rows] = known
     return len(common)
+
+
+def write_fast_dllm_v2(
+    source: Path, folder: Path, *, mask_id: int, num_layers: int, block_length: int
+) -> None:
+    """Writes a Llama checkpoint as one of Fast-dLLM v2, to go on training as a diffusion model.
+
+    Fast-dLLM v2 predicts the next column, as a causal model does, and each block sees the blocks
+    before it. So the model begins as its source where only earlier columns matter. Layers that the
+    source lacks begin as the identity, biases as zero. Configuration, tokenizer and weights are
+    written.
+
+    Source: Wu et al. 2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328.
+
+    Args:
+        source: Folder of a Llama with plain rotations, in one `model.safetensors`.
+        folder: Made if it does not exist.
+        mask_id: A token of the source's vocabulary, the [MASK] from now on.
+        num_layers: At least as many as the source has.
+        block_length: Of the blocks in which the model attends, in tokens.
+
+    Raises:
+        ValueError: If the source is another kind of model or has more layers.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] != "llama" or config["num_hidden_layers"] > num_layers:
+        raise ValueError(
+            f"The source must be a Llama of at most {num_layers} layers, got "
+            f"{config['model_type']!r} with {config['num_hidden_layers']} in {str(source)!r}."
+        )
+    kept = (
+        "attention_dropout", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size",
+        "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "pad_token_id",
+        "rms_norm_eps", "tie_word_embeddings", "vocab_size",
+    )  # fmt: skip
+    written = {name: config[name] for name in kept} | {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "bd_size": block_length,
+        "mask_token_id": mask_id,
+        "model_type": "Fast_dLLM_Qwen",
+        "num_hidden_layers": num_layers,
+        "rope_scaling": None,
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "use_sliding_window": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(written, indent=1, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
+        shutil.copyfile(file, folder / file.name)
+    tensors = _deepened(load_file(source / "model.safetensors"), num_layers)
+    for name, weight in list(tensors.items()):
+        if name.endswith(_BIASED):
+            tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _deepened(stored: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """Adds layers to the weights of a Llama that begin as the identity: they write nothing."""
+    known = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
+    last, tensors = f"model.layers.{known - 1}.", dict(stored)
+    for name, weight in stored.items():
+        if name.startswith(last):
+            for i in range(known, num_layers):
+                part = name.removeprefix(last)
+                tensors[f"model.layers.{i}.{part}"] = weight * (part not in _WRITES)
+    return tensors

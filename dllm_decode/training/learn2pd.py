@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from accelerate import Accelerator
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from dllm_decode.options import require_integer
-from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
-from dllm_decode.training.finite import with_finite_check
+from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.learn2pd_examples import FilterExamples
+from dllm_decode.training.loop import Report, Settings, constant, require_finite, train
+from dllm_decode.training.objective import Objective, Part, Source
 from samplers.learn2pd import new_network
 
 Counted = Literal["all", "masked"]
@@ -69,60 +71,85 @@ class Acceptance:
     recall: float
 
 
+class _FilterLoss(Objective[FilterExamples]):
+    """Binary cross entropy of a filter, and the weights that were best."""
+
+    def __init__(self, network: nn.Sequential, counted: Counted) -> None:
+        self.network, self.best = network, copy.deepcopy(network)
+        self.model = nn.ModuleDict({"network": network, "best": self.best})
+        self._counted = counted
+
+    def loss(self, batch: FilterExamples, generator: torch.Generator) -> Float[Tensor, ""]:
+        losses = functional.binary_cross_entropy_with_logits(
+            self.network(batch.confidences), batch.final.float(), reduction="none"
+        )
+        if self._counted == "all":
+            return losses.mean()
+        return (losses * batch.masked).sum() / batch.masked.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class _Whole(Source[FilterExamples]):
+    """All examples in every step, which counts as one sample."""
+
+    examples: FilterExamples
+
+    def parts(self, step: int, rank: int, world_size: int) -> list[Part[FilterExamples]]:
+        return [Part(self.examples, str(step), 1.0, 1)]
+
+
 def train_filter(
-    train: FilterExamples,
+    train_on: FilterExamples,
     val: FilterExamples,
     settings: FilterSettings,
     *,
     folder: Path | None = None,
-    report: Callable[[int, float], None] = lambda step, loss: None,
+    observe: Callable[[Report], None] = lambda report: None,
 ) -> nn.Sequential:
     """Fits a filter by binary cross entropy and returns the one of the lowest validation loss.
 
     Args:
-        train: Examples that are fitted.
+        train_on: Examples that are fitted.
         val: Examples that choose among the updates.
         settings: How.
         folder: For checkpoints, every hundredth of the run: a run that was killed goes on from the
             last, and ends as one that was not. `None`: there are none.
-        report: Called with the step and the validation loss, every hundredth of the run.
+        observe: Told how it goes, about once a second.
 
     Raises:
-        ValueError: If the folder holds a checkpoint that lacks a part, or one of other sizes.
+        ValueError: If the folder holds a checkpoint that was changed, or one of other sizes.
         RuntimeError: If the loss is not finite.
     """
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         network = new_network(
-            train.confidences.shape[1], settings.hidden_sizes, settings.activation
+            train_on.confidences.shape[1], settings.hidden_sizes, settings.activation
         )
-    network.to(train.confidences.device)
-    best = copy.deepcopy(network)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
-    kept = nn.ModuleDict({"network": network, "best": best})
-    progress = Progress()
-    if folder is not None:
-        progress = load_checkpoint(folder, kept, [optimiser]) or progress
-    every = max(1, settings.num_steps // 100)
-    while progress.step < settings.num_steps:
-        optimiser.zero_grad()
-        loss = _loss(network, train, settings.counted)
-        loss.backward()
-        optimiser.step()
-        progress.step += 1
-        if progress.step % every and progress.step != settings.num_steps:
-            continue
-        with torch.no_grad():
-            val_losses = _loss(network, val, settings.counted)
-        with_finite_check("The loss", [val_losses], progress.step)
-        val_loss = val_losses.item()
-        if val_loss < min((past["loss"] for past in progress.history), default=float("inf")):
-            best.load_state_dict(network.state_dict())
-        progress.history.append({"step": float(progress.step), "loss": val_loss})
-        if folder is not None:
-            save_checkpoint(folder, kept, [optimiser], progress)
-        report(progress.step, val_loss)
-    return best
+    network.to(train_on.confidences.device)
+    objective = _FilterLoss(network, settings.counted)
+
+    @torch.no_grad()
+    def evaluate(progress: Progress) -> dict[str, float]:
+        loss = objective.loss(val, torch.Generator())
+        require_finite("The loss", [loss], progress.step)
+        if loss.item() < min((past["loss"] for past in progress.history), default=math.inf):
+            objective.best.load_state_dict(network.state_dict())
+        return {"loss": loss.item()}
+
+    train(
+        objective,
+        [torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)],
+        _Whole(train_on),
+        Settings(
+            num_samples=settings.num_steps, folder=folder, schedule=constant,
+            evaluate_every=max(1, settings.num_steps // 100), max_gradient_norm=math.inf,
+        ),
+        accelerator=Accelerator(cpu=train_on.confidences.device.type == "cpu"),
+        evaluate=evaluate,
+        measures=["loss"],
+        observe=observe,
+    )  # fmt: skip
+    return objective.best
 
 
 @torch.no_grad()
@@ -186,12 +213,3 @@ def save_filter(
     partial = path.with_name(f"{path.name}.partial")
     save_file(weights, partial, metadata=described)
     partial.replace(path)
-
-
-def _loss(network: nn.Module, examples: FilterExamples, counted: Counted) -> Tensor:
-    losses = functional.binary_cross_entropy_with_logits(
-        network(examples.confidences), examples.final.float(), reduction="none"
-    )
-    if counted == "all":
-        return losses.mean()
-    return (losses * examples.masked).sum() / examples.masked.sum().clamp(min=1)

@@ -14,6 +14,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.options import DecodeConfig
 from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys
@@ -66,11 +67,8 @@ class Splits:
 def collect_examples(
     model: MaskPredictor,
     prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
     *,
-    gen_length: int,
-    block_length: int,
-    stop_at_eos: bool = True,
-    truncate_at_eos: bool = False,
     cache: CachePolicy = NoCache(),
     first_prompt: int = 0,
 ) -> FilterExamples:
@@ -89,23 +87,13 @@ def collect_examples(
     Args:
         model: The model that the filter is for.
         prompts: Token ids, one sequence per row; one batch.
-        gen_length: Answer length in tokens.
-        block_length: Tokens a block, and inputs of the filter.
-        stop_at_eos: As in `decode`.
-        truncate_at_eos: As in `decode`: the paper's end-of-text prediction.
+        config: How answers are decoded: `block_length` are the inputs of the filter,
+            `truncate_at_eos` is the paper's end-of-text prediction.
         cache: As in `decode`. Where it commits a block's first token by itself, so does the oracle.
         first_prompt: Index of the first prompt.
     """
-    out = decode(
-        model,
-        prompts,
-        FixedSchedule(block_length),
-        cache=cache,
-        gen_length=gen_length,
-        block_length=block_length,
-        stop_at_eos=stop_at_eos,
-        truncate_at_eos=truncate_at_eos,
-    )
+    assert config.block_length is not None
+    out = decode(model, prompts, FixedSchedule(config.block_length), cache=cache, config=config)
     reference = _Reference(out.tokens.to(model.device))
     collected: list[FilterExamples] = []
 
@@ -113,17 +101,8 @@ def collect_examples(
         prompts = (event.requests + first_prompt).cpu()
         collected.append(_examples(event, reference.part(event.view), prompts))
 
-    decode(
-        model,
-        prompts,
-        _Oracle(reference),
-        cache=cache,
-        gen_length=gen_length,
-        block_length=block_length,
-        stop_at_eos=stop_at_eos,
-        truncate_at_eos=truncate_at_eos,
-        observers=[collect],
-    )
+    oracle = _Oracle(reference)
+    decode(model, prompts, oracle, cache=cache, config=config, observers=[collect])
     return join(collected)
 
 

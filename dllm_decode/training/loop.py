@@ -1,25 +1,33 @@
-"""The training loop, the same for every objective."""
+"""The training loop, the same for every objective, on one or several devices."""
 
+import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from dllm_decode.training.checkpoints import Progress, load_checkpoint, save_checkpoint
-from dllm_decode.training.examples import Batch, Kind, Rows, make_batch
-from dllm_decode.training.finite import with_finite_check
-from dllm_decode.training.objective import Objective
-from dllm_decode.training.schedule import Budget, LinearDecay
+from dllm_decode.training.checkpoints import Checkpoints, Progress
+from dllm_decode.training.objective import BatchT, Objective, Source
 
-MAX_GRADIENT_NORM = 1.0
+WARMUP = 0.01
+"""Share of a run in which the learning rate rises."""
+
+Evaluate = Callable[[Progress], Mapping[str, float]]
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or a weight of a training has become infinite or NaN."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Report:
 
     Attributes:
         progress: How far the run is.
-        spent: Share of the budget used up.
+        spent: Share of the run that is over.
         loss: Mean of the last step, in nats.
         samples_per_s: Rows a second, since the report before.
     """
@@ -39,53 +47,89 @@ class Report:
     samples_per_s: float
 
 
+def linear_decay(spent: float) -> float:
+    """Returns the factor of a learning rate that rises to 1, then falls to exactly 0 at the end."""
+    return spent / WARMUP if spent < WARMUP else max(0.0, (1.0 - spent) / (1.0 - WARMUP))
+
+
+def constant(spent: float) -> float:
+    """Returns 1, the factor of a learning rate that stays as it is."""
+    return 1.0
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a run goes, besides what is trained on what.
 
     Attributes:
-        budget: Where the learning rate reaches zero and the run ends.
-        folder: For checkpoints.
-        schedule: Of the learning rate.
-        pause_after_s: Seconds after which the run pauses, with a checkpoint.
-        evaluate_every_s: Seconds between evaluations; each is followed by a checkpoint.
-        autocast: Compute in bfloat16.
-        seed: Of masks and answer lengths.
+        num_samples: Rows after which the run ends, at least 1. With `minutes` at infinity a run is
+            a function of its settings.
+        minutes: Wall-clock time after which it ends, evaluations and earlier sessions included.
+        folder: For checkpoints, one after each evaluation; `None`: there are none.
+        schedule: Factor of the learning rate, given the share of the run that is over.
+        evaluate_every: Steps between evaluations, at least 1.
+        evaluate_every_s: Seconds between evaluations.
+        pause_after_s: Seconds after which the session ends, with a checkpoint.
+        max_gradient_norm: Longer gradients are shortened to this.
+        seed: Of all that is random in the loss.
     """
 
-    budget: Budget
-    folder: Path
-    schedule: LinearDecay = field(default_factory=LinearDecay)
-    pause_after_s: float = float("inf")
-    evaluate_every_s: float = 300.0
-    autocast: bool = False
+    num_samples: float = math.inf
+    minutes: float = math.inf
+    folder: Path | None = None
+    schedule: Callable[[float], float] = linear_decay
+    evaluate_every: float = math.inf
+    evaluate_every_s: float = math.inf
+    pause_after_s: float = math.inf
+    max_gradient_norm: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "evaluate_every"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}.")
+        if math.isinf(self.num_samples) and math.isinf(self.minutes):
+            raise ValueError("num_samples or minutes must be finite, got no end of the run.")
+
+    def spent(self, progress: Progress) -> float:
+        """Returns the share of the run that is over, 1 at its end."""
+        return max(progress.samples / self.num_samples, progress.elapsed_s / (60 * self.minutes))
 
 
 def train(
-    objective: Objective,
+    objective: Objective[BatchT],
     optimisers: Sequence[Optimizer],
-    kinds: Sequence[Kind],
-    rows: Rows,
+    source: Source[BatchT],
     settings: Settings,
     *,
-    evaluate: Callable[[], Mapping[str, float]],
-    observe: Callable[[Report], None],
-    resume: bool = False,
+    accelerator: Accelerator,
+    evaluate: Evaluate,
+    measures: Collection[str] = (),
+    observe: Callable[[Report], None] = lambda report: None,
+    advance: Callable[[float], None] = lambda spent: None,
+    resume: bool = True,
 ) -> Progress:
-    """Trains until the budget is used up or the session is to pause.
+    """Trains until the run ends or the session is to pause.
 
-    The losses of the kinds are weighted by their share of the rows. With `FreshRows` and a budget
-    of samples, a run that was interrupted and resumed equals one that was not.
+    Without a limit of time, a run that was killed and started again gives the weights of one that
+    was not. Gradients are averaged over processes, each of which holds the whole model: two
+    processes with one forward a step do what one process does with two. What is reported and
+    measured goes to the accelerator's trackers too.
 
     Args:
-        objective: Model and loss; the model is on its device.
-        optimisers: With their peak learning rates.
-        kinds: What a step is made of.
-        rows: Where the rows come from.
+        objective: Model and loss.
+        optimisers: Of the weights that require gradients, with their peak learning rates.
+        source: Of the batches.
         settings: Of the run.
-        evaluate: Measures the model as it is; called now and then, and at the end of the budget.
-        observe: Told how it goes.
+        accelerator: Where it runs, and in which precision; it serves this run alone.
+        evaluate: Measures the model as it is, given how far the run is, on every process; called
+            now and then, and at the end.
+        measures: Names that every evaluation has.
+        observe: Told how it goes, on the first process, about once a second.
+        advance: Told before each step which share of the run is over, such as
+            `TrajectoryForcing.advance`.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -93,122 +137,186 @@ def train(
 
     Raises:
         RuntimeError: If the loss or a weight is not finite.
-        ValueError: If the checkpoint lacks a part, or is that of another model.
+        ValueError: If the checkpoint was changed, or is that of another model.
     """
-    run = _Run(objective, optimisers, kinds, rows, settings)
-    if resume:
-        found = load_checkpoint(settings.folder, objective.model, optimisers)
-        run.progress = found or run.progress
-    clock = _Clock(run.progress.elapsed_s)
-    reported, evaluated = run.progress.samples, clock.session_s()
-    reported_s = clock.session_s()
-    while settings.budget.spent(run.progress) < 1 and clock.session_s() < settings.pause_after_s:
-        loss = run.step()
-        run.progress.elapsed_s = clock.run_s()
-        if clock.session_s() - reported_s > 1.0:
-            with_finite_check("The loss", [loss], run.progress.step)
-            pace = (run.progress.samples - reported) / (clock.session_s() - reported_s)
-            spent = settings.budget.spent(run.progress)
-            observe(Report(run.progress, spent, loss.item(), pace))
-            reported, reported_s = run.progress.samples, clock.session_s()
-        if clock.session_s() - evaluated > settings.evaluate_every_s:
+    run = _Run(objective, optimisers, source, settings, accelerator)
+    if resume and run.checkpoints is not None:
+        run.progress = run.checkpoints.load(measures)
+    clock = _Clock(settings, run.progress)
+    turn = _Turn(settings.spent(run.progress))
+    while turn.spent < 1 and not turn.pauses:
+        advance(turn.spent)
+        loss = run.step(turn.spent)
+        turn = _agreed(clock.turn(run.progress), accelerator)
+        if turn.pace is not None or turn.measures:
+            loss = accelerator.reduce(loss, "mean")
+            require_finite("The loss", [loss], run.progress.step)
+        if turn.pace is not None:
+            run.log({"loss": loss.item(), "samples_per_s": turn.pace})
+            if accelerator.is_main_process:
+                observe(Report(run.progress, turn.spent, loss.item(), turn.pace))
+        if turn.measures:
             run.measure(evaluate, clock)
-            evaluated = clock.session_s()
-    run.measure(evaluate, clock)
+    if not run.is_measured:
+        run.measure(evaluate, clock)
     return run.progress
 
 
+class _Turn(NamedTuple):
+    """What comes after a step, as the first process decides, since clocks differ.
+
+    Attributes:
+        spent: Share of the run that is over.
+        pace: Samples a second to report; `None`: nothing is reported.
+        measures: Whether the model is evaluated.
+        pauses: Whether the session ends.
+    """
+
+    spent: float
+    pace: float | None = None
+    measures: bool = False
+    pauses: bool = False
+
+
 class _Clock:
-    """Seconds since the run was last started, and of the whole run."""
+    """Says when a run is to report, to measure and to pause."""
 
-    def __init__(self, before_s: float) -> None:
-        self._before_s = before_s
-        self._started = time.perf_counter()
-
-    def session_s(self) -> float:
-        return time.perf_counter() - self._started
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self._settings = settings
+        self._started_s = self._reported_s = self._measured_s = time.perf_counter()
+        self._before_s, self._samples = progress.elapsed_s, progress.samples
 
     def run_s(self) -> float:
-        return self._before_s + self.session_s()
+        """Returns the seconds of the whole run."""
+        return self._before_s + time.perf_counter() - self._started_s
+
+    def measured(self) -> None:
+        """Notes that an evaluation has just ended."""
+        self._measured_s = time.perf_counter()
+
+    def turn(self, progress: Progress) -> _Turn:
+        """Says what comes after a step, and how long the run has taken."""
+        now_s, settings, pace = time.perf_counter(), self._settings, None
+        progress.elapsed_s = self.run_s()
+        spent = settings.spent(progress)
+        if now_s - self._reported_s > 1.0 or spent >= 1:
+            pace = (progress.samples - self._samples) / max(now_s - self._reported_s, 1e-9)
+            self._reported_s, self._samples = now_s, progress.samples
+        is_due = progress.step % settings.evaluate_every == 0
+        is_due = is_due or now_s - self._measured_s > settings.evaluate_every_s
+        return _Turn(spent, pace, is_due, now_s - self._started_s >= settings.pause_after_s)
 
 
-class _Run:
+class _Losses(nn.Module, Generic[BatchT]):
+    """The forward that an accelerator wraps: a loss, from a batch and the seed of its noise."""
+
+    def __init__(self, objective: Objective[BatchT]) -> None:
+        super().__init__()
+        self.model = objective.model
+        self._objective = objective
+
+    def forward(self, batch: BatchT, seed: int) -> Float[Tensor, ""]:
+        device = next(self.model.parameters()).device
+        generator = torch.Generator(device).manual_seed(seed)
+        with attention_in_training(device):
+            return self._objective.loss(batch, generator)
+
+
+class _Run(Generic[BatchT]):
     """One step after another."""
 
     def __init__(
         self,
-        objective: Objective,
+        objective: Objective[BatchT],
         optimisers: Sequence[Optimizer],
-        kinds: Sequence[Kind],
-        rows: Rows,
+        source: Source[BatchT],
         settings: Settings,
+        accelerator: Accelerator,
     ) -> None:
         self.progress = Progress()
-        self._objective = objective
-        self._optimisers = optimisers
-        self._kinds = kinds
-        self._rows = rows
+        self.checkpoints: Checkpoints | None = None
+        self._model = objective.model
+        self._source = source
         self._settings = settings
-        self._weights = list(objective.model.parameters())
-        self._device = self._weights[0].device
+        self._accelerator = accelerator
         self._peaks = [[group["lr"] for group in each.param_groups] for each in optimisers]
-        self._share = sum(kind.num_rows / kind.period for kind in kinds)
+        losses = _Losses(objective)
+        self._losses, *self._optimisers = accelerator.prepare(losses, *optimisers)
+        self._weights = [weight for weight in losses.parameters() if weight.requires_grad]
+        if settings.folder is not None:
+            self.checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
-    def step(self) -> Float[Tensor, ""]:
-        """Takes one optimiser step and returns its loss."""
-        self._set_learning_rates()
-        self._objective.model.train()
-        generator = torch.Generator(self._device)
-        key = f"{self._settings.seed};{self.progress.step}"
-        generator.manual_seed(random.Random(key).getrandbits(62))
-        total, weight = torch.zeros((), device=self._device), 0.0
-        for kind in self._kinds:
-            if self.progress.step % kind.period == 0:
-                batch = self._batch(kind)
-                with self._arithmetic():
-                    loss = self._objective.loss(batch, generator)
-                share = kind.num_rows / self._share
-                (loss * share).backward()
-                total += loss.detach() * share
-                weight += share
-                self.progress.samples += kind.num_rows
-        torch.nn.utils.clip_grad_norm_(self._weights, MAX_GRADIENT_NORM)
+    @property
+    def is_measured(self) -> bool:
+        """True if no step was taken since the last evaluation."""
+        history = self.progress.history
+        return bool(history) and history[-1].get("step") == self.progress.step
+
+    def step(self, spent: float) -> Float[Tensor, ""]:
+        """Takes one optimiser step and returns this process' loss."""
+        self._set_learning_rates(spent)
+        self._model.train()
+        accelerator = self._accelerator
+        rank, world_size = accelerator.process_index, accelerator.num_processes
+        parts = self._source.parts(self.progress.step, rank, world_size)
+        total = torch.zeros((), device=accelerator.device)
+        for i, part in enumerate(parts, start=1):
+            seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
+            is_last = i == len(parts)
+            with nullcontext() if is_last else accelerator.no_sync(self._losses):
+                loss = self._losses(part.batch, seed)
+                accelerator.backward(loss * part.weight)
+            total += loss.detach() * part.weight
+            self.progress.samples += world_size * part.num_rows
+        accelerator.clip_grad_norm_(self._weights, self._settings.max_gradient_norm)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad()
         self.progress.step += 1
-        return total / weight
+        return total / sum(part.weight for part in parts)
 
-    def measure(self, evaluate: Callable[[], Mapping[str, float]], clock: _Clock) -> None:
+    def measure(self, evaluate: Evaluate, clock: _Clock) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
-        with_finite_check("The weights", self._weights, self.progress.step)
-        self._objective.model.eval()
-        found = evaluate()
+        require_finite("The weights", self._weights, self.progress.step)
+        self._model.eval()
+        measured = dict(evaluate(self.progress))
         self.progress.elapsed_s = clock.run_s()
-        now = {"samples": float(self.progress.samples), "elapsed_s": self.progress.elapsed_s}
-        self.progress.history.append(now | dict(found))
-        save_checkpoint(
-            self._settings.folder, self._objective.model, self._optimisers, self.progress
-        )
+        now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
+        self.progress.history.append(now | {"elapsed_s": self.progress.elapsed_s} | measured)
+        self.log(measured)
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.progress)
+        clock.measured()
 
-    def _batch(self, kind: Kind) -> Batch:
-        step, eos_id = self.progress.step, self._objective.eos_id
-        rows = self._rows.draw(kind, step, self._device)
-        return make_batch(kind, rows, step, eos_id=eos_id, seed=self._settings.seed)
+    def log(self, values: Mapping[str, float]) -> None:
+        """Tells the trackers, if there are any."""
+        self._accelerator.log(dict(values), step=self.progress.step)
 
-    def _set_learning_rates(self) -> None:
-        spent = self._settings.budget.spent(self.progress)
-        factor = self._settings.schedule.factor(spent)
+    def _set_learning_rates(self, spent: float) -> None:
+        factor = self._settings.schedule(spent)
         for optimiser, peaks in zip(self._optimisers, self._peaks, strict=True):
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
 
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        kind, enabled = self._device.type, self._settings.autocast
-        autocast = torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled)
-        with attention_in_training(self._device), autocast:
-            yield
+
+def require_finite(name: str, tensors: Sequence[Tensor], step: int) -> None:
+    """Checks the numbers of a training; waits for the device once.
+
+    Args:
+        name: What the tensors are, for the message.
+        tensors: On one device.
+        step: Optimiser steps done.
+
+    Raises:
+        NotFiniteError: If a number is infinite or NaN.
+    """
+    if torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
+        return
+    wrong = next(tensor for tensor in tensors if not tensor.isfinite().all())
+    found = wrong[~wrong.isfinite()].flatten()[0].item()
+    raise NotFiniteError(
+        f"{name} must be finite, got {found} at step {step}; lower the learning rates."
+    )
 
 
 def attention_in_training(device: torch.device) -> AbstractContextManager[None]:
@@ -218,3 +326,11 @@ def attention_in_training(device: torch.device) -> AbstractContextManager[None]:
     """
     plain: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return plain if device.type == "cpu" else nullcontext()
+
+
+def _agreed(turn: _Turn, accelerator: Accelerator) -> _Turn:
+    if accelerator.num_processes == 1:
+        return turn
+    (found,) = broadcast_object_list([turn])
+    assert isinstance(found, _Turn)
+    return found

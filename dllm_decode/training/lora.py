@@ -1,34 +1,19 @@
 """Trains low-rank additions to the matrices of a model, and writes them in PEFT's format."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
+from dllm_decode.models.network.transformer import Transformer
 
 _ADAPTER = "default"
 _LINEAR_MAPS = r"layers\.\d+\.(attention\.(qkv|output)|mlp\.(shared\.)?(gate_up|down))"
-
-
-class Piece(NamedTuple):
-    """Some rows of a linear map, which are a matrix of their own in the official checkpoint.
-
-    Attributes:
-        module: Name of the linear map within the transformer.
-        rows: Which of its rows.
-        official: Name of the module in the official checkpoint.
-    """
-
-    module: str
-    rows: slice
-    official: str
 
 
 class LoRA:
@@ -56,11 +41,17 @@ class LoRA:
         self, model: MaskedTransformer, family: Family, *, rank: int = 128, alpha: int = 128
     ) -> None:
         require_lora(model, rank=rank, alpha=alpha)
-        self._transformer = model.transformer
-        self._pieces = list(_pieces(model, family))
-        self._rank = rank
-        self._alpha = alpha
-        _inject(self._transformer, rank, alpha)
+        from peft import LoraConfig, inject_adapter_in_model
+
+        transformer = model.transformer
+        self._transformer = transformer
+        self._official = list(_official(transformer, family))
+        self._config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_LINEAR_MAPS)
+        transformer.requires_grad_(False)
+        inject_adapter_in_model(self._config, transformer, adapter_name=_ADAPTER)
+        for weight in self.weights:
+            if weight.dtype.itemsize < 4:
+                weight.data = weight.data.float()
         # A recorded graph would go on without the additions: moving the model forgets it.
         model.to(model.device)
 
@@ -76,34 +67,21 @@ class LoRA:
             folder: Made if need be.
             base: Name or folder of the model that it was trained on.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, Tensor] = {}
-        for piece in self._pieces:
-            down, up = self._factors(piece.module)
-            name = f"base_model.model.{piece.official}"
+        for module, rows, official in self._official:
+            layer: Any = self._transformer.get_submodule(module)
+            down, up = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight[rows]
             # Copies: pieces of one linear map share a factor, which safetensors refuses.
-            tensors[f"{name}.lora_A.weight"] = down.detach().to("cpu", copy=True)
-            tensors[f"{name}.lora_B.weight"] = up[piece.rows].detach().to("cpu", copy=True)
+            for letter, factor in (("A", down), ("B", up)):
+                name = f"base_model.model.{official}.lora_{letter}.weight"
+                tensors[name] = factor.detach().to("cpu", copy=True)
+        # Patterns: some families name a matrix of the layers like the head.
+        patterns = {re.sub(r"\.\d+(?=\.)", r".\\d+", name) for _, _, name in self._official}
+        self._config.target_modules = "|".join(sorted(one.replace(".", r"\.") for one in patterns))
+        self._config.base_model_name_or_path = base
+        self._config.inference_mode = True
+        self._config.save_pretrained(str(folder))
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        config = {
-            "peft_type": "LORA",
-            "base_model_name_or_path": base,
-            "r": self._rank,
-            "lora_alpha": self._alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "inference_mode": True,
-            # A pattern: some families name a matrix of the layers like the head.
-            "target_modules": "|".join(sorted({_pattern(p.official) for p in self._pieces})),
-            "task_type": None,
-        }
-        text = json.dumps(config, indent=2) + "\n"
-        (folder / "adapter_config.json").write_text(text, encoding="utf-8")
-
-    def _factors(self, module: str) -> tuple[Float[Tensor, "r I"], Float[Tensor, "O r"]]:
-        layer: Any = self._transformer.get_submodule(module)
-        return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
 
 
 def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
@@ -125,22 +103,12 @@ def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
         ) from None
 
 
-def _inject(transformer: nn.Module, rank: int, alpha: int) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
+def _official(transformer: Transformer, family: Family) -> Iterator[tuple[str, slice, str]]:
+    """Finds the official matrices within our linear maps by where their numbers are in memory.
 
-    config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=_LINEAR_MAPS
-    )
-    transformer.requires_grad_(False)
-    inject_adapter_in_model(config, transformer, adapter_name=_ADAPTER)
-    for weight in transformer.parameters():
-        if weight.requires_grad and weight.dtype.itemsize < 4:
-            weight.data = weight.data.float()
-
-
-def _pieces(model: MaskedTransformer, family: Family) -> Iterator[Piece]:
-    """Finds the official matrices within ours by where their numbers lie in memory."""
-    transformer = model.transformer
+    Yields the name of a linear map, some of its rows, and the official name of the module that
+    these rows are.
+    """
     tensors = family.tensors(transformer)
     for module, linear in transformer.named_modules():
         if not isinstance(linear, nn.Linear) or not re.fullmatch(_LINEAR_MAPS, module):
@@ -151,10 +119,4 @@ def _pieces(model: MaskedTransformer, family: Family) -> Iterator[Piece]:
         for name, part in tensors.items():
             if part.dim() == 2 and weight.data_ptr() <= part.data_ptr() < ends:
                 first = (part.data_ptr() - weight.data_ptr()) // row_bytes
-                rows = slice(first, first + len(part))
-                yield Piece(module, rows, name.removesuffix(".weight"))
-
-
-def _pattern(official: str) -> str:
-    words = official.split(".")
-    return r"\.".join(r"\d+" if word.isdigit() else re.escape(word) for word in words)
+                yield module, slice(first, first + len(part)), name.removesuffix(".weight")

@@ -11,7 +11,7 @@ from dllm_decode.training.masking import MaskSampler
 from dllm_decode.training.objective import Objective
 
 
-class MaskedDiffusion(Objective):
+class MaskedDiffusion(Objective[Batch]):
     """Mean cross-entropy over the masked answer positions.
 
     The EOS tokens behind an answer are masked and learned like any other: no position behind the

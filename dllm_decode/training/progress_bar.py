@@ -1,4 +1,4 @@
-"""Shows how a run goes: a bar on a terminal, a line now and then elsewhere."""
+"""Shows how far something is: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from types import TracebackType
@@ -12,26 +12,23 @@ LINE_EVERY_S = 20.0
 
 
 class ProgressBar:
-    """An observer for `train`; use as a context manager.
+    """A bar, and an observer for `train`; use as a context manager.
 
     Args:
-        console: Where to write.
+        console: Where to write; nothing is drawn on a quiet one.
         label: In front of every line.
+        total: How much there is to do; for `train`: 1.
     """
 
-    def __init__(self, console: Console, label: str) -> None:
+    def __init__(self, console: Console, label: str, total: float = 1.0) -> None:
         self._console = console
         self._label = label
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>5.1f} %"),
-            TextColumn("{task.fields[measured]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(label, total=1.0, measured="")
+            TextColumn("{task.description}"), BarColumn(),
+            TextColumn("{task.percentage:>5.1f} %"), TextColumn("{task.fields[measured]}"),
+            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(label, total=total, measured="")
         self._last_line = float("-inf")
 
     def __enter__(self) -> "ProgressBar":
@@ -45,6 +42,10 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+
+    def advance(self, done: float) -> None:
+        """Shows that so much more is done."""
+        self._bar.advance(self._task, done)
 
     def __call__(self, report: Report) -> None:
         """Shows a report."""

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
-from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family, family_of
@@ -63,37 +62,20 @@ def save_like(
         stale.unlink()
     for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
         shutil.copyfile(other, folder / other.name)
-    shards = list(_shards(family.tensors(model.transformer), max_shard_bytes))
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards, start=1):
-        name = (
-            f"model-{i:05}-of-{len(shards):05}.safetensors" if shards[1:] else "model.safetensors"
-        )
-        copies = {
-            key: _on_disk(tensor, model.dtype, dtype or model.dtype)
-            for key, tensor in shard.items()
-        }
+    tensors = family.tensors(model.transformer)
+    # Without memory: parts of fused projections share theirs, and would be counted once.
+    shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard_bytes)
+    for name, keys in plan.filename_to_tensors.items():
+        copies = {}
+        for key in keys:
+            # What a family keeps in another type than the model's stays so.
+            tensor = tensors[key]
+            kept = dtype or tensor.dtype if tensor.dtype == model.dtype else tensor.dtype
+            # Parts of fused projections share storage, which safetensors refuses: hence the copy.
+            copies[key] = tensor.detach().to("cpu", kept, copy=True).contiguous()
         save_file(copies, folder / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, name)
-    if shards[1:]:
-        index = {"metadata": {}, "weight_map": weight_map}
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         text = json.dumps(index, indent=1) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-
-
-def _on_disk(tensor: Tensor, trained: torch.dtype, wished: torch.dtype) -> Tensor:
-    # Parts of fused projections share storage, which safetensors refuses: hence the copy.
-    kept = wished if tensor.dtype == trained else tensor.dtype
-    return tensor.detach().to("cpu", kept, copy=True).contiguous()
-
-
-def _shards(tensors: dict[str, Tensor], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size_bytes = 0
-    for name, tensor in tensors.items():
-        if shard and size_bytes + tensor.nbytes > max_shard_bytes:
-            yield shard
-            shard, size_bytes = {}, 0
-        shard[name] = tensor
-        size_bytes += tensor.nbytes
-    yield shard

@@ -1,11 +1,11 @@
 """What a distilled model learns from: a teacher's answers, and the order of their tokens."""
 
+import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Trace
@@ -13,7 +13,8 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.loop import decode
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig
-from dllm_decode.training.examples import Batch
+from dllm_decode.training.examples import Batch, lay_out
+from dllm_decode.training.objective import Part, Source
 from samplers import FixedSchedule, Sampler
 
 
@@ -73,6 +74,69 @@ def demonstrate(
     return found, output
 
 
+class Lessons(Source[Batch]):
+    """A teacher's answers, each once an epoch, in an order of its own.
+
+    Rows and masks of a forward depend on the seed and on its number in the whole run alone.
+
+    Args:
+        demonstrations: What is learned, at least one; the same on every process.
+        gen_length: Columns of the answers, at least 1.
+        eos_id: Token that pads prompts and answers.
+        num_rows: Rows of a forward, on each process, at least 1.
+        num_forwards: Forwards of a step, on each process, at least 1; gradients are averaged.
+        device: Of the batches.
+        seed: Of the order of rows.
+
+    Raises:
+        ValueError: If a number is out of range, or there are no demonstrations.
+    """
+
+    def __init__(
+        self,
+        demonstrations: Sequence[Demonstration],
+        *,
+        gen_length: int,
+        eos_id: int,
+        num_rows: int = 1,
+        num_forwards: int = 8,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        if not demonstrations:
+            raise ValueError("Answers to learn from must be at least one, got none.")
+        for name, number in (("num_rows", num_rows), ("num_forwards", num_forwards)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}.")
+        self._demonstrations = demonstrations
+        self._gen_length = gen_length
+        self._eos_id = eos_id
+        self._num_rows = num_rows
+        self._num_forwards = num_forwards
+        self._device = device
+        self._seed = seed
+        self._order = lru_cache(maxsize=2)(self._order_of)
+
+    def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
+        """Returns the next rows of the order, laid out."""
+        num_all, found = len(self._demonstrations), []
+        first = (step * world_size + rank) * self._num_forwards
+        for number in range(first, first + self._num_forwards):
+            places = range(number * self._num_rows, (number + 1) * self._num_rows)
+            chosen = [self._order(place // num_all)[place % num_all] for place in places]
+            pairs = [
+                (self._demonstrations[i].prompt, self._demonstrations[i].answer) for i in chosen
+            ]
+            batch = lay_out(pairs, self._gen_length, self._eos_id).to(self._device)
+            found.append(Part(batch, f"masks;{number}", 1 / self._num_forwards, self._num_rows))
+        return found
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        order = list(range(len(self._demonstrations)))
+        random.Random(f"{self._seed};order;{epoch}").shuffle(order)
+        return order
+
+
 def ranks_of(
     demonstrations: Sequence[Demonstration], eos_ids: tuple[int, ...]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
@@ -81,30 +145,3 @@ def ranks_of(
         (*one.prompt, *(t for t in one.answer if t not in eos_ids)): one.ranks
         for one in demonstrations
     }
-
-
-def make_rows(
-    demonstrations: Sequence[Demonstration],
-    *,
-    gen_length: int,
-    eos_id: int,
-    device: torch.device | str = "cpu",
-) -> Batch:
-    """Lays out prompts, left-padded, and answers, continued with EOS.
-
-    Raises:
-        ValueError: If an answer is longer than `gen_length`.
-    """
-    longest = max(len(one.answer) for one in demonstrations)
-    if longest > gen_length:
-        raise ValueError(
-            f"gen_length must be at least {longest}, the length of the longest answer, got "
-            f"{gen_length}."
-        )
-    start = max(len(one.prompt) for one in demonstrations)
-    tokens: Int[Tensor, "B L"] = torch.full((len(demonstrations), start + gen_length), eos_id)
-    for row, one in zip(tokens, demonstrations, strict=True):
-        row[start - len(one.prompt) : start] = torch.tensor(one.prompt)
-        row[start : start + len(one.answer)] = torch.tensor(one.answer)
-    pads = torch.tensor([start - len(one.prompt) for one in demonstrations])
-    return Batch(tokens.to(device), pads.to(device), gen_length)

@@ -11,43 +11,14 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
     Blocks,
-    canvases_of,
     is_end,
     lay_blocks,
     leads_of,
     split,
 )
-from dllm_decode.training.certainty import Certainty, certainty, require_weights
+from dllm_decode.training.certainty import TrajectoryLoss, loss_of_both
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
-
-
-@dataclass(frozen=True)
-class TrajectoryLoss:
-    """The loss of d3LLM: only the teacher's own state is to be more certain.
-
-        loss = (CE(A) + CE(A') + entropy_weight H(A)) / 4
-
-    Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
-    Distillation", https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
-
-    Attributes:
-        temperature: Of the entropy, above 0.
-        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
-        complementary: Whether the second canvas counts.
-    """
-
-    temperature: float = 0.5
-    entropy_weight: float = 2.0
-    complementary: bool = True
-
-    def __post_init__(self) -> None:
-        require_weights(self.temperature, self.entropy_weight)
-
-    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
-        """Adds up what the two canvases say."""
-        total = first.cross_entropy + self.entropy_weight * first.entropy
-        return (total + second.cross_entropy if self.complementary else total) / 4
 
 
 @dataclass(frozen=True)
@@ -92,7 +63,7 @@ class Curriculum:
         return round(before + (target - before) * min(1.0, spent * num_parts - part))
 
 
-class TrajectoryForcing(Objective):
+class TrajectoryForcing(Objective[Batch]):
     """d3LLM: a block is masked as it was when the teacher decoded the same answer.
 
     The state of the teacher is the one in which it had committed all before the block and a share
@@ -125,11 +96,9 @@ class TrajectoryForcing(Objective):
         loss: TrajectoryLoss,
     ) -> None:
         self.model = model
-        self.eos_id = model.eos_ids[0]
         self._ranks = ranks
         self._curriculum = curriculum
         self._loss = loss
-        self._canvases = canvases_of(model)
         self._spent = 0.0
 
     def advance(self, spent: float) -> None:
@@ -138,14 +107,9 @@ class TrajectoryForcing(Objective):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer as the teacher had them, and returns the loss."""
-        answers = batch.tokens[:, batch.start :]
         block_length = self._block_length()
         masks = self.draw(batch, generator, block_length)
-        one, other = self._canvases.logits(batch, masks, block_length)
-        return self._loss(
-            certainty(one, answers, masks.first, self._loss.temperature),
-            certainty(other, answers, masks.second, self._loss.temperature),
-        )
+        return loss_of_both(self.model, batch, masks, block_length, self._loss)
 
     def draw(self, batch: Batch, generator: torch.Generator, block_length: int) -> BlockMasks:
         """Draws states of the teacher for each row, of one block or of every block.
@@ -160,7 +124,7 @@ class TrajectoryForcing(Objective):
         blocks = lay_blocks(
             is_end(answers, self.model.eos_ids), block_length, leads_of(self.model, batch)
         )
-        learned = blocks.learned(None if self._canvases.every_block else uniform)
+        learned = blocks.learned(None if self.model.causal_block_length else uniform)
         drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
         share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))
         return masks_of_states(self._ranks_of(batch), blocks, learned, share, block_length)

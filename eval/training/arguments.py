@@ -63,6 +63,8 @@ def add_distil(parser: ArgumentParser) -> None:
     add("--evaluate-every", type=positive, default=200, metavar="STEPS",
         help="held-out prompts are decoded and a checkpoint is written (default: 200)")  # fmt: skip
     add("--seed", type=whole, default=0, help="of masks and of the order of rows (default: 0)")
+    add("--log-with", nargs="+", choices=("tensorboard", "wandb"), default=[], metavar="NAME",
+        help="log to tensorboard, in the output folder, or to wandb")  # fmt: skip
     machine = parser.add_argument_group(
         "the machine; several processes: torchrun or accelerate launch"
     )

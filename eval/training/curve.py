@@ -1,17 +1,23 @@
 """The picture of a training: held-out accuracy and forwards as it goes on."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 
-def require_matplotlib() -> None:
-    """Raises ValueError if the package matplotlib is not installed."""
+def require_package(name: str, what: str, source: str) -> None:
+    """Raises ValueError if a package is not installed.
+
+    Args:
+        name: Of the package.
+        what: Needs it, for the message.
+        source: Where pip finds it.
+    """
     try:
-        import matplotlib  # noqa: F401
+        import_module(name)
     except ImportError:
         raise ValueError(
-            "The curve of a training needs the package matplotlib; install it with: pip install "
-            '".[eval]" in the clone.'
+            f"{what} needs the package {name}; install it with: pip install {source}."
         ) from None
 
 

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from torch import nn
 from dllm_decode import CachePolicy, DecodeConfig, NoVerifier, compatibility
 from dllm_decode.loop import new_decoder
 from dllm_decode.models.base import fingerprint_of
-from dllm_decode.training.finite import NotFiniteError
+from dllm_decode.training import ProgressBar
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -30,6 +30,7 @@ from dllm_decode.training.learn2pd_examples import (
     save_examples,
     split,
 )
+from dllm_decode.training.loop import NotFiniteError
 from eval.runs.command import open_model
 from eval.runs.files import write_json
 from eval.runs.names import parse_cache, parse_sampler
@@ -38,16 +39,9 @@ from eval.runs.provenance import machine_of
 from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of
 from eval.training.arguments import ENDS, LENGTHS
-from eval.training.bars import bar
 from eval.training.held_out import Measured, compared, measure, read_measured, table_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import (
-    ANEW,
-    SETTINGS_FILE,
-    claim,
-    claim_training,
-    writing,
-)
+from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
@@ -79,9 +73,10 @@ def run(options: argparse.Namespace) -> int:
         questions.require_decodable(decoder, loaded.tokenizer)
     # The filter is not there yet; the oracle that its examples come from needs as much.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
+    training = FilterTraining(options, loaded, asked, judged, config, cache, against)
     try:
-        with writing(work_of(options)):
-            learn(loaded, (asked, judged), config, cache, against, options=options)
+        with writing(training.work):
+            training.run(Console())
     except NotFiniteError as error:
         raise ValueError(str(error)) from None
     return 0
@@ -133,46 +128,6 @@ def require_output(output: Path, work: Path) -> None:
             )
 
 
-def learn(
-    loaded: Loaded,
-    questions: tuple[Questions, Questions],
-    config: DecodeConfig,
-    cache: CachePolicy,
-    against: Sampler,
-    *,
-    options: argparse.Namespace,
-) -> None:
-    """Does what the options say, all of which were checked.
-
-    Args:
-        loaded: The model.
-        questions: Those that examples come from, and those that the filter is judged on.
-        config: Of every decode.
-        cache: Of every decode.
-        against: The sampler that the filter is compared with.
-        options: Of the command.
-    """
-    console, work, settings = Console(), work_of(options), settings_of(options)
-    asked, judged = questions
-    claim(work, {
-        "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
-        "task": asked.settings(), **asdict(config), "cache": repr(cache),
-        "batch_size": options.batch_size,
-    })  # fmt: skip
-    examples = collect(loaded, asked, config, cache, options.batch_size, work, console)
-    claim_training(work, {"held_out": judged.settings(), **asdict(settings)})
-    network = fit(examples, settings, work, console, options.threshold)
-    save_filter(
-        network,
-        Path(options.output),
-        model=loaded.model.name,
-        settings=settings,
-        threshold=options.threshold[0],
-        fingerprint=fingerprint_of(loaded.model),
-    )
-    judge(loaded, judged, config, cache, options, against, console)
-
-
 def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
     """Returns how answers are decoded: blocks are those of the filter."""
     config = decoding_of(asked.selection, given_of(options, (*LENGTHS, *ENDS)))
@@ -181,38 +136,117 @@ def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> 
     return config.updated(block_length=length)
 
 
-def collect(
-    loaded: Loaded,
-    asked: Questions,
-    config: DecodeConfig,
-    cache: CachePolicy,
-    batch_size: int,
-    work: Path,
-    console: Console,
-) -> FilterExamples:
-    """Watches an oracle on all prompts, in batches of like lengths; each is kept in a file."""
-    prompts = sorted(asked.encoded(loaded.tokenizer), key=len)
-    assert config.block_length is not None
-    parts = []
-    with bar(console, "collecting", len(prompts)) as advance:
-        for first in range(0, len(prompts), batch_size):
-            batch = prompts[first : first + batch_size]
-            file = work / "examples" / f"{first:06}.safetensors"
-            if not file.exists():
-                found = collect_examples(
-                    loaded.model,
-                    batch,
-                    gen_length=config.gen_length,
-                    block_length=config.block_length,
-                    stop_at_eos=config.stop_at_eos,
-                    truncate_at_eos=config.truncate_at_eos,
-                    cache=cache,
-                    first_prompt=first,
-                )
-                save_examples(found, file)
-            parts.append(read_examples(file, range(first, first + len(batch)), config.block_length))
-            advance(len(batch))
-    return join(parts)
+@dataclass(frozen=True)
+class FilterTraining:
+    """A run of the command, all options of which were checked.
+
+    Attributes:
+        options: Of the command.
+        loaded: The model.
+        asked: What examples come from.
+        judged: What the filter is judged on.
+        config: Of every decode.
+        cache: Of every decode.
+        against: The sampler that the filter is compared with.
+    """
+
+    options: argparse.Namespace
+    loaded: Loaded
+    asked: Questions
+    judged: Questions
+    config: DecodeConfig
+    cache: CachePolicy
+    against: Sampler
+
+    @property
+    def work(self) -> Path:
+        """The folder of what is needed to go on."""
+        return work_of(self.options)
+
+    def run(self, console: Console) -> None:
+        """Goes through the parts; each goes on where it stopped."""
+        options, loaded, settings = self.options, self.loaded, settings_of(self.options)
+        claim(self.work / SETTINGS_FILE, {
+            "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
+            "task": self.asked.settings(), **asdict(self.config), "cache": repr(self.cache),
+            "batch_size": options.batch_size,
+        })  # fmt: skip
+        examples = self.collect(console)
+        held_out = {"held_out": self.judged.settings()}
+        claim(self.work / TRAINING_FILE, held_out | asdict(settings))
+        splits = split(examples, settings.seed)
+        with ProgressBar(console, "training") as bar:
+            network = train_filter(
+                splits.train, splits.val, settings, folder=self.work / "checkpoints", observe=bar
+            )
+        thresholds = sorted({*options.threshold, *PLAIN})
+        console.print(_table_of_blocks(network, splits.test, thresholds))
+        save_filter(
+            network,
+            Path(options.output),
+            model=loaded.model.name,
+            settings=settings,
+            threshold=options.threshold[0],
+            fingerprint=fingerprint_of(loaded.model),
+        )
+        self.judge(console)
+
+    def collect(self, console: Console) -> FilterExamples:
+        """Watches an oracle on all prompts, in batches of like lengths; each is kept in a file."""
+        prompts = sorted(self.asked.encoded(self.loaded.tokenizer), key=len)
+        parts, size = [], self.options.batch_size
+        assert self.config.block_length is not None
+        with ProgressBar(console, "collecting", len(prompts)) as bar:
+            for first in range(0, len(prompts), size):
+                batch = prompts[first : first + size]
+                file = self.work / "examples" / f"{first:06}.safetensors"
+                if not file.exists():
+                    found = collect_examples(
+                        self.loaded.model, batch, self.config, cache=self.cache, first_prompt=first
+                    )
+                    save_examples(found, file)
+                numbers = range(first, first + len(batch))
+                parts.append(read_examples(file, numbers, self.config.block_length))
+                bar.advance(len(batch))
+        return join(parts)
+
+    def judge(self, console: Console) -> None:
+        """Decodes held-out prompts with the filter and with the other sampler, and compares."""
+        options, loaded, judged = self.options, self.loaded, self.judged
+        rules: dict[str, Sampler] = {repr(self.against): self.against}
+        rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
+        found: list[tuple[str, Measured]] = []
+        with ProgressBar(console, "held-out prompts", len(rules)) as bar:
+            for name, rule in rules.items():
+                file = self.work / "held_out" / f"{digest(name)}.json"
+                if not file.exists():
+                    measure(
+                        loaded.model, loaded.tokenizer, judged, rule, self.config,
+                        batch_size=options.batch_size, cache=self.cache,
+                    ).save(file)  # fmt: skip
+                found.append((name, read_measured(file, judged)))
+                bar.advance(1)
+        title = f"{len(judged.examples)} held-out prompts, {judged.address}"
+        console.print(table_of(title, found[0], found[1:]))
+        name, first = found[0]
+        report = {
+            "command": shlex.join(["dllm-decode", "train-filter", *sys.argv[2:]]),
+            "model": loaded.model.name,
+            "held_out": judged.described(),
+            "config": repr(self.config),
+            "cache": repr(self.cache),
+            "against": {
+                "sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards
+            },
+            "filter": [
+                {"threshold": threshold} | compared(first, one)
+                for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
+            ],
+            "machine": machine_of(loaded.model.device),
+        }  # fmt: skip
+        file = report_of(Path(options.output))
+        write_json(file, report)
+        console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
 
 
 def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
@@ -227,77 +261,10 @@ def read_examples(file: Path, prompts: range, block_length: int) -> FilterExampl
     }:
         raise ValueError(
             f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
-            f"of {block_length} tokens, got others; {ANEW}."
+            f"of {block_length} tokens, got others; remove the file, and the same command makes "
+            "it anew."
         )
     return found
-
-
-def fit(
-    examples: FilterExamples,
-    settings: FilterSettings,
-    work: Path,
-    console: Console,
-    thresholds: list[float],
-) -> nn.Sequential:
-    """Trains the filter and shows how it does on blocks of other training prompts."""
-    splits = split(examples, settings.seed)
-    done = 0
-    with bar(console, "training", settings.num_steps) as advance:
-
-        def report(step: int, loss: float) -> None:
-            nonlocal done
-            advance(step - done)
-            done = step
-
-        network = train_filter(
-            splits.train, splits.val, settings, folder=work / "checkpoints", report=report
-        )
-    console.print(_table_of_blocks(network, splits.test, sorted({*thresholds, *PLAIN})))
-    return network
-
-
-def judge(
-    loaded: Loaded,
-    judged: Questions,
-    config: DecodeConfig,
-    cache: CachePolicy,
-    options: argparse.Namespace,
-    against: Sampler,
-    console: Console,
-) -> None:
-    """Decodes held-out prompts with the filter and with the other sampler, and compares them."""
-    rules: dict[str, Sampler] = {repr(against): against}
-    rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
-    found: list[tuple[str, Measured]] = []
-    with bar(console, "held-out prompts", len(judged.examples) * len(rules)) as advance:
-        for name, rule in rules.items():
-            file = work_of(options) / "held_out" / f"{digest(name)}.json"
-            if not file.exists():
-                measure(
-                    loaded.model, loaded.tokenizer, judged, rule, config,
-                    batch_size=options.batch_size, cache=cache,
-                ).save(file)  # fmt: skip
-            found.append((name, read_measured(file, judged)))
-            advance(len(judged.examples))
-    title = f"{len(judged.examples)} held-out prompts, {judged.address}"
-    console.print(table_of(title, found[0], found[1:]))
-    name, first = found[0]
-    report = {
-        "command": shlex.join(["dllm-decode", "train-filter", *sys.argv[2:]]),
-        "model": loaded.model.name,
-        "held_out": judged.described(),
-        "config": repr(config),
-        "cache": repr(cache),
-        "against": {"sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards},
-        "filter": [
-            {"threshold": threshold} | compared(first, one)
-            for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
-        ],
-        "machine": machine_of(loaded.model.device),
-    }
-    file = report_of(Path(options.output))
-    write_json(file, report)
-    console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
 
 
 def _table_of_blocks(

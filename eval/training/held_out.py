@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from rich.table import Table
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
@@ -16,19 +18,14 @@ from eval.runs.files import write_json
 from eval.runs.settings import ALONE, Place
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.questions import Questions
-from eval.training.run_folder import ANEW, read_json
+from eval.training.run_folder import read_json
 from samplers import Sampler
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
-_FIELDS = {"scores": list[float], "forwards": list[int], "lengths": list[int]}
-
-Told = Callable[[int], None]
-"""Told how many prompts were answered."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured, an entry for each prompt.
 
     Attributes:
@@ -37,9 +34,9 @@ class Measured:
         lengths: Tokens of the answer, its EOS included.
     """
 
-    scores: list[float]
-    forwards: list[int]
-    lengths: list[int]
+    scores: list[Annotated[float, Meta(ge=0, le=1)]]
+    forwards: list[Annotated[int, Meta(ge=1)]]
+    lengths: list[Annotated[int, Meta(ge=0)]]
 
     @property
     def accuracy(self) -> dict[str, float]:
@@ -55,30 +52,23 @@ class Measured:
         """Forwards a prompt."""
         return mean(self.forwards)
 
+    @property
+    def point(self) -> dict[str, float]:
+        """Accuracy with its interval, and forwards a prompt."""
+        found = self.accuracy
+        return {
+            "accuracy": found["value"], "low": found["low"], "high": found["high"],
+            "forwards": self.mean_forwards,
+        }  # fmt: skip
+
+    def said(self, label: str) -> str:
+        """Returns a line for the terminal."""
+        accuracy = self.accuracy["value"]
+        return f"{label}: accuracy {accuracy:.3f}, {self.mean_forwards:.2f} forwards a prompt"
+
     def save(self, file: Path) -> None:
         """Writes it as JSON."""
-        write_json(file, asdict(self))
-
-    @staticmethod
-    def load(file: Path) -> "Measured":
-        """Reads what `save` wrote.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
-        found = Measured(**read_json(file, _FIELDS, remedy=ANEW))
-        numbers = {len(found.scores), len(found.forwards), len(found.lengths)}
-        in_range = (
-            all(0 <= score <= 1 for score in found.scores)
-            and all(forwards >= 1 for forwards in found.forwards)
-            and all(length >= 0 for length in found.lengths)
-        )
-        if len(numbers) != 1 or not found.scores or not in_range:
-            raise ValueError(
-                f"{file} must have a score in [0, 1], a number of forwards and a length for each "
-                f"prompt, got others; {ANEW}."
-            )
-        return found
+        write_json(file, msgspec.to_builtins(self))
 
 
 def measure(
@@ -92,7 +82,6 @@ def measure(
     cache: CachePolicy = NoCache(),
     place: Place = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
-    told: Told = lambda num_prompts: None,
 ) -> Measured:
     """Decodes and scores all questions; several processes share the batches.
 
@@ -106,7 +95,6 @@ def measure(
         cache: Which columns to recompute.
         place: Which of several processes this is.
         gather: Joins lists over all processes.
-        told: Told after each batch.
 
     Raises:
         ValueError: If a score is undefined.
@@ -128,7 +116,6 @@ def measure(
         for i, (answer, forwards, length) in zip(chosen, costs, strict=True):
             text = tokenizer.decode(answer, skip_special_tokens=True)
             mine.append((i, score_of(questions, i, text), forwards, length))
-        told(len(chosen))
     found = sorted(gather(mine))
     return Measured(
         [score for _, score, _, _ in found],
@@ -143,9 +130,13 @@ def read_measured(file: Path, questions: Questions) -> Measured:
     Raises:
         ValueError: If the file is damaged, or of other questions.
     """
-    found, wanted = Measured.load(file), len(questions.examples)
-    if len(found.scores) != wanted:
-        raise ValueError(f"{file} must be of {wanted} prompts, got {len(found.scores)}; {ANEW}.")
+    found, wanted = read_json(file, Measured), len(questions.examples)
+    for name, values in msgspec.structs.asdict(found).items():
+        if len(values) != wanted:
+            raise ValueError(
+                f"{file} must have {wanted} {name}, one for each prompt, got {len(values)}; remove "
+                "the file, and the same command makes it anew."
+            )
     return found
 
 

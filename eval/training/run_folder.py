@@ -1,21 +1,25 @@
 """A folder in which a run is kept, so that the same command goes on where it stopped."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.runs.files import is_of, only_writer, read_object, write_json
-from samplers.checks import shown
+import msgspec
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from eval.runs.files import only_writer, write_json
 
 SETTINGS_FILE = "settings.json"
 TRAINING_FILE = "training_settings.json"
-ANEW = "remove the file, and the same command makes it anew"
 _LOCK_FILE = ".lock"
 DIGEST = "digest"
 """Ends the name of a setting whose value means nothing to a reader."""
 _UNSET = "unset"
+
+ReadT = TypeVar("ReadT")
 
 
 @contextmanager
@@ -56,41 +60,25 @@ def require_own(folder: Path) -> None:
         )
 
 
-def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Makes the folder, or checks that what lies in it is of the same run.
+def claim(file: Path, settings: Mapping[str, Any]) -> None:
+    """Keeps the settings of a run that begins, or checks that they are those of the run.
+
+    What decides the answers that are collected first is in `SETTINGS_FILE`. What decides the rest
+    is in `TRAINING_FILE`, and may change until the training begins.
 
     Args:
-        folder: Made if need be.
-        settings: What decides the answers that are collected first, ready for JSON.
+        file: Made if need be.
+        settings: Ready for JSON.
 
     Raises:
-        ValueError: If the folder holds a run with other settings, or something else.
+        ValueError: If the folder holds a run with other settings.
     """
-    require_own(folder)
-    _keep(folder / SETTINGS_FILE, settings)
-
-
-def claim_training(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Notes the settings of a training that begins, or checks that it is the one that began.
-
-    Until then they may change: answers that were collected stay as they are.
-
-    Args:
-        folder: A folder that `claim` made.
-        settings: What decides the result beside the answers, ready for JSON.
-
-    Raises:
-        ValueError: If a training with other settings has begun there.
-    """
-    _keep(folder / TRAINING_FILE, settings)
-
-
-def _keep(file: Path, settings: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(settings))
     if not file.exists():
         write_json(file, wanted)
         return
-    was, now = dict(_leaves(read_json(file))), dict(_leaves(wanted))
+    kept = read_json(file, dict[str, Any], remedy="remove the folder")
+    was, now = dict(_leaves(kept)), dict(_leaves(wanted))
     changed = [
         (name, was.get(name, _UNSET), now.get(name, _UNSET))
         for name in {**was, **now}
@@ -117,34 +105,42 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
 
 
 def read_json(
-    file: Path, fields: Mapping[str, Any] | None = None, *, remedy: str = "remove the folder"
-) -> dict[str, Any]:
-    """Reads a file that `write_json` wrote.
+    file: Path,
+    kind: type[ReadT],
+    *,
+    remedy: str = "remove the file, and the same command makes it anew",
+) -> ReadT:
+    """Reads a file of JSON.
 
     Args:
         file: The file.
-        fields: By name the types of its fields, as in `is_of`; `None`: any.
+        kind: What it holds.
         remedy: How to go on without it, for the message.
 
     Raises:
-        ValueError: If it is damaged, or has other fields.
+        ValueError: If it is damaged, or holds something else; names the field.
     """
-    found: dict[str, Any] = read_object(file, remedy=remedy)
-    if fields is not None:
-        require_fields(found, fields, file, remedy=remedy)
-    return found
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} must be as this version writes it, got {error}; {remedy}."
+        ) from None
 
 
-def require_fields(
-    found: object, fields: Mapping[str, Any], file: Path, *, remedy: str = ANEW
-) -> None:
-    """Raises ValueError unless an object of a file has these fields, each of its type."""
-    if not isinstance(found, dict) or found.keys() != fields.keys():
-        names = ", ".join(fields)
-        raise ValueError(f"{file} must hold {names}, and no more, got {shown(found)}; {remedy}.")
-    for name, kind in fields.items():
-        if not is_of(found[name], kind):
-            raise ValueError(
-                f"{file} must have {name!r} as this version writes it, got {shown(found[name])}; "
-                f"{remedy}."
-            )
+def on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:
+    """Does something on the first of all processes; if that is refused, all of them end.
+
+    Raises:
+        ValueError: On the first process, if it is refused there.
+        SystemExit: On the others then, which would wait for the first one.
+    """
+    refusals: list[str | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            act()
+        except (ValueError, OSError) as error:
+            refusals = [str(error)]
+    (refusal,) = broadcast_object_list(refusals)
+    if refusal is not None:
+        raise ValueError(refusal) if accelerator.is_main_process else SystemExit(2)

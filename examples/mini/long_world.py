@@ -5,15 +5,14 @@ Used by `train_long.py` and `train_long_ar.py`.
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from recipe import Answer, Recipe, add_arguments
+import recipe
+from recipe import Answer
 from transformers import PreTrainedTokenizerBase
-from vocabulary import build_ledger_tokenizer
 
-from dllm_decode.training import FreshRows, Kind, Minutes, Objective, Pair, Progress
+from dllm_decode.training import Kind, Pair
 from eval.tasks.base import Example
 from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
@@ -33,6 +32,9 @@ STORIES = (
     ((5, 7), 44, 120, 0.5),
 )
 """The same of the stories without a question."""
+
+
+WORLD = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,10 @@ def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that both commands share."""
-    add_arguments(parser)
-    parser.set_defaults(minutes=30.0, evaluate_every=4.0, threads=1)
-    add = parser.add_argument
-    add("--evaluate-on", type=int, default=48, help="questions of each split")
-    add("--rows", type=int, default=64, help="ledgers a step")
-    add("--stories", type=int, default=16, help="stories without a question a step")
+    recipe.arguments(parser)
+    parser.set_defaults(evaluate_every=4.0, evaluate_on=48)
+    parser.add_argument("--rows", type=int, default=64, help="ledgers a step")
+    parser.add_argument("--stories", type=int, default=16, help="stories without a question a step")
 
 
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
@@ -130,28 +130,3 @@ def score(
     texts = [str(tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
     pairs = zip(examples, texts, strict=True)
     return [{k: float(v or 0) for k, v in task.score(e, text).items()} for e, text in pairs]
-
-
-def run(
-    options: argparse.Namespace,
-    objective: Objective,
-    *,
-    name: str,
-    export: Callable[[Path], Callable[[], dict[str, float]]],
-) -> Progress:
-    """Trains, and keeps `output/name` ready to ship from the first evaluation on.
-
-    Args:
-        options: The parsed command line.
-        objective: Model and loss, on its device.
-        name: Of the model.
-        export: Writes the model to a folder and returns what measures the files.
-    """
-    tokenizer = build_ledger_tokenizer()
-    world = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
-    # The record says which model, and not where it was.
-    named = argparse.Namespace(**vars(options) | {"start_from": Path(options.start_from).name})
-    budget = Minutes(options.minutes)
-    recipe = Recipe(name, named, budget, lambda folder: export(folder)(), world)
-    rows = FreshRows(eos_id=int(tokenizer.eos_token_id), seed=options.seed)
-    return recipe.run(objective, kinds_of(options, Encoder(tokenizer)), rows)

@@ -1,136 +1,148 @@
-"""The training run that the recipes of the embedded models share: its options, loop and record."""
+"""What the recipes of all embedded models share: options, the run, causal models, answers."""
 
 import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from rich.console import Console
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from dllm_decode import CachePolicy, MaskPredictor, NoCache, decode
 from dllm_decode.training import (
-    Budget,
+    Batch,
     Kind,
+    KindRows,
     Objective,
     Progress,
     ProgressBar,
-    Rows,
     Settings,
     make_optimisers,
     train,
 )
+from samplers.base import Sampler
+
+NO_CACHE = NoCache()
 
 Answer = Callable[[list[list[int]], int], list[list[int]]]
 """Answers prompts with at most so many tokens: ids in, ids without EOS out."""
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one model is trained and measured.
-
-    Attributes:
-        name: Of the model.
-        options: The parsed command line.
-        budget: Length of the run.
-        export: Writes the model to a folder and measures the files.
-        world: What the examples are drawn from, for the record.
-    """
-
-    name: str
-    options: argparse.Namespace
-    budget: Budget
-    export: Callable[[Path], dict[str, float]]
-    world: Any
-
-    def run(self, objective: Objective, kinds: Sequence[Kind], rows: Rows) -> Progress:
-        """Trains, and keeps `output/name` ready to ship from the first evaluation on.
-
-        Args:
-            objective: Model and loss, on its device.
-            kinds: What a step is made of.
-            rows: Where rows come from.
-        """
-        options = self.options
-        folder: Path = options.output / self.name
-        optimisers = make_optimisers(
-            objective.model, matrix_lr=options.matrix_lr, other_lr=options.other_lr
-        )
-        with ProgressBar(Console(), self.name) as bar:
-            bar.say(f"{sum(p.numel() for p in objective.model.parameters()):,} parameters")
-
-            def evaluate() -> dict[str, float]:
-                measured = self.export(folder)
-                shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
-                bar.say(f"measured: {shown}")
-                return measured
-
-            progress = train(
-                objective,
-                optimisers,
-                kinds,
-                rows,
-                self.settings(),
-                evaluate=evaluate,
-                observe=bar,
-                resume=options.resume,
-            )
-            self.write_record(folder, progress)
-            minutes = progress.elapsed_s / 60
-            bar.say(f"{progress.samples:,} samples, {minutes:.1f} min; wrote {folder}")
-        return progress
-
-    def settings(self) -> Settings:
-        """Returns the settings of the loop."""
-        options = self.options
-        return Settings(
-            budget=self.budget,
-            folder=options.output / f"{self.name}-checkpoints",
-            pause_after_s=60 * options.pause_after or float("inf"),
-            evaluate_every_s=60 * options.evaluate_every,
-            autocast=not options.float32,
-            seed=options.seed,
-        )
-
-    def write_record(self, folder: Path, progress: Progress) -> None:
-        """Writes `training.json` next to the weights: what the numbers depend on, and history."""
-        record = {
-            "settings": {name: plain(value) for name, value in vars(self.options).items()},
-            "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-            "revision": revision(),
-            "world": self.world,
-            "samples": progress.samples,
-            "steps": progress.step,
-            "elapsed_s": round(progress.elapsed_s, 1),
-            "history": progress.history,
-        }
-        text = json.dumps(record, indent=1) + "\n"
-        (folder / "training.json").write_text(text, encoding="utf-8")
+Export = Callable[[Path], dict[str, float]]
+"""Writes the model to a folder and measures the files just written."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of every run."""
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that all recipes share."""
     add = parser.add_argument
     add("--output", type=Path, default=Path("runs"), help="folder for everything")
     add("--device", default="cpu")
     add("--minutes", type=float, default=0.0, help="length of the whole run")
+    add("--samples", type=int, default=0, help="length, instead of --minutes")
     add("--pause-after", type=float, default=0.0, help="minutes until it pauses")
     add("--resume", action="store_true", help="continue from the checkpoint")
     add("--evaluate-every", type=float, default=5.0, help="in minutes")
+    add("--evaluate-on", type=int, default=400, help="questions of each kind; lists: / 8")
     add("--float32", action="store_true", help="no bfloat16 arithmetic")
-    add("--compile", action="store_true", help="layers with torch.compile; needs a C++ compiler")
-    add("--threads", type=int, default=0, help="of torch on the CPU")
+    add("--compile", action="store_true", help="compile the layers; needs a C++ compiler")
+    add("--workers", type=int, default=0, help="processes that draw examples ahead")
+    add("--threads", type=int, default=1, help="of torch on the CPU")
     add("--seed", type=int, default=0)
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
 
 
-def plain(value: object) -> object:
-    """Returns what JSON can hold; the name of a path."""
-    return value.name if isinstance(value, Path) else value
+def sizes(parser: argparse.ArgumentParser, num_layers: int) -> None:
+    """Adds the sizes of a model."""
+    for name, default in (("hidden", 128), ("layers", num_layers), ("heads", 4), ("mlp", 384)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+
+
+def run(
+    options: argparse.Namespace,
+    objective: Objective[Batch],
+    kinds: Sequence[Kind],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    world: object,
+    export: Export,
+) -> Progress:
+    """Trains, and keeps `output/name` ready to ship from the first evaluation on.
+
+    Args:
+        options: The parsed command line.
+        objective: Model and loss, on its device.
+        kinds: What a step is made of.
+        tokenizer: Of the model.
+        name: Of the model.
+        world: What else the numbers depend on, ready for JSON.
+        export: Writes and measures the model.
+
+    Raises:
+        SystemExit: If the length of the run is given twice or not at all.
+    """
+    if bool(options.minutes) == bool(options.samples):
+        raise SystemExit(
+            "The length of a run is --minutes or --samples, one of them; e.g. add --minutes 9."
+        )
+    folder: Path = options.output / name
+    settings = Settings(
+        num_samples=options.samples or float("inf"),
+        minutes=options.minutes or float("inf"),
+        folder=options.output / f"{name}-checkpoints",
+        pause_after_s=60 * options.pause_after or float("inf"),
+        evaluate_every_s=60 * options.evaluate_every,
+        seed=options.seed,
+    )
+    source = KindRows(
+        kinds, eos_id=int(tokenizer.eos_token_id), device=options.device, seed=options.seed,
+        num_workers=options.workers,
+    )  # fmt: skip
+    accelerator = Accelerator(
+        cpu=options.device == "cpu", mixed_precision="no" if options.float32 else "bf16"
+    )
+    model = objective.model
+    with ProgressBar(Console(), name) as bar:
+        bar.say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+
+        def evaluate(_: Progress) -> dict[str, float]:
+            measured = export(folder)
+            shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
+            bar.say(f"measured: {shown}")
+            return measured
+
+        progress = train(
+            objective,
+            make_optimisers(model, matrix_lr=options.matrix_lr, other_lr=options.other_lr),
+            source,
+            settings,
+            accelerator=accelerator,
+            evaluate=evaluate,
+            observe=bar,
+            resume=options.resume,
+        )
+        tokenizer.save_pretrained(folder)
+        record = {
+            "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()},
+            "world": world,
+            "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
+            "revision": revision(),
+            "samples": progress.samples,
+            "steps": progress.step,
+            "elapsed_s": round(progress.elapsed_s, 1),
+            "val": progress.history[-1],
+            "history": progress.history,
+        }
+        text = json.dumps(record, indent=1) + "\n"
+        (folder / "training.json").write_text(text, encoding="utf-8")
+        bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
+    return progress
 
 
 def revision() -> str:
@@ -138,3 +150,97 @@ def revision() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def compile_layers(layers: Sequence[torch.nn.Module], *, dynamic: bool) -> None:
+    """Compiles layers; evaluation, training and each objective have shapes of their own."""
+    torch._dynamo.config.recompile_limit = 64
+    for layer in layers:
+        layer.compile(dynamic=dynamic)
+
+
+def new_causal(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """Returns a new causal model of the sizes that the options say."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=options.hidden,
+        intermediate_size=options.mlp,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=int(tokenizer.eos_token_id),
+        # Padding is EOS, and the embedding of padding would get no gradient.
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(options.seed)
+    return LlamaForCausalLM(config).to(options.device)
+
+
+def causal_export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    measure: Callable[[Answer], dict[str, float]],
+) -> Export:
+    """Returns what writes a causal model in bfloat16 and measures it greedily."""
+
+    def export(folder: Path) -> dict[str, float]:
+        plain = deepcopy(model).bfloat16()
+        plain.config.pad_token_id = plain.generation_config.pad_token_id = tokenizer.eos_token_id
+        plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return measure(causal_answer(written.to(model.device).eval()))
+
+    return export
+
+
+def causal_answer(model: PreTrainedModel) -> Answer:
+    """Returns what answers prompts greedily, in batches."""
+    eos_id = model.config.eos_token_id
+    generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]  # untyped
+
+    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
+        found: list[list[int]] = []
+        for start in range(0, len(prompts), 512):
+            batch = prompts[start : start + 512]
+            width = max(map(len, batch))
+            tokens = torch.tensor([[eos_id] * (width - len(p)) + p for p in batch])
+            attend = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
+            generated = generate(
+                input_ids=tokens.to(model.device),
+                attention_mask=attend.to(model.device),
+                max_new_tokens=gen_length,
+                do_sample=False,
+            )
+            for ids in generated[:, width:].tolist():
+                found.append(ids[: ids.index(eos_id)] if eos_id in ids else ids)
+        return found
+
+    return answer
+
+
+def masked_answer(
+    model: MaskPredictor,
+    sampler: Sampler,
+    *,
+    block_length: int,
+    cache: CachePolicy = NO_CACHE,
+    temperature: float = 0.0,
+) -> Answer:
+    """Returns what answers prompts by `decode`, in batches."""
+
+    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
+        found = []
+        for start in range(0, len(prompts), 1024):
+            output = decode(
+                model, prompts[start : start + 1024], sampler, cache=cache,
+                gen_length=gen_length, block_length=min(block_length, gen_length),
+                temperature=temperature,
+            )  # fmt: skip
+            found += output.answers()
+        return found
+
+    return answer

@@ -18,28 +18,27 @@ on with `--resume`.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from long_world import Answer, accuracies, arguments, run
+from long_world import WORLD, Encoder, accuracies, arguments, kinds_of
+from recipe import Export, compile_layers, masked_answer, run
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
-from dllm_decode import PrefixCache, decode, load_model
+from dllm_decode import PrefixCache, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
 from dllm_decode.training.block_diffusion import BlockDiffusion
-from dllm_decode.training.from_causal import write_fast_dllm_v2
+from dllm_decode.training.from_model import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
 from samplers import ConfidenceThreshold, FixedSchedule
-from samplers.base import Sampler
 
 SAMPLERS = {
     "one token a step": FixedSchedule(),
@@ -85,14 +84,14 @@ def main() -> None:
     blocks = BlockDiffusion(model, lengths, options.ordered_share, options.confident_share)
     objective = OneOf(Phrases(model, tokenizer), blocks, options.phrases_share)
     if options.compile:
-        # The first layer, the last one, and each objective have a version of their own.
-        torch._dynamo.config.recompile_limit = 64
-        for layer in model.transformer.layers:
-            layer.compile(dynamic=True)
-    run(options, objective, name="mini-long", export=exporter(options, model, source))
+        compile_layers(model.transformer.layers, dynamic=True)
+    run(
+        options, objective, kinds_of(options, Encoder(tokenizer)), tokenizer, name="mini-long",
+        world=WORLD, export=exporter(options, model, source),
+    )  # fmt: skip
 
 
-class Phrases(Objective):
+class Phrases(Objective[Batch]):
     """Mean cross-entropy of the first word of "so now" and "which means", given all the rest.
 
     Only the second word tells which phrase it is. A model that begins as a causal one has never
@@ -102,7 +101,6 @@ class Phrases(Objective):
 
     def __init__(self, model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model = model
-        self.eos_id = model.eos_ids[0]
         phrases = [tokenizer.convert_tokens_to_ids(phrase.split()) for phrase in CONNECTIVES]
         self._first, self._second = torch.tensor(phrases).unbind(1)
 
@@ -124,7 +122,7 @@ class Phrases(Objective):
         return total / max(1, len(answers))
 
 
-class OneOf(Objective):
+class OneOf(Objective[Batch]):
     """One of two losses of a model, drawn anew for each batch.
 
     Args:
@@ -133,8 +131,8 @@ class OneOf(Objective):
         share: In [0, 1].
     """
 
-    def __init__(self, one: Objective, other: Objective, share: float) -> None:
-        self.model, self.eos_id = one.model, one.eos_id
+    def __init__(self, one: Objective[Batch], other: Objective[Batch], share: float) -> None:
+        self.model = one.model
         self._one, self._other, self._share = one, other, share
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
@@ -143,44 +141,23 @@ class OneOf(Objective):
         return (self._one if drawn else self._other).loss(batch, generator)
 
 
-def exporter(
-    options: argparse.Namespace, model: MaskedTransformer, source: Path
-) -> Callable[[Path], Callable[[], dict[str, float]]]:
+def exporter(options: argparse.Namespace, model: MaskedTransformer, source: Path) -> Export:
     """Returns what writes the model and then measures the files just written."""
     tokenizer = build_ledger_tokenizer()
 
-    def export(folder: Path) -> Callable[[], dict[str, float]]:
+    def export(folder: Path) -> dict[str, float]:
         save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
         written, _ = load_model(folder, device=options.device)
-
-        def measure() -> dict[str, float]:
-            measured = {}
-            for name, sampler in SAMPLERS.items():
-                answer = answering(written, sampler)
-                right = accuracies(tokenizer, answer, options.evaluate_on)
-                measured |= {f"{split}, {name}": value for split, value in right.items()}
-            return measured
-
-        return measure
+        measured = {}
+        for name, sampler in SAMPLERS.items():
+            answer = masked_answer(
+                written, sampler, cache=PrefixCache(), block_length=written.causal_block_length
+            )
+            right = accuracies(tokenizer, answer, options.evaluate_on)
+            measured |= {f"{split}, {name}": value for split, value in right.items()}
+        return measured
 
     return export
-
-
-def answering(model: MaskedTransformer, sampler: Sampler) -> Answer:
-    """Returns what answers prompts by `decode`, in one batch."""
-
-    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
-        output = decode(
-            model,
-            prompts,
-            sampler,
-            cache=PrefixCache(),
-            gen_length=gen_length,
-            block_length=model.causal_block_length,
-        )
-        return output.answers()
-
-    return answer
 
 
 if __name__ == "__main__":

@@ -25,20 +25,19 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from world import World, accuracies, accuracy, run, stop, world_arguments
+from recipe import Export, compile_layers, masked_answer, run, sizes
+from world import SPLIT, World, accuracies, accuracy, world_arguments
 
-from dllm_decode import MaskPredictor, decode, load_model
+from dllm_decode import MaskPredictor, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models.loading.load import find_model
 from dllm_decode.training import MaskedDiffusion, MaskSampler
 from dllm_decode.training.from_model import start_from
 from eval.tasks import ListTask
 from samplers import ConfidenceThreshold, FixedSchedule
-from samplers.base import Sampler
 
 BLOCK_LENGTH = 32
 ONE_STEP = {"shuffle": 24 / 256, "replace_any": 27 / 64}
@@ -51,16 +50,11 @@ def main() -> None:
     world_arguments(parser)
     parser.add_argument("--name", default="mini", help="of the model and its folder")
     parser.add_argument("--start-from", default="", help="causal model like mini-ar, or masked")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--mlp", type=int, default=384)
+    sizes(parser, num_layers=5)
     parser.add_argument("--block-share", type=float, default=0.5, help="of block states in masks")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of those, left to right")
     options = parser.parse_args()
     world = World.of(options)
-    kinds = world.kinds()
-    rows = world.rows(kinds)
     model = new_llada(
         vocab_size=len(world.tokenizer),
         hidden_size=options.hidden,
@@ -76,71 +70,48 @@ def main() -> None:
     if options.start_from:
         start_from(model, world.tokenizer, find_model(options.start_from))
     if options.compile:
-        # Evaluation and training have shapes of their own.
-        torch._dynamo.config.recompile_limit = 64
-        for layer in model.transformer.layers:
-            layer.compile(dynamic=False)
+        compile_layers(model.transformer.layers, dynamic=False)
     masks = MaskSampler(BLOCK_LENGTH, options.block_share, options.ordered_share)
     objective = MaskedDiffusion(model, masks)
-    run(world, objective, kinds, rows, name=options.name, export=exporter(world, model))
-    stop(rows)
+    run(
+        options, objective, world.kinds(), world.tokenizer, name=options.name,
+        world=world.describe(), export=exporter(world, model),
+    )  # fmt: skip
 
 
-def exporter(
-    world: World, model: MaskedTransformer
-) -> Callable[[Path], Callable[[str], dict[str, float]]]:
+def exporter(world: World, model: MaskedTransformer) -> Export:
     """Returns what writes the model and then measures the files just written."""
 
-    def export(folder: Path) -> Callable[[str], dict[str, float]]:
+    def export(folder: Path) -> dict[str, float]:
         save_model(model, folder, dtype=torch.bfloat16)
         world.tokenizer.save_pretrained(folder)
         written, _ = load_model(folder, device=world.options.device)
-        return lambda split: measure(world, written, split)
+        return measure(world, written)
 
     return export
 
 
-def measure(world: World, model: MaskPredictor, split: str) -> dict[str, float]:
+def measure(world: World, model: MaskPredictor) -> dict[str, float]:
     """Measures accuracy at one token a step, of a threshold, and of a single step where known."""
     one_token = FixedSchedule(steps_per_block=BLOCK_LENGTH)
-    measured = accuracies(world, answering(model, one_token), split)
+    measured = accuracies(world, masked_answer(model, one_token, block_length=BLOCK_LENGTH))
     if world.options.word_problems:
         task = world.word_problems()
-        threshold = answering(model, ConfidenceThreshold(0.9))
-        examples = task.examples(split, world.options.evaluate_on)
+        threshold = masked_answer(model, ConfidenceThreshold(0.9), block_length=BLOCK_LENGTH)
+        examples = task.examples(SPLIT, world.options.evaluate_on)
         measured["word_problems threshold 0.9"] = accuracy(
             world, task, examples, threshold, task.gen_length
         )
     if world.options.lists:
+        single = masked_answer(
+            model, FixedSchedule(steps_per_block=1), block_length=BLOCK_LENGTH, temperature=1.0
+        )
         for keyword, exact in ONE_STEP.items():
             task_of_four = ListTask(keyword, n=4)
-            single = answering(model, FixedSchedule(steps_per_block=1), temperature=1.0)
-            examples = task_of_four.examples(split, 2 * world.options.evaluate_on)
+            examples = task_of_four.examples(SPLIT, 2 * world.options.evaluate_on)
             found = accuracy(world, task_of_four, examples, single, 16)
             measured[f"{task_of_four.name} n=4, one step (exact {exact:.3f})"] = found
     return measured
-
-
-def answering(
-    model: MaskPredictor, sampler: Sampler, temperature: float = 0.0
-) -> Callable[[list[list[int]], int], list[list[int]]]:
-    """Returns what answers prompts by `decode`, in batches."""
-
-    def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
-        found = []
-        for start in range(0, len(prompts), 1024):
-            output = decode(
-                model,
-                prompts[start : start + 1024],
-                sampler,
-                gen_length=gen_length,
-                block_length=min(BLOCK_LENGTH, gen_length),
-                temperature=temperature,
-            )
-            found += output.answers()
-        return found
-
-    return answer
 
 
 if __name__ == "__main__":

@@ -6,33 +6,23 @@ Used by `train_mini.py` and `train_mini_ar.py`.
 import argparse
 import random
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import Answer, Recipe, add_arguments
+from recipe import Answer, arguments
 from transformers import PreTrainedTokenizerBase
 from vocabulary import build_tokenizer, encode_prompt
 
-from dllm_decode.training import (
-    Budget,
-    FreshRows,
-    Kind,
-    Minutes,
-    Objective,
-    Pair,
-    PooledRows,
-    Progress,
-    Rows,
-    Samples,
-)
+from dllm_decode.training import Kind, Pair
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, GeneratedTask
 from eval.tasks.equations import Equations
 from eval.tasks.word_problems import MINI_TEMPLATES
+
+SPLIT = "val"
 
 LIST_SHARES = {
     "copy": 0.5,
@@ -89,11 +79,7 @@ class Mixture:
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that both commands share."""
-    add_arguments(parser)
-    parser.add_argument("--evaluate-on", type=int, default=400, help="word problems; lists: / 8")
-    parser.add_argument("--samples", type=int, default=0, help="length, instead of --minutes")
-    parser.add_argument("--workers", type=int, default=0, help="processes that draw examples")
-    parser.add_argument("--pool", type=int, default=2_000_000, help="rows kept, with --workers")
+    arguments(parser)
     parser.add_argument("--batch-size", type=int, default=128, help="rows a step")
     parser.add_argument("--word-problems", type=float, default=1.0, help="share of the rows")
     parser.add_argument("--equations", type=float, default=1.0, help="share of the rows")
@@ -128,8 +114,7 @@ class World:
     @staticmethod
     def of(options: argparse.Namespace) -> "World":
         """Sets up the world that the options describe."""
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        torch.set_num_threads(options.threads)
         tokenizer = build_tokenizer(max(200, options.max_value))
         world = World(options, tokenizer, tuple(encode_prompt(tokenizer, "copy"))[1:])
         example = world.word_problems().draw(random.Random(0))
@@ -173,21 +158,8 @@ class World:
             if (rows := round(options.batch_size * shares[name] / total * period))
         ]
 
-    def rows(self, kinds: Sequence[Kind]) -> Rows:
-        """Returns where the rows come from; worker processes start here."""
-        eos_id, options = int(self.tokenizer.eos_token_id), self.options
-        if not options.workers:
-            return FreshRows(eos_id=eos_id, seed=options.seed)
-        return PooledRows(
-            kinds,
-            eos_id=eos_id,
-            num_workers=options.workers,
-            capacity=options.pool,
-            seed=f"{options.seed};{'resumed' if options.resume else 'begun'}",
-        )
-
     def describe(self) -> dict[str, Any]:
-        """Returns what the examples of a run depend on besides its options."""
+        """Returns what the numbers of a run depend on, besides the options."""
         word_problems = self.word_problems()
         return {
             "word_problems": repr(word_problems),
@@ -196,13 +168,12 @@ class World:
         }
 
 
-def accuracies(world: World, answer: Answer, split: str) -> dict[str, float]:
+def accuracies(world: World, answer: Answer) -> dict[str, float]:
     """Measures the share of right answers of every task.
 
     Args:
         world: What is asked.
         answer: The model.
-        split: From which the examples are.
     """
     num_problems = world.options.evaluate_on
     num_lists = max(8, num_problems // 8)
@@ -210,7 +181,7 @@ def accuracies(world: World, answer: Answer, split: str) -> dict[str, float]:
     if world.options.word_problems:
         task = world.word_problems()
         measured["word_problems"] = accuracy(
-            world, task, task.examples(split, num_problems), answer, task.gen_length
+            world, task, task.examples(SPLIT, num_problems), answer, task.gen_length
         )
     groups: list[tuple[float, list[GeneratedTask], int]] = [
         (world.options.lists, world.list_tasks(), 16),
@@ -218,7 +189,7 @@ def accuracies(world: World, answer: Answer, split: str) -> dict[str, float]:
     ]
     for share, tasks, gen_length in groups:
         if share:
-            examples = [list(each.examples(split, num_lists)) for each in tasks]
+            examples = [list(each.examples(SPLIT, num_lists)) for each in tasks]
             merged = [example for part in examples for example in part]
             texts = iter(texts_of(world, merged, answer, gen_length))
             for each, part in zip(tasks, examples, strict=True):
@@ -247,51 +218,3 @@ def texts_of(
     prompts = [encode_prompt(world.tokenizer, str(example.prompt)) for example in examples]
     # A function of the folder's own tokenizer: special tokens stay visible where they are wrong.
     return [str(world.tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
-
-
-def run(
-    world: World,
-    objective: Objective,
-    kinds: Sequence[Kind],
-    rows: Rows,
-    *,
-    name: str,
-    export: Callable[[Path], Callable[[str], dict[str, float]]],
-) -> Progress:
-    """Trains, and keeps `output/name` ready to ship from the first evaluation on.
-
-    Args:
-        world: Tasks and options.
-        objective: Model and loss, on its device.
-        kinds: What a step is made of.
-        rows: Where rows come from.
-        name: Of the model.
-        export: Writes the model to a folder and returns what measures the files on a split.
-    """
-    recipe = Recipe(
-        name,
-        world.options,
-        budget_of(world.options),
-        lambda folder: export(folder)("val"),
-        world.describe(),
-    )
-    return recipe.run(objective, kinds, rows)
-
-
-def budget_of(options: argparse.Namespace) -> Budget:
-    """Reads the length of the run.
-
-    Raises:
-        SystemExit: If it is given twice or not at all.
-    """
-    if bool(options.minutes) == bool(options.samples):
-        raise SystemExit(
-            "The length of a run is --minutes or --samples, one of them; e.g. add --minutes 9."
-        )
-    return Minutes(options.minutes) if options.minutes else Samples(options.samples)
-
-
-def stop(rows: Rows) -> None:
-    """Ends worker processes, if there are any."""
-    if isinstance(rows, PooledRows):
-        rows.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from two_processes import in_two_processes
 
 from dllm_decode import load_model
 from eval.cli import main
@@ -91,14 +91,13 @@ def test_a_resumed_run_without_its_moments_is_refused_and_one_that_diverges_says
     words = [*options(tmp_path / "run"), "--epochs", "0.4", "--evaluate-every", "100"]
     assert main(["distil", *words]) == 0
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
-    for file in checkpoint.glob("*.safetensors"):
-        kept = {n: t for n, t in load_file(file).items() if not n.startswith("optimiser.")}
-        save_file(kept, file)
+    (checkpoint / "optimizer.bin").unlink()
     capsys.readouterr()
+    AcceleratorState._reset_state(reset_partial_state=True)
     assert main(["distil", *words]) == 2
     said = capsys.readouterr().err
-    assert f"{checkpoint} must hold 'optimiser.0.0.step'" in said
-    assert f"or remove {checkpoint} to begin the training anew" in said
+    assert f"{checkpoint / 'optimizer.bin'} must be as it was written, got nothing" in said
+    assert f"remove {checkpoint} to begin the training anew" in said
     AcceleratorState._reset_state(reset_partial_state=True)
     (tmp_path / "wild").mkdir()
     shutil.copy(tmp_path / "run" / "settings.json", tmp_path / "wild")
@@ -146,3 +145,14 @@ def test_lora_writes_an_adapter_of_the_model(
     )
     assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["r"] == 4
     assert not (folder / "model").exists()
+
+
+@pytest.mark.slow
+def test_a_refusal_ends_every_process(tmp_path: Path) -> None:
+    """The first process ended, and the others waited for it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    told = in_two_processes("-m", "eval.cli", "distil", *options(tmp_path / "run"))
+    assert [code for code, _ in told] == [2, 2]
+    assert "--output must be new or hold a run" in told[0][1]
+    assert "must be" not in told[1][1]

@@ -12,11 +12,16 @@ from torch import Tensor
 from dllm_decode.models import new_llada
 from dllm_decode.training import Batch
 from dllm_decode.training.answer_blocks import is_end, lay_blocks, leads_of
-from dllm_decode.training.certainty import Certainty, CertaintyForcing, CertaintyLoss, certainty
+from dllm_decode.training.certainty import (
+    Certainty,
+    CertaintyForcing,
+    CertaintyLoss,
+    TrajectoryLoss,
+    certainty,
+)
 from dllm_decode.training.trajectories import (
     Curriculum,
     TrajectoryForcing,
-    TrajectoryLoss,
     masks_of_states,
 )
 

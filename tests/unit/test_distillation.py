@@ -1,8 +1,5 @@
 """Distillation: what is learned, where a run goes on, several devices, LoRA, what is written."""
 
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,21 +14,22 @@ from families_under_test import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.optim import AdamW
 from toys import HashModel
+from two_processes import in_two_processes
 
 from dllm_decode import DecodeConfig, StepEvent, decode
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.training import Batch, Progress, Report, Samples
-from dllm_decode.training.answer_blocks import BlockMasks, EveryBlock, OneBlock
-from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss
-from dllm_decode.training.distillation import DistilSettings, distil
+from dllm_decode.training import Progress, Report, Settings, train
+from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both, one_block
+from dllm_decode.training.block_copies import hidden_of_copies
+from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
+from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
 from dllm_decode.training.saving import read_family, save_like
-from dllm_decode.training.teacher import Demonstration, demonstrate, make_rows, ranks_of
-from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing, TrajectoryLoss
+from dllm_decode.training.teacher import Demonstration, Lessons, demonstrate, ranks_of
+from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from samplers import EntropyThreshold, FixedSchedule
 
-ROOT = Path(__file__).parents[2]
 EOS, MASK, VOCAB = 0, 1, 24
 GEN_LENGTH = 8
 
@@ -61,24 +59,26 @@ def reversals(count: int = 24) -> list[Demonstration]:
 
 def run(
     model: MaskedTransformer, folder: Path, *, num_samples: int = 64, method: str = "dparallel",
-    evaluate: Any = dict, observe: Any = lambda report: None, **settings: Any,
+    evaluate: Any = lambda progress: {}, observe: Any = lambda report: None,
+    num_rows: int = 4, num_forwards: int = 2, evaluate_every: int = 3, optimiser: Any = None,
 ) -> Progress:  # fmt: skip
     demonstrations = reversals()
     objective, advance = objective_of(model, demonstrations, method)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    return distil(
+    source = Lessons(
+        demonstrations, gen_length=GEN_LENGTH, eos_id=EOS, num_rows=num_rows,
+        num_forwards=num_forwards,
+    )  # fmt: skip
+    return train(
         objective,
-        [AdamW(weights, lr=0.01)],
-        demonstrations,
-        DistilSettings(
-            Samples(num_samples), folder, GEN_LENGTH,
-            **{"num_rows": 4, "num_forwards": 2, "evaluate_every": 3, **settings},
-        ),
+        [optimiser or AdamW(weights, lr=0.01)],
+        source,
+        Settings(num_samples=num_samples, folder=folder, evaluate_every=evaluate_every),
         accelerator=Accelerator(cpu=True),
         evaluate=evaluate,
         observe=observe,
         advance=advance,
-    )  # fmt: skip
+    )
 
 
 def objective_of(model: MaskedTransformer, demonstrations: Any, method: str) -> Any:
@@ -105,7 +105,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
     expected = run(whole, tmp_path / "whole", method=method)
     calls = 0
 
-    def evaluate() -> Mapping[str, float]:
+    def evaluate(progress: Progress) -> Mapping[str, float]:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -135,15 +135,12 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_kept(tmp_path: Path)
     def advance(optimiser: Any, *_: object) -> None:
         optimiser.param_groups[0]["params"][0].data.fill_(torch.inf)
 
-    objective, _ = objective_of(model, reversals(), "dparallel")
     optimiser = AdamW(model.parameters(), lr=0.01)
     optimiser.register_step_post_hook(advance)
     with pytest.raises(RuntimeError, match="The weights must be finite, got inf at step 1"):
-        distil(
-            objective, [optimiser], reversals(),
-            DistilSettings(Samples(4), tmp_path, GEN_LENGTH, num_rows=4, num_forwards=1),
-            accelerator=Accelerator(cpu=True),
-            evaluate=lambda: calls.append(1) or {},
+        run(
+            model, tmp_path, num_samples=4, num_forwards=1, optimiser=optimiser,
+            evaluate=lambda _: calls.append(1) or {},
         )  # fmt: skip
     assert not calls
     assert not list(tmp_path.iterdir())
@@ -153,7 +150,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     model = tiny_model()
     run(model, tmp_path)
     before, calls = weights_of(model), []
-    run(model, tmp_path, evaluate=lambda: calls.append(1) or {})
+    run(model, tmp_path, evaluate=lambda _: calls.append(1) or {})
     assert_same(weights_of(model), before)
     assert not calls
 
@@ -172,7 +169,7 @@ def test_certainty_is_learned(tmp_path: Path) -> None:
     before = forwards()
     progress = run(
         model, tmp_path, num_samples=800, evaluate_every=1000, observe=reports.append,
-        evaluate=lambda: {"forwards": forwards()},
+        evaluate=lambda _: {"forwards": forwards()},
     )  # fmt: skip
     assert progress.history[-1]["forwards"] < 0.8 * before
     assert reports[-1].spent == 1.0
@@ -184,9 +181,6 @@ def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) 
     """It differed by 1e-3 after a test in bfloat16, whose precision accelerate had kept."""
     alone = tiny_model()
     run(alone, tmp_path / "alone", num_forwards=2, num_samples=32)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = (
         "import sys; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
         "from test_distillation import run, tiny_model, weights_of\n"
@@ -194,22 +188,8 @@ def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) 
         "run(model, folder / 'run', num_forwards=1, num_samples=32)\n"
         "torch.save(weights_of(model), folder / f'{sys.argv[2]}.pt')\n"
     )
-    paths = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "unit")]
-    children = []
-    for rank in range(2):
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
-            "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        children.append(subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path), str(rank)],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        ))  # fmt: skip
-    for child in children:
-        _, said = child.communicate(timeout=300)
-        assert child.returncode == 0, said
+    for code, said in in_two_processes("-c", script, str(tmp_path), "{rank}"):
+        assert code == 0, said
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert_same(first, second)
     # A mean of two is exact in any order.
@@ -225,19 +205,17 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     generator = torch.Generator().manual_seed(3)
     first = torch.randint(5, 400, (2, 16), generator=generator).tolist()
     prompts, answers = [first[0][:6], first[1][:9]], [first[0][6:15], first[1][7:16]]
-    rows = [
-        Demonstration(tuple(prompt), tuple(answer), tuple(range(9)))
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    batch = make_rows(rows, gen_length=9, eos_id=model.eos_ids[0])
+    batch = lay_out(list(zip(prompts, answers, strict=True)), 9, model.eos_ids[0])
     leads = torch.tensor([len(prompt) % max(1, model.causal_block_length) for prompt in prompts])
     positions = torch.arange(9)
     # The second block of four, wherever it begins in each row.
     start = (4 - leads)[:, None]
     block = (positions >= start) & (positions < start + 4)
     masks = BlockMasks(block, torch.zeros_like(block), positions >= start + 4)
-    kinds = (OneBlock, EveryBlock) if model.causal_block_length else (OneBlock,)
-    learned = torch.stack([each(model).logits(batch, masks, 4)[0] for each in kinds], 1)
+    kinds = (one_block, hidden_of_copies) if model.causal_block_length else (one_block,)
+    learned = torch.stack(
+        [logits_of_both(model, batch, masks, 4, hidden_states=each)[0] for each in kinds], 1
+    )
     for row in range(2):
         given = [
             model.mask_id if masks.first[row, i] or masks.behind[row, i] else answers[row][i]
@@ -262,10 +240,8 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
     model = load_tiny(family, dtype="float32").train().requires_grad_(True)
     own = max(4, model.causal_block_length)
     prompt = tuple(range(5, 12))
-    batch = make_rows(
-        [Demonstration(prompt, (20, 21, 22, model.eos_ids[-1]), (0, 1, 2, 3))] * 2,
-        gen_length=own * 2, eos_id=model.eos_ids[0],
-    )  # fmt: skip
+    pairs = [(prompt, (20, 21, 22, model.eos_ids[-1]))] * 2
+    batch = lay_out(pairs, own * 2, model.eos_ids[0])
     objective = CertaintyForcing(model, own, loss=CertaintyLoss())
     loss = objective.loss(batch, torch.Generator().manual_seed(0))
     loss.backward()
@@ -297,10 +273,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
     assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
     own = max(4, model.causal_block_length)
-    batch = make_rows(
-        [Demonstration((5, 6, 7), (20, 21, 22, 23), (0, 1, 2, 3))], gen_length=own,
-        eos_id=model.eos_ids[0],
-    )  # fmt: skip
+    batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
     objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss())
     optimiser = AdamW(lora.weights, lr=0.05)
     for step in range(3):
@@ -313,7 +286,8 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     plain = load_tiny(family, dtype="float32")
     masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 3)
     found, expected, before = (
-        OneBlock(one).logits(batch, masks, own)[0] for one in (merged, model, plain)
+        logits_of_both(one, batch, masks, own, hidden_states=one_block)[0]
+        for one in (merged, model, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert (found - before).abs().max() > 0.1
@@ -377,16 +351,6 @@ def test_demonstrations_hold_the_order_of_commits() -> None:
         order = [position for position in order if position < len(one.answer)]
         assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)
     assert sorted(found[0].ranks) != list(found[0].ranks)
-
-
-def test_rows_are_padded_on_the_left_and_continued_with_eos() -> None:
-    rows = [Demonstration((5, 6), (7, EOS), (0, 1)), Demonstration((8, 9, 10), (11, 12), (1, 0))]
-    batch = make_rows(rows, gen_length=3, eos_id=EOS)
-    assert isinstance(batch, Batch)
-    assert batch.tokens.tolist() == [[EOS, 5, 6, 7, EOS, EOS], [8, 9, 10, 11, 12, EOS]]
-    assert batch.pads.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="gen_length must be at least 2, the length of the long"):
-        make_rows(rows, gen_length=1, eos_id=EOS)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import asdict
 from safetensors.torch import save_file
 from toys import HashModel
 
@@ -18,11 +19,12 @@ from dllm_decode import DecodeConfig, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
 from eval.cli import main, make_parser
-from eval.training.distil_command import read_answers
+from eval.runs.files import write_json
 from eval.training.filter_command import read_examples
 from eval.training.held_out import Measured, compared, measure, read_measured, score_of
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, claim_training, read_json, write_json, writing
+from eval.training.run_folder import claim, require_own, writing
+from eval.training.teacher_answers import read_batch
 from samplers import FixedSchedule
 
 ROOT = Path(__file__).parents[2]
@@ -88,25 +90,23 @@ def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: 
 
 def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    claim(folder, {"steps": 3, "sizes": (1, 2)})
-    claim(folder, {"steps": 3, "sizes": (1, 2)})
+    claim(folder / "settings.json", {"steps": 3, "sizes": (1, 2)})
+    claim(folder / "settings.json", {"steps": 3, "sizes": (1, 2)})
     with pytest.raises(ValueError, match=r"got others: steps: 3 -> 4\. Choose another"):
-        claim(folder, {"steps": 4, "sizes": (1, 2)})
+        claim(folder / "settings.json", {"steps": 4, "sizes": (1, 2)})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="must be new or hold a run of this command"):
-        claim(tmp_path / "full", {})
-    (folder / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings\.json must be JSON"):
-        claim(folder, {})
-    write_json(folder / "deep" / "list.json", [1])
-    with pytest.raises(ValueError, match="must be as this version writes it"):
-        read_json(folder / "deep" / "list.json")
+        require_own(tmp_path / "full")
+    for text in ("{", "[1]"):
+        (folder / "settings.json").write_text(text)
+        with pytest.raises(ValueError, match=r"settings\.json must be as this .* remove the fold"):
+            claim(folder / "settings.json", {})
 
 
 def refused(folder: Path, settings: dict[str, Any]) -> str:
     with pytest.raises(ValueError, match="must have the settings of this command") as caught:
-        claim(folder, settings)
+        claim(folder / "settings.json", settings)
     return str(caught.value).partition("got others: ")[2].partition(". Choose")[0]
 
 
@@ -115,8 +115,8 @@ def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
     asked, _ = read_questions("word_problems?limit=20", "")
     more, _ = read_questions("word_problems?limit=25", "")
     before = {"task": asked.settings(), "steps": 5000, "cache": None, "sizes": (1, 2)}
-    claim(tmp_path / "run", before)
-    claim(tmp_path / "run", before | {"cache": ""})
+    claim(tmp_path / "run" / "settings.json", before)
+    claim(tmp_path / "run" / "settings.json", before | {"cache": ""})
     changed = before | {"task": more.settings(), "steps": 100}
     assert refused(tmp_path / "run", changed) == "task limit: 20 -> 25, steps: 5000 -> 100"
     plain, _ = read_questions("word_problems", "")
@@ -130,12 +130,12 @@ def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
 
 def test_a_training_may_change_until_it_has_begun(tmp_path: Path) -> None:
     """distil named --keep-wrong as the remedy, and refused it in the folder that was there."""
-    claim(tmp_path / "run", {"limit": 3})
-    claim(tmp_path / "run", {"limit": 3})
-    claim_training(tmp_path / "run", {"keep_wrong": True})
-    claim_training(tmp_path / "run", {"keep_wrong": True})
+    claim(tmp_path / "run" / "settings.json", {"limit": 3})
+    claim(tmp_path / "run" / "settings.json", {"limit": 3})
+    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
+    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
     with pytest.raises(ValueError, match="got others: keep_wrong: True -> False"):
-        claim_training(tmp_path / "run", {"keep_wrong": False})
+        claim(tmp_path / "run" / "training.json", {"keep_wrong": False})
 
 
 class Digits:
@@ -170,7 +170,7 @@ def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Pat
     share(Place(1, 2), gather=lambda mine: kept.extend(mine) or mine)
     assert share(Place(0, 2), gather=lambda mine: mine + kept) == whole
     whole.save(tmp_path / "measured.json")
-    assert Measured.load(tmp_path / "measured.json") == whole
+    assert read_measured(tmp_path / "measured.json", judged) == whole
 
 
 def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,8 +368,9 @@ def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Pat
     """It ended in a traceback, or in a division by zero after the training."""
     file = tmp_path / "before.json"
     file.write_text(text)
+    _, judged = read_questions(jsonl(tmp_path, 5), "")
     with pytest.raises(ValueError, match=r"before\.json must .*; remove the file, and the same"):
-        Measured.load(file)
+        read_measured(file, judged)
 
 
 def test_a_measurement_of_other_prompts_is_named(tmp_path: Path) -> None:
@@ -377,7 +378,7 @@ def test_a_measurement_of_other_prompts_is_named(tmp_path: Path) -> None:
     Measured([1.0] * 8, [3] * 8, [4] * 8).save(tmp_path / "before.json")
     assert len(read_measured(tmp_path / "before.json", judged).scores) == 8
     Measured([1.0], [3], [4]).save(tmp_path / "before.json")
-    with pytest.raises(ValueError, match=r"before\.json must be of 8 prompts, got 1; remove"):
+    with pytest.raises(ValueError, match=r"before\.json must have 8 scores, .* got 1; remove"):
         read_measured(tmp_path / "before.json", judged)
 
 
@@ -386,16 +387,16 @@ def test_damaged_answers_are_named_with_the_remedy(text: str, tmp_path: Path) ->
     file = tmp_path / "000000.json"
     one = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
     write_json(file, {"answers": [one]})
-    assert read_answers(file, [[1, 2]]) == [one]
+    assert [asdict(found) for found in read_batch(file, [[1, 2]])] == [one]
     with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
-        read_answers(file, [[1, 3]])
+        read_batch(file, [[1, 3]])
     for part in ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None}):
         write_json(file, {"answers": [one | part]})
         with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
-            read_answers(file, [[1, 2]])
+            read_batch(file, [[1, 2]])
     file.write_text(text)
     with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
-        read_answers(file, [[1, 2]])
+        read_batch(file, [[1, 2]])
 
 
 def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from toys import HashModel
 
-from dllm_decode import ForwardInputs, PrefixCache, StepEvent, decode
+from dllm_decode import DecodeConfig, ForwardInputs, PrefixCache, StepEvent, decode
 from dllm_decode.models.base import fingerprint_of
+from dllm_decode.training import Report, learn2pd
 from dllm_decode.training.learn2pd import (
     FilterSettings,
     acceptance,
@@ -280,8 +281,10 @@ def slow_examples(
 
 def test_the_oracle_s_examples_are_those_of_a_slow_loop() -> None:
     model, prompts = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(5,)), [[1, 2], [3]]
-    got = collect_examples(model, prompts, gen_length=10, block_length=4, stop_at_eos=False,
-                           first_prompt=7)  # fmt: skip
+    got = collect_examples(
+        model, prompts, DecodeConfig(gen_length=10, block_length=4, stop_at_eos=False),
+        first_prompt=7,
+    )  # fmt: skip
     for row, prompt in enumerate(prompts):
         mine = got.where(got.prompts == 7 + row)
         expected = slow_examples(model, prompt, 10, 4)
@@ -296,8 +299,9 @@ def test_the_oracle_s_examples_are_those_of_a_slow_loop() -> None:
 
 def test_nothing_is_collected_behind_the_end_of_an_answer() -> None:
     model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1, 2))
-    short = collect_examples(model, [[4]], gen_length=24, block_length=4)
-    whole = collect_examples(model, [[4]], gen_length=24, block_length=4, stop_at_eos=False)
+    config = DecodeConfig(gen_length=24, block_length=4)
+    short = collect_examples(model, [[4]], config)
+    whole = collect_examples(model, [[4]], config.updated(stop_at_eos=False))
     assert 0 < len(short) < len(whole)
 
 
@@ -306,9 +310,9 @@ def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos:
     """With end-of-text prediction nothing behind a committed EOS is masked any more."""
     model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1))
     prompts, length, holes = [[1, 2], [3], [4, 5, 3]], 20, 0
-    options = {"gen_length": length, "block_length": 10, "truncate_at_eos": truncate_at_eos}
-    found = collect_examples(model, prompts, **options)  # type: ignore[arg-type]
-    answers = decode(model, prompts, FixedSchedule(10), **options).tokens  # type: ignore[arg-type]
+    config = DecodeConfig(gen_length=length, block_length=10, truncate_at_eos=truncate_at_eos)
+    found = collect_examples(model, prompts, config)
+    answers = decode(model, prompts, FixedSchedule(10), config=config).tokens
     for row in range(len(prompts)):
         mine = found.where(found.prompts == row)
         ends = [token in model.eos_ids for token in answers[row, :10].tolist()]
@@ -326,7 +330,9 @@ def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) ->
     model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
     prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
     parts = [
-        collect_examples(model, prompts, gen_length=10, block_length=8, first_prompt=3 * i)
+        collect_examples(
+            model, prompts, DecodeConfig(gen_length=10, block_length=8), first_prompt=3 * i
+        )
         for i in range(4)
     ]
     splits = split(join(parts), seed=0)
@@ -345,10 +351,10 @@ def test_the_oracle_enters_a_block_as_the_cache_does(family: str) -> None:
     model = load_tiny(family, dtype="float64")
     prompts = [[7, 8, 9, 10], [11, 12, 13, 14]]
     length = max(4, model.causal_block_length)
-    options = {"gen_length": 2 * length, "block_length": length, "stop_at_eos": False}
+    config = DecodeConfig(gen_length=2 * length, block_length=length, stop_at_eos=False)
     cache = PrefixCache(entry="official")
-    found = collect_examples(model, prompts, cache=cache, **options)  # type: ignore[arg-type]
-    out = decode(model, prompts, FixedSchedule(length), cache=cache, **options)  # type: ignore[arg-type]
+    found = collect_examples(model, prompts, config, cache=cache)
+    out = decode(model, prompts, FixedSchedule(length), cache=cache, config=config)
     entries = 0
     for row in range(2):
         masked = found.masked[found.prompts == row]
@@ -370,27 +376,28 @@ def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["one.safetensors"]
 
 
-def test_a_killed_training_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_training_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     splits = split(toy_examples(), seed=0)
     settings = FilterSettings(num_steps=150, learning_rate=0.02)
     whole = train_filter(splits.train, splits.val, settings)
+    steps: list[int] = []
 
-    def interrupt(step: int, loss: float) -> None:
-        if step >= 70:
+    def interrupt(name: str, tensors: object, step: int) -> None:
+        steps.append(step)
+        if len(steps) == 70:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(learn2pd, "require_finite", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_filter(splits.train, splits.val, settings, folder=tmp_path, report=interrupt)
-    steps: list[int] = []
-    again = train_filter(
-        splits.train, splits.val, settings, folder=tmp_path,
-        report=lambda step, loss: steps.append(step),
-    )  # fmt: skip
-    assert steps[0] == 71
+        train_filter(splits.train, splits.val, settings, folder=tmp_path)
+    again = train_filter(splits.train, splits.val, settings, folder=tmp_path)
+    assert steps == [*range(1, 71), *range(70, 151)]
     for found, expected in zip(again.parameters(), whole.parameters(), strict=True):
         assert torch.equal(found, expected)
     other = FilterSettings(hidden_sizes=(3,), num_steps=150)
-    with pytest.raises(ValueError, match="A checkpoint holds the tensors of the model"):
+    with pytest.raises(ValueError, match="must be of the model and the optimisers that are"):
         train_filter(splits.train, splits.val, other, folder=tmp_path)
 
 
@@ -406,17 +413,16 @@ def toy_examples(num_prompts: int = 60) -> FilterExamples:
 def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     splits = split(toy_examples(), seed=0)
     settings = FilterSettings(num_steps=300, learning_rate=0.02)
-    reports: list[tuple[int, float]] = []
-    network = train_filter(
-        splits.train, splits.val, settings, report=lambda step, loss: reports.append((step, loss))
-    )
+    reports: list[Report] = []
+    network = train_filter(splits.train, splits.val, settings, observe=reports.append)
     learned = acceptance(score(network, splits.test), splits.test, 0.8)
     plain = acceptance(splits.test.confidences, splits.test, 0.8)
     assert learned.precision > 0.9
     assert learned.recall > 0.6
     assert plain.precision < 0.65
-    assert reports[-1][0] == 300
-    assert reports[-1][1] < reports[0][1]
+    progress = reports[-1].progress
+    assert progress.step == 300
+    assert progress.history[-1]["loss"] < progress.history[0]["loss"]
 
 
 @pytest.mark.parametrize("counted", ["all", "masked"])

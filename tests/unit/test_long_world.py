@@ -2,6 +2,7 @@
 
 import argparse
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer
 
 from dllm_decode import load_model, load_target
 from dllm_decode.models.loading.load import find_model
-from dllm_decode.training.examples import make_rows
+from dllm_decode.training.examples import lay_out
 from eval.tasks.grammar import cast
 from examples.mini.vocabulary import build_ledger_tokenizer
 
@@ -38,7 +39,9 @@ def test_examples_fit_and_held_out_words_come_in_stories_only(world: Any) -> Non
     assert sum(kind.name.startswith("stories") for kind in kinds) == 2
     for kind in kinds:
         # Raises where an example is longer than its columns.
-        rows = make_rows(kind, 300, int(tokenizer.eos_token_id), "0")
+        eos_id = int(tokenizer.eos_token_id)
+        pairs = replace(kind, num_rows=300).pairs("0", eos_id)
+        rows = lay_out(pairs, kind.gen_lengths[0], eos_id).tokens
         is_story = kind.name.startswith("stories")
         assert bool((rows == question).any(-1).all()) is not is_story
         assert bool(torch.isin(rows, held_out).any()) is is_story

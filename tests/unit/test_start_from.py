@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dllm_decode import decode, load_model
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.loading.load import find_model
-from dllm_decode.training.from_causal import write_fast_dllm_v2
-from dllm_decode.training.from_model import start_from
+from dllm_decode.training.from_model import start_from, write_fast_dllm_v2
 from samplers import ConfidenceThreshold
 
 CAUSAL = find_model("mini-ar")
@@ -66,20 +65,34 @@ def test_it_has_no_fewer_layers_than_its_source(tmp_path: Path) -> None:
         write_fast_dllm_v2(CAUSAL, tmp_path, mask_id=1, num_layers=2, block_length=8)
 
 
+@pytest.mark.parametrize("num_layers", [4, 6])
+def test_a_masked_model_answers_as_the_causal_one_where_it_sees_earlier_columns(
+    num_layers: int,
+) -> None:
+    causal = AutoModelForCausalLM.from_pretrained(CAUSAL, dtype=torch.float32)
+    model = masked(num_layers)
+    start_from(model, AutoTokenizer.from_pretrained(CAUSAL), CAUSAL)
+    tokens = torch.randint(3, causal.config.vocab_size, (2, 9))
+    earlier = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, -1, -1)
+    with torch.inference_mode():
+        ours = model.transformer.head(model.transformer(tokens, attend=earlier))
+        torch.testing.assert_close(ours, causal(tokens).logits, atol=1e-4, rtol=0)
+
+
+def masked(num_layers: int) -> MaskedTransformer:
+    known, _ = load_model("mini", dtype=torch.float32)
+    shape = known.transformer.config
+    return new_llada(
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, num_layers=num_layers,
+        num_heads=shape.num_heads, mlp_hidden_size=shape.mlp_hidden_size, mask_id=known.mask_id,
+        eos_ids=known.eos_ids, rope_theta=shape.rope_theta,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("source", ["mini", "mini-ar"])
 def test_a_masked_model_begins_as_either_kind(source: str) -> None:
     known, tokenizer = load_model("mini", dtype=torch.float32)
-    shape = known.transformer.config
-    model = new_llada(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        num_layers=5,
-        num_heads=shape.num_heads,
-        mlp_hidden_size=shape.mlp_hidden_size,
-        mask_id=known.mask_id,
-        eos_ids=known.eos_ids,
-        rope_theta=shape.rope_theta,
-    )
+    model = masked(5)
     before = model.transformer.parts()["embedding.weight"].clone()
     start_from(model, tokenizer, find_model(source))
     found = model.transformer.parts()

@@ -1,0 +1,141 @@
+"""The model that is distilled, and what the options say of its training."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch.optim import AdamW, Optimizer
+
+from dllm_decode import DecodeConfig
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.families import Family
+from dllm_decode.models.loading.load import find_model
+from dllm_decode.training import Batch, Objective, make_optimisers
+from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
+from dllm_decode.training.saving import read_family
+from dllm_decode.training.teacher import Demonstration, ranks_of
+from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
+from eval.runs.command import DTYPES
+from eval.runs.models import open_address, parse_model
+from eval.runs.names import parse_sampler
+from eval.runs.options import given_of
+from eval.runs.settings import Place
+from eval.runs.sweep import decoding_of
+from eval.tasks.tokenizer import Tokenizer
+from eval.training.arguments import LENGTHS
+from eval.training.questions import Questions
+from samplers import FixedSchedule, Sampler
+
+
+@dataclass(frozen=True)
+class Student:
+    """The model that is trained, and what it came from.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer.
+        source: Folder of its checkpoint.
+        family: Of the checkpoint.
+        config: How it is decoded.
+    """
+
+    model: MaskedTransformer
+    tokenizer: Tokenizer
+    source: Path
+    family: Family
+    config: DecodeConfig
+
+
+def load_student(options: argparse.Namespace, asked: Questions, place: Place) -> Student:
+    """Loads the model in the precision in which it is trained.
+
+    Raises:
+        OSError: If it is not there.
+        ValueError: If it is damaged, or has no tokenizer, or cannot be decoded as asked.
+    """
+    dtype = DTYPES[options.dtype] if options.dtype or options.lora_rank else torch.float32
+    address = parse_model(options.model)
+    if address.adapter or address.quantize:
+        raise ValueError(
+            "distil trains the weights of a checkpoint as they are stored: adapter and quantize "
+            f"must be left out, got {options.model!r}."
+        )
+    source = find_model(address.source, options.revision or None)
+    model, tokenizer = open_address(
+        options.model,
+        device=f"cuda:{place.local_rank}" if options.device == "cuda" else "cpu",
+        dtype=dtype,
+        revision=options.revision or None,
+    )
+    if tokenizer is None:
+        raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
+    config = decoding_of(asked.selection, given_of(options, LENGTHS))
+    length = config.resolved_block_length(model.causal_block_length, model=model.name)
+    return Student(
+        model,
+        # Its own types are wider than what is used here.
+        cast(Tokenizer, tokenizer),
+        source,
+        read_family(source, address.family),
+        config.updated(block_length=length),
+    )
+
+
+def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:
+    """Returns where the run goes: this process' device among those of the launch."""
+    # Experts that no token went to have no gradient.
+    has_unused = model.transformer.config.moe is not None
+    return Accelerator(
+        cpu=options.device == "cpu",
+        mixed_precision=options.precision,
+        log_with=options.log_with or None,
+        project_dir=options.output,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=has_unused)],
+    )
+
+
+def alpha_of(options: argparse.Namespace) -> int:
+    """Returns the scale of LoRA's additions: their rank, unless it is given."""
+    alpha: int = options.lora_alpha or options.lora_rank
+    return alpha
+
+
+def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
+    """Returns how the teacher answers: one token a step, unless another sampler is named."""
+    assert student.config.block_length is not None
+    given = options.teacher_sampler
+    return parse_sampler(given) if given else FixedSchedule(student.config.block_length)
+
+
+def objective_of(
+    student: Student, demonstrations: Sequence[Demonstration], options: argparse.Namespace
+) -> tuple[Objective[Batch], Callable[[float], None]]:
+    """Returns the loss of the method, and what tells it how far the run is."""
+    weights = (options.temperature, options.entropy_weight)
+    assert student.config.block_length is not None
+    if options.method == "dparallel":
+        loss = CertaintyLoss(*weights)
+        forcing = CertaintyForcing(student.model, student.config.block_length, loss=loss)
+        return forcing, lambda _: None
+    ranks = ranks_of(demonstrations, student.model.eos_ids)
+    # The authors' curriculum, 16 to 32, in proportion to the block length.
+    quarters = (2, 2, 3, 3, 4, 4)
+    lengths = tuple(max(1, student.config.block_length * part // 4) for part in quarters)
+    curriculum = Curriculum(options.greatest_share, lengths)
+    following = TrajectoryForcing(
+        student.model, ranks, curriculum=curriculum, loss=TrajectoryLoss(*weights)
+    )
+    return following, following.advance
+
+
+def optimisers_of(model: MaskedTransformer, options: argparse.Namespace) -> Sequence[Optimizer]:
+    """Returns AdamW for all that is trained, or Muon for the matrices of the layers."""
+    if options.muon is None:
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        return [AdamW(weights, lr=options.learning_rate, weight_decay=0.0)]
+    return make_optimisers(model, matrix_lr=options.muon, other_lr=options.learning_rate)
