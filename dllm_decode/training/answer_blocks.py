@@ -1,6 +1,7 @@
 """Blocks of answers, masked in two ways that complement each other."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -113,21 +114,13 @@ def require_fitting(model: MaskedTransformer, block_length: int) -> None:
         )
 
 
-class HiddenStates(Protocol):
-    """Returns the hidden state from which the head predicts each answer position.
+HiddenStates = Callable[[MaskedTransformer, Batch, Tensor, int], Tensor]
+"""Returns the hidden state from which the head predicts each answer position.
 
-    `one_block` is for one block of each answer and for every family; `hidden_of_copies` is for
-    every block at once, and for block-causal models, where no block sees those after it.
-    """
-
-    def __call__(
-        self,
-        model: MaskedTransformer,
-        batch: Batch,
-        masked: Bool[Tensor, "B G"],
-        block_length: int,
-        /,
-    ) -> Float[Tensor, "B G H"]: ...
+Given the model, prompts and answers, the masked positions and the length of blocks. `one_block` is
+for one block of each answer and for every family; `hidden_of_copies` is for every block at once in
+block-causal models, where no block sees those after it.
+"""
 
 
 def logits_of_both(

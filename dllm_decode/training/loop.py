@@ -74,11 +74,11 @@ class Settings:
         seed: Of all that is random in the loss.
     """
 
-    num_samples: float = math.inf
+    num_samples: int | float = math.inf
     minutes: float = math.inf
     folder: Path | None = None
     schedule: Callable[[float], float] = linear_decay
-    evaluate_every: float = math.inf
+    evaluate_every: int | float = math.inf
     evaluate_every_s: float = math.inf
     pause_after_s: float = math.inf
     max_gradient_norm: float = 1.0

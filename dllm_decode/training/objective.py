@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -25,7 +26,8 @@ class Objective(ABC, Generic[BatchT]):
         """Returns the mean loss of a batch, in nats; random only by the generator."""
 
 
-class Part(NamedTuple, Generic[BatchT]):
+@dataclass(frozen=True)
+class Part(Generic[BatchT]):
     """One forward of a step on one process.
 
     Attributes:

@@ -366,7 +366,7 @@ def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
     [
         (None, {"hidden_size": 16}, r"model\.transformer\.embedding\.weight float32 \[24, 16\]"),
         (
-            lambda model: make_optimisers(model, matrix_lr=1, other_lr=1)[:1],
+            lambda model: make_optimisers(model, matrix_lr=1.0, other_lr=1.0)[:1],
             {},
             "AdamW of 7 weights",
         ),
@@ -478,4 +478,4 @@ def test_workers_draw_the_rows_of_this_process_in_order() -> None:
         assert [part.num_rows for part in mine] == ([16, 4] if step % 3 == 0 else [16])
         for one, other in zip(mine, theirs, strict=True):
             assert torch.equal(one.batch.tokens, other.batch.tokens)
-            assert one._replace(batch=None) == other._replace(batch=None)
+            assert replace(one, batch=None) == replace(other, batch=None)
