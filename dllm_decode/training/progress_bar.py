@@ -20,7 +20,7 @@ class ProgressBar:
         total: How much there is to do; for `train`: 1.
     """
 
-    def __init__(self, console: Console, label: str, total: float = 1.0) -> None:
+    def __init__(self, console: Console, label: str, total: int | float = 1.0) -> None:
         self._console = console
         self._label = label
         self._bar = Progress(
@@ -43,7 +43,7 @@ class ProgressBar:
     ) -> None:
         self._bar.stop()
 
-    def advance(self, done: float) -> None:
+    def advance(self, done: int | float) -> None:
         """Shows that so much more is done."""
         self._bar.advance(self._task, done)
 

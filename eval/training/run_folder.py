@@ -77,7 +77,7 @@ def claim(file: Path, settings: Mapping[str, Any]) -> None:
     if not file.exists():
         write_json(file, wanted)
         return
-    kept = read_json(file, dict[str, Any], remedy="remove the folder")
+    kept = read_json(file, dict, remedy="remove the folder")
     was, now = dict(_leaves(kept)), dict(_leaves(wanted))
     changed = [
         (name, was.get(name, _UNSET), now.get(name, _UNSET))
