@@ -7,11 +7,6 @@ from torch import Tensor
 ROOT = -1
 
 
-def path_parents(num_nodes: int, device: torch.device) -> Int[Tensor, " N"]:
-    """Returns the parents of a path: every node follows the one before it, the first the root."""
-    return torch.arange(-1, num_nodes - 1, device=device)
-
-
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
     """Returns for each node which nodes it sees: its ancestors and itself.
 

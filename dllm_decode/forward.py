@@ -11,10 +11,11 @@ from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.columns import Columns, are_columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout, Plan
+from dllm_decode.core.passes import Drafts, Pass
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.core.window import Window
-from dllm_decode.decoder import Decoder, Drafts, Pass
+from dllm_decode.decoder import Decoder
 from dllm_decode.inputs import inputs_of, packed_of, part_of, with_room
 from dllm_decode.models.base import num_calls, predict_all
 from dllm_decode.packing import unpack, with_leave_one_out

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.layout import Group, Layout
+from dllm_decode.core.passes import Drafts, Pass
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Drafts, Pass
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.packing import pack
 

@@ -192,12 +192,9 @@ class PrefixStream:
     Args:
         streamer: Such as `TextStreamer(tokenizer)`; it shows one row.
         row: Index of the prompt whose answer is shown.
-        waits_for_block: Without effect, because `StepEvent.is_final` says the same.
     """
 
-    def __init__(
-        self, streamer: PrefixStreamer, *, row: int = 0, waits_for_block: bool = False
-    ) -> None:
+    def __init__(self, streamer: PrefixStreamer, *, row: int = 0) -> None:
         self._streamer = streamer
         self._row = row
         self._num_put = 0

@@ -7,10 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.passes import Pass
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.core.window import Window
-from dllm_decode.decoder import Decoder, Look, Pass
+from dllm_decode.decoder import Decoder, Look
 from dllm_decode.forward import forward
 from dllm_decode.sizes import round_up
 from dllm_decode.tempering import temperature_of

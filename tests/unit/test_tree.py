@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dllm_decode import Draft, NGram, Tree
-from dllm_decode.ancestors import ancestors, path_parents
+from dllm_decode.ancestors import ancestors
 from dllm_decode.verify.ar_verify.acceptance import accept_matching, accept_tree
 
 VECTORS = Path(__file__).parents[1] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
@@ -171,7 +171,7 @@ def test_ancestors_are_those_found_by_climbing() -> None:
                 climbed.add(here)
                 here = int(parents[row, here])
             assert set(found[row, node].nonzero().squeeze(-1).tolist()) == climbed
-    path = ancestors(path_parents(6, torch.device("cpu"))[None])
+    path = ancestors(torch.arange(-1, 5)[None])
     assert torch.equal(path[0], torch.ones(6, 6).bool().tril())
     assert torch.equal(ancestors(torch.full((1, 4), -1))[0], torch.eye(4).bool())
 
@@ -184,7 +184,7 @@ def test_a_path_is_walked_as_matching_accepts_it() -> None:
         written = torch.randint(2, (3, 7), generator=generator)
         counts = torch.tensor([6, 3, 1])
         path = accept_matching(Draft(tokens, counts), written)
-        tree = Draft(tokens, counts, parents=path_parents(6, tokens.device).expand(3, -1))
+        tree = Draft(tokens, counts, parents=torch.arange(-1, 5).expand(3, -1))
         walked = accept_tree(tree, lambda places, _, w=written: w[rows, places + 1])
         assert torch.equal(walked.accepted, path.accepted)
         for row, accepted in enumerate(path.accepted.tolist()):

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dllm_decode.core.passes import Drafts
 from dllm_decode.core.requests import Request
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Drafts, Look, Verifier
+from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.settle import settled
