@@ -22,11 +22,10 @@ from .caches import (
 from .core.canvas import Canvas
 from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .core.output import DecodeOutput
-from .core.passes import Pass
-from .core.requests import Request, RequestQueue
+from .core.passes import Pass, Window
+from .core.rows import Request, RequestQueue
 from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
-from .core.window import Window
 from .decoder import Decoder, Look
 from .generation import Answer, GenerateOutput, generate
 from .loop import decode, decode_many, new_decoder, run

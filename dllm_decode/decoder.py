@@ -14,10 +14,10 @@ from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
 from dllm_decode.caches.entry import EntryToken
 from dllm_decode.core.layout import Sight
-from dllm_decode.core.requests import Request
+from dllm_decode.core.passes import Window
+from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.window import Window
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, RequestOptions
 from dllm_decode.prompts import Prompt, read_prompt, read_template
@@ -111,6 +111,11 @@ class Decoder:
     def edits(self) -> bool:
         """True if the sampler may keep positions open after they hold a token."""
         return not self.tokens_are_final and not self.rule.leave_one_out
+
+    def is_tempered(self, request: Request) -> bool:
+        """Returns whether samplers see a request's logits after temperature and truncation."""
+        is_cut = request.top_p < 1.0 or request.top_k > 0
+        return is_cut or self.config.confidence_from == "tempered"
 
     def request(
         self,

@@ -11,17 +11,15 @@ from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.columns import Columns, are_columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout, Plan
-from dllm_decode.core.passes import Drafts, Pass
+from dllm_decode.core.passes import Drafts, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder
-from dllm_decode.inputs import inputs_of, packed_of, part_of, with_room
+from dllm_decode.inputs import inputs_of, packed_of, part_of, unpack, with_leave_one_out, with_room
 from dllm_decode.models.base import num_calls, predict_all
-from dllm_decode.packing import unpack, with_leave_one_out
-from dllm_decode.tempering import truncation_of
 from samplers.checks import shown
 from samplers.logits.statistics import certain_where
+from samplers.logits.truncation import Truncation
 
 
 def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
@@ -215,6 +213,32 @@ def _finished(
         state = state.with_breach(~known & is_open, decoder.cache, duty)
     known, tokens = part_of(known, spec.asked), part_of(window.part(states.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
+
+
+def truncation_of(decoder: Decoder, rows: Sequence[Row], device: torch.device) -> Truncation | None:
+    """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
+    is_tempered = [decoder.is_tempered(row.request) for row in rows]
+    if not any(is_tempered):
+        return None
+    # A row that is not truncated keeps its logits, because a temperature of 0 changes none.
+    requests = [row.request for row in rows]
+    pairs = zip(requests, is_tempered, strict=True)
+    temperatures = [request.temperature if found else 0.0 for request, found in pairs]
+    shares, counts = [r.top_p for r in requests], [r.top_k for r in requests]
+    same = len({*zip(temperatures, shares, counts, strict=True)}) == 1
+    if same:
+        return Truncation(temperatures[0], shares[0], counts[0])
+    return Truncation(
+        per_row(temperatures, device),
+        per_row(shares, device),
+        torch.tensor(counts, device=device),
+    )
+
+
+def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
+    """Returns a number of each row as a tensor; float64 where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def with_finite_check(

@@ -13,7 +13,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer, StepEvent
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at, num_before
 from dllm_decode.decoder import Verifier
 from dllm_decode.loop import gathered, new_decoder, requests_of, run, sound

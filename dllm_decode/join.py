@@ -10,8 +10,7 @@ from dllm_decode.blocks.base import require_numbers
 from dllm_decode.core.canvas import BlankRow, Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.requests import Request
-from dllm_decode.core.rows import CLOSED, Numbers, Row
+from dllm_decode.core.rows import CLOSED, Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
 from dllm_decode.sizes import round_up

@@ -14,7 +14,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.output import DecodeOutput, together
-from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look
 from samplers.base import Decision
 from samplers.view import View

@@ -7,14 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Pass
+from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.forward import forward
+from dllm_decode.forward import forward, per_row
 from dllm_decode.sizes import round_up
-from dllm_decode.tempering import temperature_of
 from samplers.facts import Fact
 from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
@@ -146,6 +144,19 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
+
+
+def temperature_of(
+    decoder: Decoder, rows: Sequence[Row], device: torch.device
+) -> float | Float[Tensor, " B"]:
+    """Returns the temperature of draws; truncated logits are already divided by the temperature."""
+    values = [row.request.temperature for row in rows]
+    if any(decoder.is_tempered(row.request) for row in rows):
+        values = [
+            float(value > 0.0) if decoder.is_tempered(row.request) else value
+            for value, row in zip(values, rows, strict=True)
+        ]
+    return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 
 def leave_one_out_of(

@@ -29,8 +29,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.core.requests import Request, RequestQueue
-from dllm_decode.core.rows import Row
+from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Answered
 from dllm_decode.loop import new_decoder, run

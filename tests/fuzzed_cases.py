@@ -41,7 +41,7 @@ from dllm_decode import (
     Tree,
     Verifier,
 )
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.columns import Columns, count
-from dllm_decode.core.window import Window
+from dllm_decode.core.passes import Window
 from dllm_decode.sizes import round_up
 
 # Numbers of columns that are not one range are rounded up to a multiple of this, because libraries

@@ -10,8 +10,8 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout
+from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.core.window import Window
 from dllm_decode.models.base import KVCache
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.options import RequestOptions
 from dllm_decode.serve.errors import RefusedError

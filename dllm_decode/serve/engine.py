@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from threading import Condition, Thread
 
 from dllm_decode.core.observers import StepEvent, final_tokens
-from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Answered
 from dllm_decode.loop import rounds

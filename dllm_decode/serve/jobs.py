@@ -9,7 +9,7 @@ import torch
 
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 
 Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]
 """The tokens that a job's owner is told in each round: none, those that are final, or all."""

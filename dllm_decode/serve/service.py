@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Unpack
 
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
 from dllm_decode.options import RequestOptions

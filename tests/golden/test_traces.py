@@ -44,7 +44,7 @@ from dllm_decode import (
     load_model,
     new_decoder,
 )
-from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.loop import run as decode_requests
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig

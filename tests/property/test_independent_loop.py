@@ -17,7 +17,7 @@ from fuzzed_cases import (
 )
 
 from dllm_decode import CachePolicy, DecodeConfig, DualCache, NoCache, PrefixCache
-from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder, run
 from dllm_decode.models.base import MaskPredictor

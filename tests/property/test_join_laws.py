@@ -31,7 +31,7 @@ from dllm_decode import (
     Verifier,
 )
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
-from dllm_decode.core.requests import Request, RequestQueue
+from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder, run
 from dllm_decode.models import MaskedTransformer

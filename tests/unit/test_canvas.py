@@ -1,7 +1,7 @@
 import torch
 
 from dllm_decode.core.canvas import BlankRow, Canvas
-from dllm_decode.core.window import Window
+from dllm_decode.core.passes import Window
 
 MASK, EOS = 9, 8
 

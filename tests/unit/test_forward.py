@@ -9,10 +9,9 @@ from spied import tiny
 
 from dllm_decode import CachePolicy, DualCache, NoCache, Verifier, decode
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.passes import Drafts, Pass
-from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.forward import forward
 from dllm_decode.join import join

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dllm_decode import Draft, NGram, Tree
-from dllm_decode.ancestors import ancestors
+from dllm_decode.models.targets.trees import ancestors
 from dllm_decode.verify.ar_verify.acceptance import accept_matching, accept_tree
 
 VECTORS = Path(__file__).parents[1] / "golden" / "data" / "vectors" / "ddtree_vectors.json"

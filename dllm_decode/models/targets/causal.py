@@ -7,14 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.ancestors import ancestors
 from dllm_decode.models.targets.network import (
     CausalInputs,
     CausalNetwork,
     LayerKVs,
     TransformersNetwork,
 )
-from dllm_decode.models.targets.trees import tree_mask, tree_positions
+from dllm_decode.models.targets.trees import ancestors, tree_mask, tree_positions
 from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:

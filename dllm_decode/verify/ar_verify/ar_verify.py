@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.passes import Drafts
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.models.base import MaskPredictor

@@ -7,10 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.core.passes import Drafts, Pass
-from dllm_decode.core.requests import Request
+from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder
 from dllm_decode.forward import forward, on_device, with_finite_check
 from dllm_decode.models.base import MaskPredictor

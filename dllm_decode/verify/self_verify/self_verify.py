@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Drafts, Pass
+from dllm_decode.core.passes import Drafts, Pass, Window
 from dllm_decode.core.state import State
-from dllm_decode.core.window import Window
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
 from dllm_decode.settle import settled, truncated
