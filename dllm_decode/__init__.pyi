@@ -28,7 +28,7 @@ from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
 from .decoder import Decoder, Look
 from .generation import Answer, GenerateOutput, generate
-from .loop import decode, decode_many, new_decoder, run
+from .loop import decode, decode_many, new_decoder, rounds, run
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
@@ -120,6 +120,7 @@ __all__ = [
     "load_target",
     "measure_column_cost",
     "new_decoder",
+    "rounds",
     "run",
     "stream_to_terminal",
 ]
