@@ -35,7 +35,7 @@ class Decoder:
         model: The mask predictor.
         sampler: Which positions to commit, and with which token.
         cache: Which columns a forward computes.
-        verifier: How many steps one look at the model is good for, or whose tokens are kept.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
         config: The options; requests may have some of their own.
     """
@@ -195,7 +195,7 @@ class Look(NamedTuple):
 
 
 class Verifier(PlugIn, ABC):
-    """Looks at the model once a round, and decides which rows take a step, or their tokens too.
+    """Runs the forwards of a round before the sampler decides, and may decide in its place.
 
     `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
     axis first. Rows that join get zeros, rows that leave take their part along. The loop opens

@@ -48,12 +48,14 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
         )
     for n, row in enumerate(state.rows):
-        start, stop = _block(decoder, row) if spec.blocks is None else spec.blocks[n]
+        start, stop = (
+            _cache_block(decoder, row) if spec.cache_blocks is None else spec.cache_blocks[n]
+        )
         end = stop if sight.causal_block_length else row.end
         hidden: Columns = ()
         if spec.columns is None:
-            step = 0 if spec.is_first else row.turn_forwards
-            query = _query(decoder, row, (start, stop), end, step)
+            turn_forwards = 0 if spec.is_first else row.turn_forwards
+            query = _query(decoder, row, (start, stop), end, turn_forwards)
             chosen, hidden = decoder.cache.recompute(query), decoder.cache.hidden(query)
         else:
             chosen = spec.columns[n]
@@ -66,7 +68,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
     return plans
 
 
-def _block(decoder: Decoder, row: Row) -> tuple[int, int]:
+def _cache_block(decoder: Decoder, row: Row) -> tuple[int, int]:
     """Returns the columns that the cache policy takes for the open block of a row."""
     match decoder.rule.scope:
         case "block":
@@ -77,7 +79,9 @@ def _block(decoder: Decoder, row: Row) -> tuple[int, int]:
             return row.first, row.end
 
 
-def _query(decoder: Decoder, row: Row, block: tuple[int, int], end: int, step: int) -> CacheQuery:
+def _query(
+    decoder: Decoder, row: Row, block: tuple[int, int], end: int, turn_forwards: int
+) -> CacheQuery:
     return CacheQuery(
         start=block[0],
         stop=block[1],
@@ -85,13 +89,13 @@ def _query(decoder: Decoder, row: Row, block: tuple[int, int], end: int, step: i
         open_stop=row.opening.stop,
         unsettled=row.unsettled,
         prompt_length=row.prompt_length,
-        first_block=row.first,
+        first_column=row.first,
         row_end=row.end,
         end=end,
         shift=decoder.model.logit_shift,
-        step=step,
-        previous=row.previous,
-        num_forwards=row.nfe,
+        turn_forwards=turn_forwards,
+        last_needed=row.last_needed,
+        nfe=row.nfe,
         numbers=row.numbers.cache,
     )
 
@@ -115,16 +119,19 @@ def _require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> 
 
 def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
     """Returns the layout of a forward: the last forward's, if the columns are the same."""
-    rows, width = spec.states(state.here).rows, spec.window.width
-    own, starts = [plans[row] for row in rows], tuple(spec.window.starts[row] for row in rows)
-    if state.layout is not None and state.layout.key == Layout.key_of(own, starts, width):
+    rows, window = spec.states(state.canvas).rows, spec.window
+    own, starts = [plans[row] for row in rows], tuple(window.starts[row] for row in rows)
+    key = Layout.key_of(own, starts, window.width)
+    if state.layout is not None and state.layout.key == key:
         return state.layout
-    return Layout.of(decoder.sight, own, Window.of(starts, width, state.here))
+    if spec.drafts is not None:
+        window = Window.of(starts, window.width, state.canvas)
+    return Layout.of(decoder.sight, own, window)
 
 
 def _without_given(state: State, spec: Pass) -> Pass:
     """Returns the same forward on canvases with [MASK] for prompts and given tokens."""
-    canvas, states = state.here, spec.states(state.here)
+    canvas, states = state.canvas, spec.states(state.canvas)
     given = canvas.given[torch.tensor(states.rows, device=canvas.given.device)]
     hidden = states.tokens.masked_fill(given, canvas.mask_id)
     return spec._replace(drafts=states._replace(tokens=hidden))
@@ -134,8 +141,9 @@ def _run(
     decoder: Decoder, state: State, spec: Pass, layout: Layout
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Calls the model on all groups at once; returns the logits in the order of the states."""
-    model, states = decoder.model, spec.states(state.here)
-    state = with_room(state, states, layout)
+    model, states = decoder.model, spec.states(state.canvas)
+    if spec.drafts is not None:
+        state = with_room(state, states, layout)
     inputs, packs = [], []
     for group in layout.groups:
         one = inputs_of(state, spec, group)
@@ -155,7 +163,7 @@ def _counted(
     decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan], layout: Layout
 ) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    states, num_passes = spec.states(state.here), 2 if decoder.config.cfg_scale else 1
+    states, num_passes = spec.states(state.canvas), 2 if decoder.config.cfg_scale else 1
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: dict[int, int] = {}
     for group in layout.groups:
@@ -172,7 +180,7 @@ def _counted(
             nfe=row.nfe + num_passes,
             query_positions=row.query_positions + num_passes * computed,
             turn_forwards=row.turn_forwards + 1,
-            previous=plan.needed,
+            last_needed=plan.needed,
             computed=union(row.computed, plan.columns),
         )
     history = state.cache.history
@@ -187,7 +195,7 @@ def _noted(state: State, history: History, states: Drafts, layout: Layout) -> Hi
         kept = [n for n, entry in enumerate(group.entries) if not states.branches[entry]]
         rows = [states.rows[group.entries[n]] for n in kept]
         index = torch.tensor(rows, device=state.noise_keys.device)
-        history = history.noted(state.here, index, group.positions[kept])
+        history = history.noted(state.canvas, index, group.positions[kept])
     return history
 
 
@@ -198,7 +206,7 @@ def _finished(
 
     At settled columns that no computed column predicts, the logits are certain of the token there.
     """
-    states, window = spec.states(state.here), layout.window
+    states, window = spec.states(state.canvas), layout.window
     state = with_finite_check(state, logits, decoder.model.name, states.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     truncation = truncation_of(decoder, [state.rows[row] for row in states.rows], logits.device)
@@ -207,7 +215,7 @@ def _finished(
     if known is None:
         return state, logits
     if spec.drafts is None:
-        is_open = window.part(state.here.unsettled)
+        is_open = window.part(state.canvas.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open
         duty = "compute every column that predicts an open position"
         state = state.with_breach(~known & is_open, decoder.cache, duty)

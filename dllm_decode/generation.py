@@ -145,7 +145,7 @@ def generate(
         attention_mask: For token ids in a tensor: 0 at padding.
         config: The options of the decode.
         cache: Which columns to recompute at each forward.
-        verifier: How proposals are checked.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place.
         blocks: Which positions are open, as in `decode`.
         observers: Called after each round with a `StepEvent`.
         streamer: A streamer of transformers, for a single input. One with `put_draft`, such as

@@ -16,7 +16,7 @@ from dllm_decode.models.base import ForwardInputs
 
 def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     """Returns the inputs of one group."""
-    states, asked, columns = spec.states(state.here), spec.asked, group.columns
+    states, asked, columns = spec.states(state.canvas), spec.asked, group.columns
     tokens = states.tokens
     if spec.attend is not None:
         _require_attend(spec.attend, group)
@@ -96,7 +96,7 @@ def with_room(state: State, drafts: Drafts, layout: Layout) -> State:
 
 def _require_drafts(state: State, drafts: Drafts) -> None:
     """Raises RuntimeError unless drafts are whole canvases, in branches that the cache has."""
-    size = (len(drafts.rows), state.here.width)
+    size = (len(drafts.rows), state.canvas.width)
     if tuple(drafts.tokens.shape) != size:
         raise RuntimeError(
             f"tokens of Drafts must be whole canvases, {size[0]} of {size[1]} columns, got the "

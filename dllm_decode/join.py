@@ -10,7 +10,7 @@ from dllm_decode.blocks.base import require_numbers
 from dllm_decode.core.canvas import BlankRow, Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import CLOSED, Numbers, Request, Row
+from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
 from dllm_decode.sizes import round_up
@@ -23,17 +23,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     if not requests:
         return state
     new = [_row(decoder, request) for request in requests]
-    canvas = Canvas.blank(
-        [
-            BlankRow(r.request.prompt, r.request.template, r.request.gen_length, r.first, r.end)
-            for r in new
-        ],
-        # A window that begins with the last block must fit.
-        width=max(row.end for row in new) + decoder.window_length,
-        mask_id=decoder.model.mask_id,
-        eos_ids=decoder.verifier.eos_ids(decoder.model),
-        device=decoder.model.device,
-    )
+    canvas = blank(decoder, new)
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
     require_numbers(numbers, len(canvas), owner=decoder.schedule)
     if numbers is not None:
@@ -45,7 +35,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     return state._replace(
         rows=(*state.rows, *new),
-        canvas=canvas if state.canvas is None else state.canvas.joined(canvas),
+        canvas=state.canvas.joined(canvas) if state.rows else canvas,
         noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
         cost=cost._replace(
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
@@ -56,6 +46,21 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         cache=_with_slots(decoder, state, new, canvas),
         window=None,
         layout=None,
+    )
+
+
+def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
+    """Returns the canvas of rows before their first round."""
+    return Canvas.blank(
+        [
+            BlankRow(r.request.prompt, r.request.template, r.request.gen_length, r.first, r.end)
+            for r in rows
+        ],
+        # A window that begins with the last block must fit.
+        width=max((row.end + decoder.window_length for row in rows), default=0),
+        mask_id=decoder.model.mask_id,
+        eos_ids=decoder.verifier.eos_ids(decoder.model),
+        device=decoder.model.device,
     )
 
 
@@ -101,10 +106,11 @@ def leave(state: State, rows: Sequence[int]) -> State:
         order[row] = order[-1]
         order.pop()
     if not order:
-        blank = State.empty(state.cache.capacity, state.device, state.decode)
-        cost = state.cost._replace(drafted=blank.noise_keys, accepted=blank.noise_keys)
+        none = state.canvas.take(state.noise_keys[:0])
+        empty = State.empty(state.cache.capacity, none, state.decode)
+        cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
         cache = state.cache._replace(history=None)
-        return blank._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
+        return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
     index = torch.tensor(order, device=state.device)
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
@@ -112,7 +118,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     cost = state.cost
     return state._replace(
         rows=tuple(state.rows[row] for row in order),
-        canvas=state.here.take(index),
+        canvas=state.canvas.take(index),
         noise_keys=state.noise_keys[index],
         cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
         sampler=take_state(state.sampler, index),
@@ -142,15 +148,16 @@ class Answered(NamedTuple):
     error: str = ""
 
 
-def ended_at_once(decoder: Decoder, state: State) -> list[int]:
-    """Returns the rows whose template leaves nothing to decode."""
+def ended_at_once(decoder: Decoder, state: State, num_joined: int) -> list[int]:
+    """Returns which of the rows that have joined last have a template that leaves nothing open."""
     ends = decoder.verifier.eos_ids(decoder.model)
     found = []
-    for number, row in enumerate(state.rows):
+    for number in range(len(state.rows) - num_joined, len(state.rows)):
+        row = state.rows[number]
         request = row.request
         given = request.template[: row.unsettled - row.prompt_length]
         has_ended = request.stop_at_eos and any(token in ends for token in given)
-        if row.opening == CLOSED and (has_ended or row.unsettled >= row.answer_end):
+        if has_ended or row.unsettled >= row.answer_end:
             found.append(number)
     return found
 
@@ -160,7 +167,7 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
     if not rows:
         return []
     index = torch.tensor(rows, device=state.device)
-    canvas = state.here.take(index)
+    canvas = state.canvas.take(index)
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()

@@ -18,7 +18,7 @@ from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier
-from dllm_decode.join import Answered, answers_of, ended_at_once, join, leave
+from dllm_decode.join import Answered, answers_of, blank, ended_at_once, join, leave
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
@@ -57,7 +57,8 @@ def decode(
         sampler: Which positions to commit, and with which token.
         attention_mask: For prompts in a tensor: 0 at padding.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
-        verifier: How proposals are checked. `NoVerifier` accepts the sampler's decisions.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place. `NoVerifier`
+            runs one.
         blocks: Which positions are open: one block after another, or several blocks at once.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
@@ -193,7 +194,7 @@ def rounds(
     if num_rows < 1:
         raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
     with torch.inference_mode():
-        state = State.empty(num_rows, decoder.model.device, next(_DECODES))
+        state = State.empty(num_rows, blank(decoder, ()), next(_DECODES))
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)
@@ -202,7 +203,7 @@ def rounds(
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             state = join(decoder, leave(state, gone), taken)
-            state, answers = _ended(state, ended_at_once(decoder, state))
+            state, answers = _ended(state, ended_at_once(decoder, state, len(taken)))
             if not state.rows and not taken:
                 return
             if state.rows:

@@ -6,10 +6,7 @@ A new option is a field of `DecodeConfig`, with its documentation, and a line of
 import sys
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
-
-if TYPE_CHECKING:
-    import samplers.logits.truncation
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
@@ -138,13 +135,6 @@ class DecodeConfig:
     def is_tempered(self) -> bool:
         """True if confidences describe the distribution that proposals are drawn from."""
         return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
-
-    @property
-    def truncation(self) -> "samplers.logits.truncation.Truncation":
-        """The truncation of logits before a sampler sees them, if `is_tempered`."""
-        from samplers.logits.truncation import Truncation
-
-        return Truncation(self.temperature, self.top_p, self.top_k)
 
     def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
         """Returns the block length of a decode.

@@ -21,7 +21,7 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import CLOSED, Numbers, Row
 from dllm_decode.core.state import Breach, State
-from dllm_decode.decoder import Decoder, Look
+from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.settle import settle
 from samplers.base import Decision, Sampler, first_state, next_step
 from samplers.state import merge_state, pad_state, put_state, take_state
@@ -42,9 +42,9 @@ def step(
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
     state = open_blocks(decoder, state)
-    state, seen = _looked(decoder, state)
+    state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     state, seen, decision = decide(decoder, state, seen)
-    before = state.here
+    before = state.canvas
     state = settle(decoder, state, seen, decision)
     state, done = read(decoder, state, seen)
     if observers:
@@ -54,13 +54,12 @@ def step(
     return state, done
 
 
-def _looked(decoder: Decoder, state: State) -> tuple[State, Look]:
-    """Returns the result of the verifier's look; raises RuntimeError if it is of another kind."""
-    found: object = decoder.verifier.look(decoder, state)
+def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
+    """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
         return found
     raise RuntimeError(
-        f"look of {decoder.verifier!r} must return the pair (state, Look(view, window)), got a "
+        f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
         f"{type(found).__name__}."
     )
 
@@ -216,7 +215,7 @@ def _host_numbers(
     decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
 ) -> _HostNumbers:
     """Reads everything at once: the one time in a round that the host waits for the device."""
-    canvas, history, B = state.here, state.cache.history, len(state.rows)
+    canvas, history, B = state.canvas, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
@@ -265,7 +264,7 @@ def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[in
     asking = [n for n in stepping if state.rows[n].request.stop.reads_tokens]
     if not asking:
         return []
-    texts = final_tokens(state.rows, state.here, is_final=decoder.tokens_are_final)
+    texts = final_tokens(state.rows, state.canvas, is_final=decoder.tokens_are_final)
     return [n for n in asking if state.rows[n].request.stop.stops(texts[n])]
 
 
@@ -281,7 +280,7 @@ def _event(
     ]
     # One tensor, because each that is sent may wait for the device.
     requests, query_positions, ended = torch.tensor(listed, device=state.device).unbind(-1)
-    after, drafted, accepted = state.here, state.cost.drafted, state.cost.accepted
+    after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
     if seen.rows is not None:
         index = torch.tensor(stepping, device=state.device)
         before, after = before.take(index), after.take(index)

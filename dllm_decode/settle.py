@@ -19,7 +19,7 @@ from samplers.view import View
 
 def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
     """Returns the state after a decision; only the rows that take a step change."""
-    canvas, view, window = state.here, seen.view, seen.window
+    canvas, view, window = state.canvas, seen.view, seen.window
     rows: Sequence[Row] = state.rows
     index: Tensor | None = None
     if seen.rows is not None:
@@ -29,7 +29,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     state = _checked(decoder, state, seen, decision, moves)
     canvas = truncated(decoder, rows, _moved(canvas, window, moves))
     if index is not None:
-        whole = state.here
+        whole = state.canvas
         tokens = whole.tokens.index_copy(0, index, canvas.tokens)
         unsettled = whole.unsettled.index_copy(0, index, canvas.unsettled)
         canvas = replace(whole, tokens=tokens, unsettled=unsettled)
@@ -75,23 +75,23 @@ def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tenso
 
 def _checked(decoder: Decoder, state: State, seen: Look, decision: Decision, moves: Moves) -> State:
     """Returns the state with a breach for each part of a decision that breaks a rule."""
-    sampler = decoder.rule if seen.decision is None else decoder.verifier
+    culprit = decoder.rule if seen.decision is None else decoder.verifier
     where = "masked" if decoder.rule.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
-    state = state.with_breach(decision.commit & ~moves.commit, sampler, duty, seen.rows)
+    state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)
     if decision.settle is not None:
         empty = decision.settle & seen.view.masked & ~moves.commit
         duty = "settle positions only that hold a token"
-        state = state.with_breach(empty, sampler, duty, seen.rows)
+        state = state.with_breach(empty, culprit, duty, seen.rows)
     # A step on a full block may only re-mask; `max_steps` bounds the number of such steps.
     moved = moves.commit | moves.settle
     if decision.remask is not None and moves.remask is not None:
         duty = "re-mask positions only that a sampler committed"
-        state = state.with_breach(decision.remask & ~moves.remask, sampler, duty, seen.rows)
+        state = state.with_breach(decision.remask & ~moves.remask, culprit, duty, seen.rows)
         moved = moved | moves.remask
     move = "commit" if decoder.tokens_are_final else "commit, settle or re-mask"
     duty = f"{move} at least one eligible position of every running row"
-    return state.with_breach(~moved.any(-1), sampler, duty, seen.rows)
+    return state.with_breach(~moved.any(-1), culprit, duty, seen.rows)
 
 
 def settled(

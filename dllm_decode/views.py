@@ -33,10 +33,10 @@ def look(decoder: Decoder, state: State) -> tuple[State, Look]:
     )
     leave_one_out = None
     if sampler.leave_one_out:
-        leave_one_out = leave_one_out_of(logits[:, window.width :], state.here, window)
+        leave_one_out = leave_one_out_of(logits[:, window.width :], state.canvas, window)
         logits = logits[:, : window.width]
     summary = Summary(logits, asked)
-    view = view_of(decoder, state, state.here, window, summary, leave_one_out=leave_one_out)
+    view = view_of(decoder, state, state.canvas, window, summary, leave_one_out=leave_one_out)
     return state, Look(view, window)
 
 
@@ -44,7 +44,7 @@ def with_window(decoder: Decoder, state: State) -> State:
     """Returns the state with the window that the sampler sees of each row."""
     if state.window is not None:
         return state
-    return state._replace(window=window_of(decoder, state.rows, state.here))
+    return state._replace(window=window_of(decoder, state.rows, state.canvas))
 
 
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
@@ -66,7 +66,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
     reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
     if reads_all or sampler.scope != "block":
         return None
-    unsettled = window.part(state.here.unsettled)
+    unsettled = window.part(state.canvas.unsettled)
     if unsettled.device.type != "cpu":
         # The host would wait for the device to learn which columns are unsettled.
         return None if window.open is None else _between(state, window)
@@ -114,7 +114,7 @@ def view_of(
     """
     sampler = decoder.rule
     own = state.rows if rows is None else [state.rows[row] for row in rows]
-    # Where tokens are final no token is unsettled, and one operation is saved.
+    # Where tokens are final, unsettled columns are all masked, and one operation is saved.
     every = canvas.unsettled if decoder.tokens_are_final else canvas.masked
     masked, eligible = window.part(every), window.part(canvas.unsettled)
     if window.open is not None:

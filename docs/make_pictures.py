@@ -322,7 +322,7 @@ def _calls_of_a_round(picture: Picture) -> None:
     lines = ("which columns, for each row;", "hidden: columns that are not seen")
     picture.box(left, 40, 240, "box", "cache.recompute(query)", *lines)
     lines = ("groups of rows, rotary positions,", "slots, who sees whom")
-    picture.box(left, 136, 240, "box", "geometry.frames_of", *lines)
+    picture.box(left, 136, 240, "box", "Layout.of", *lines)
     lines = ("logits of the wanted columns;", "keys and values to their slots")
     picture.box(left, 232, 240, "device", "model.predict", *lines)
     picture.arrow((740, 104), (740, 136))

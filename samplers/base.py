@@ -44,7 +44,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
     `step` is pure: it changes nothing it is given. The memory of a rule is its `State`: None, a
     tensor, or a NamedTuple of tensors (nested as needed), batch axis first. The state starts anew
-    at every block, and rows that have finished leave it. Apart from the batch axis, the shapes of a
+    at every block, or, if the schedule opens several at once, with the answer; rows that have
+    finished leave it. Apart from the batch axis, the shapes of a
     state depend on the columns of the view, on `View.block_width` and on V alone, because rows that
     join a batch bring states of their own.
 

@@ -28,14 +28,14 @@ class CacheQuery(NamedTuple):
         open_stop: First column after the columns that may be settled now.
         unsettled: First unsettled column of the row.
         prompt_length: Column of answer position 0.
-        first_block: Column at which the row's first block begins.
+        first_column: Column at which the row's first block begins.
         row_end: First column that is not the row's.
         end: First column that this forward cannot see: `row_end`, or `stop` on a block-causal
             model.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        step: Forwards since the open block was opened, this one not included.
-        previous: First column that the row's last forward needed; `None` before the first one.
-        num_forwards: Forwards of the row so far, this one not included.
+        turn_forwards: Forwards since the block was opened, this one not included.
+        last_needed: First column that the row's last forward needed; `None` before the first one.
+        nfe: Forwards of the row so far, this one not included.
         numbers: As `CachePolicy.numbers` returned them after the last round; `None` before the
             row's first forward, or if the policy returns none.
     """
@@ -46,13 +46,13 @@ class CacheQuery(NamedTuple):
     open_stop: int
     unsettled: int
     prompt_length: int
-    first_block: int
+    first_column: int
     row_end: int
     end: int
     shift: int
-    step: int
-    previous: int | None
-    num_forwards: int
+    turn_forwards: int
+    last_needed: int | None
+    nfe: int
     numbers: tuple[int, ...] | None = None
 
     @property
@@ -63,7 +63,7 @@ class CacheQuery(NamedTuple):
     @property
     def unfrozen(self) -> int:
         """The first column that was not computed when its block was finished."""
-        return 0 if self.previous is None else min(self.previous, self.needed)
+        return 0 if self.last_needed is None else min(self.last_needed, self.needed)
 
     def first(self, *, entry: bool) -> int:
         """Returns the first column that is computed with the open block.

@@ -50,7 +50,7 @@ class DelayedCache(CachePolicy):
         return history.pending(canvas).long()
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if query.numbers is None or self._computes_all(query.step):
+        if query.numbers is None or self._computes_all(query.turn_forwards):
             return columns((0, query.end))
         fresh = {column for column in range(query.row_end) if query.numbers[column]}
         if query.shift:

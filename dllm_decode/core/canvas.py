@@ -88,7 +88,8 @@ class Canvas:
             line[: len(written)] = torch.tensor(written)
         tokens = tokens.to(device)
         bounds = [(len(row.prompt), row.gen_length, row.first, row.end) for row in rows]
-        prompts, lengths, firsts, ends = torch.tensor(bounds, device=device).unbind(-1)
+        numbers = torch.tensor(bounds, dtype=torch.long, device=device).view(-1, 4)
+        prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]
         answer = inside & (columns >= prompts[:, None])

@@ -105,8 +105,8 @@ class Pass(NamedTuple):
         asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
             the whole window.
         drafts: States of the rows to look at; `None`: the canvas.
-        blocks: For each row the columns that the cache policy takes for the open block: first, and
-            first after it; `None`: those of `Row.opening`.
+        cache_blocks: For each row the columns that the cache policy takes for the open block:
+            first, and first after it; `None`: those of `Row.opening`.
         is_first: True if the policy takes the forward for the first one of that block.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
@@ -118,7 +118,7 @@ class Pass(NamedTuple):
     window: Window
     asked: Int[Tensor, "B N"] | None = None
     drafts: Drafts | None = None
-    blocks: Sequence[tuple[int, int]] | None = None
+    cache_blocks: Sequence[tuple[int, int]] | None = None
     is_first: bool = False
     columns: Sequence[Columns] | None = None
     attend: Bool[Tensor, "B Q K"] | None = None

@@ -101,7 +101,8 @@ class Opening(NamedTuple):
     Attributes:
         start: First column that may be settled now, if it is unsettled.
         stop: First column after the columns that may be settled now.
-        block: The columns that cache policies take for the open block: first, and first after it.
+        block: The columns that cache policies take for the open block: first, and first after it;
+            for a sampler of a wider scope they go on to the end of the row, or are all of it.
         phase: The columns that the sampler's state lasts for: first, and first after it. The
             sampler's window begins with them; the state begins anew when they change.
         turn: The cache policy counts the row's forwards from 0 when this changes.
@@ -159,7 +160,7 @@ class Row(NamedTuple):
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         turn_forwards: Forwards since `Opening.turn` changed.
-        previous: First column that the last forward needed; `None` before the first one.
+        last_needed: First column that the last forward needed; `None` before the first one.
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.
@@ -178,7 +179,7 @@ class Row(NamedTuple):
     opening: Opening = CLOSED
     is_fresh: bool = True
     turn_forwards: int = 0
-    previous: int | None = None
+    last_needed: int | None = None
     computed: Columns = ()
     steps: int = 0
     limit: int = 0

@@ -83,7 +83,7 @@ class State(NamedTuple):
 
     Attributes:
         rows: The rows, in numbers that the host knows.
-        canvas: Tokens, and which are settled; `None` before the first row has joined.
+        canvas: Tokens, and which are settled.
         noise_keys: Noise key of each row.
         cost: Counts of forwards and of drafted tokens.
         cache: Keys and values.
@@ -98,7 +98,7 @@ class State(NamedTuple):
     """
 
     rows: tuple[Row, ...]
-    canvas: Canvas | None
+    canvas: Canvas
     noise_keys: Int[Tensor, " B"]
     cost: Cost
     cache: CacheState
@@ -112,29 +112,22 @@ class State(NamedTuple):
     decode: int = 0
 
     @staticmethod
-    def empty(capacity: int, device: torch.device, decode: int = 0) -> "State":
-        """Returns the state without rows, for at most `capacity` of them."""
-        none = torch.zeros(0, dtype=torch.long, device=device)
-        cache = CacheState(capacity)
-        return State(
-            rows=(),
-            canvas=None,
-            noise_keys=none,
-            cost=Cost(0, 0, none, none),
-            cache=cache,
-            decode=decode,
-        )
+    def empty(capacity: int, canvas: Canvas, decode: int = 0) -> "State":
+        """Returns the state without rows, for at most `capacity` of them.
+
+        Args:
+            capacity: Rows, at most.
+            canvas: A canvas without rows.
+            decode: As the attribute.
+        """
+        none = canvas.prompt_lengths
+        cost = Cost(0, 0, none, none)
+        return State((), canvas, none, cost, CacheState(capacity), decode=decode)
 
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
         return self.noise_keys.device
-
-    @property
-    def here(self) -> Canvas:
-        """The canvas of a state that has rows."""
-        assert self.canvas is not None
-        return self.canvas
 
     def with_breach(
         self,

@@ -1,4 +1,4 @@
-"""The verifier that accepts each of the sampler's decisions; see `dllm_decode.decoder.Verifier`."""
+"""The verifier of plain decoding; see `dllm_decode.decoder.Verifier`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from samplers.facts import Fact
 
 @dataclass(frozen=True)
 class NoVerifier(Verifier):
-    """Accepts each of the sampler's decisions: one forward and one step a round."""
+    """Runs one forward a round, on which the sampler decides."""
 
     @property
     def gives(self) -> frozenset[Fact]:

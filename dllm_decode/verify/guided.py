@@ -100,10 +100,10 @@ class Guided(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past = state.verifier or self.target.start(len(state.rows))
         beginning = Beginning.of(decoder, state)
-        counts = state.here.unsettled.sum(-1).clamp(max=self.num_proposals)
+        counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        view = view_of(decoder, state, state.here, window, Summary(logits))
+        view = view_of(decoder, state, state.canvas, window, Summary(logits))
         # After the row's end there may be tokens that the target does not know.
         proposed = torch.arange(width, device=counts.device) < counts[:, None]
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
@@ -111,7 +111,7 @@ class Guided(Verifier):
         read = draft._replace(counts=counts - 1)
         state, judged = ask_target(decoder, state, self.target, beginning, read, past)
         passed = self._passes(draft, judged) & proposed
-        no_eos = leading(~state.here.is_eos(draft.tokens)) + 1
+        no_eos = leading(~state.canvas.is_eos(draft.tokens)) + 1
         accepted = torch.minimum(leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)

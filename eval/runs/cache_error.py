@@ -148,7 +148,7 @@ class Compared(Verifier):
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
     """Returns what the sampler is shown, and the tokens after its decision."""
     after, seen, decision = decide(decoder, state, seen)
-    return seen.view, settle(decoder, after, seen, decision).here.tokens
+    return seen.view, settle(decoder, after, seen, decision).canvas.tokens
 
 
 class TokenIds:

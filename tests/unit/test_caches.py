@@ -49,10 +49,10 @@ def query(step: int, **more: Any) -> CacheQuery:
     """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
     usual: dict[str, Any] = {
         "start": 8, "stop": 12, "open_start": 8, "open_stop": 12, "unsettled": 8,
-        "prompt_length": 4, "first_block": 4, "row_end": 20, "end": 20, "shift": 0,
-        "previous": 4, "num_forwards": 8,
+        "prompt_length": 4, "first_column": 4, "row_end": 20, "end": 20, "shift": 0,
+        "last_needed": 4, "nfe": 8,
     }  # fmt: skip
-    return CacheQuery(step=step, **{**usual, **more})
+    return CacheQuery(turn_forwards=step, **{**usual, **more})
 
 
 def blank(tokens: list[list[int]]) -> Canvas:
@@ -87,8 +87,8 @@ def test_a_policy_by_block_computes_these_columns(
 def test_free_cache_computes_a_finished_block_once_more_unless_official() -> None:
     clean, official = FreeCache(), FreeCache("official")
     for cache in (clean, official):
-        assert cache.recompute(query(0, previous=None)) == columns((0, 20))
-        assert cache.recompute(query(1, previous=8)) == columns((8, 20))
+        assert cache.recompute(query(0, last_needed=None)) == columns((0, 20))
+        assert cache.recompute(query(1, last_needed=8)) == columns((8, 20))
     assert clean.recompute(query(0)) == columns((4, 20))
     assert official.recompute(query(0)) == columns((8, 20))
 
@@ -100,9 +100,9 @@ def told(cache: CachePolicy, canvas: Canvas, known: History, shift: int = 0) -> 
     return [tuple(own) for own in numbers.tolist()]
 
 
-def history(clean: torch.Tensor, num_forwards: int = 9) -> History:
+def history(clean: torch.Tensor, nfe: int = 9) -> History:
     """Returns what rows know of columns that were clean in so many forwards."""
-    return History(clean.long(), clean.long(), torch.full((len(clean),), num_forwards))
+    return History(clean.long(), clean.long(), torch.full((len(clean),), nfe))
 
 
 def test_delayed_caching_computes_what_is_or_was_masked() -> None:
@@ -151,8 +151,7 @@ def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
         before = since.where(since <= number, 0)
         numbers = told(cache, canvas, history(before, number))
         found[number + 1] = [
-            cache.recompute(query(3, stop=20, num_forwards=number, numbers=own))[0].start
-            for own in numbers
+            cache.recompute(query(3, stop=20, nfe=number, numbers=own))[0].start for own in numbers
         ]
     # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
     assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
@@ -161,16 +160,16 @@ def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
 
 def test_a_pipeline_refreshes_by_the_row_s_own_forwards() -> None:
     cache, since = PipelineCache(4, delay=1, refresh_every=3), torch.tensor([[1] * 4 + [0] * 16])
-    for num_forwards, first in ((2, 0), (3, 4)):
-        (numbers,) = told(cache, blank([[]]), history(since, num_forwards))
-        found = cache.recompute(query(3, num_forwards=num_forwards, numbers=numbers))
+    for nfe, first in ((2, 0), (3, 4)):
+        (numbers,) = told(cache, blank([[]]), history(since, nfe))
+        found = cache.recompute(query(3, nfe=nfe, numbers=numbers))
         assert found == columns((first, 20))
 
 
 def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
     cache = SubBlockCache()
     assert cache.recompute(query(0)) == columns((4, 20))
-    inside = {"previous": 8, "open_start": 10, "open_stop": 12}
+    inside = {"last_needed": 8, "open_start": 10, "open_stop": 12}
     assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
     assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
 
@@ -272,7 +271,7 @@ class Skipping(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         first = query.needed
-        return columns((0, query.end)) if query.step == 0 else columns((first, first + 1))
+        return columns((0, query.end)) if query.turn_forwards == 0 else columns((first, first + 1))
 
 
 @dataclass(frozen=True)

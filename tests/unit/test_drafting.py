@@ -152,7 +152,7 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
         **rest: Any,
     ) -> Any:
         for place, (row, end) in enumerate((row.request.index, row.end) for row in state.rows):
-            own = state.here.tokens[place, :end].tolist()
+            own = state.canvas.tokens[place, :end].tolist()
             answer = [token for token in own[len(PROMPTS[row]) :] if token != 23]
             read = tokens[place, : counts[place]].tolist()
             unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
@@ -260,7 +260,7 @@ def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
         assert parents is None
         assert reading.logits.shape[1] == num_logits
         for place, count in enumerate(counts.tolist()):
-            own = state.here.tokens[place, : past.lengths[place]].tolist()
+            own = state.canvas.tokens[place, : past.lengths[place]].tolist()
             fresh = logits_of(tiny_llama(5, 3, 2.0), own + tokens[place, :count].tolist())
             fresh[:, 4] = -torch.inf
             skipped = int(first_logits[place])

@@ -14,7 +14,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.forward import forward
-from dllm_decode.join import join
+from dllm_decode.join import blank, join
 from dllm_decode.loop import new_decoder
 from dllm_decode.options import DecodeConfig
 from dllm_decode.round import open_blocks
@@ -34,18 +34,18 @@ def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
         for index, prompt in enumerate(prompts)
     ]
     taken = RequestQueue(requests).take(3)
-    state = join(decoder, State.empty(3, decoder.model.device), taken)
+    state = join(decoder, State.empty(3, blank(decoder, ())), taken)
     return decoder, open_blocks(decoder, state)
 
 
 def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
     """The layout was kept although the drafts, as many as before, were of other rows."""
     decoder, state = begun()
-    window = Window.of([row.opening.start for row in state.rows], 4, state.here)
+    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
     found: dict[tuple[int, ...], list[Any]] = {}
     for keeps_layout in (True, False):
         for owners in ((0, 1, 2, 0), (0, 1, 2, 2)):
-            drafts = Drafts(state.here.tokens[list(owners)], owners, (0, 0, 0, 1))
+            drafts = Drafts(state.canvas.tokens[list(owners)], owners, (0, 0, 0, 1))
             state = state if keeps_layout else state._replace(layout=None)
             state, logits = forward(decoder, state, Pass(window, drafts=drafts))
             found.setdefault(owners, []).append(logits)
@@ -66,8 +66,8 @@ class Wrong(Verifier):
         return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD})
 
     def look(self, decoder: Decoder, state: State) -> Any:
-        window = Window.of([row.opening.start for row in state.rows], 4, state.here)
-        tokens, rows = state.here.tokens, tuple(range(len(state.rows)))
+        window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
+        tokens, rows = state.canvas.tokens, tuple(range(len(state.rows)))
         if self.kind == "narrow":
             tokens = window.part(tokens)
         branches = (1,) * len(rows) if self.kind == "branch" else (0,) * len(rows)
@@ -95,15 +95,15 @@ def test_a_wrong_look_is_named(kind: str, message: str) -> None:
 def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
     decoder, state = begun()
     assert isinstance(decoder.cache, NoCache)
-    window = Window.of([row.opening.start for row in state.rows], 4, state.here)
-    drafts = Drafts(state.here.tokens[:1], (0,), (3,))
+    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
+    drafts = Drafts(state.canvas.tokens[:1], (0,), (3,))
     assert forward(decoder, state, Pass(window, drafts=drafts))[1].shape[:2] == (1, 4)
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
     starts = [row.opening.start for row in state.rows]
     columns = [(range(start, start + 4 + more * n),) for n, start in enumerate(starts)]
-    return Window.of(starts, 4, state.here), columns
+    return Window.of(starts, 4, state.canvas), columns
 
 
 def test_columns_that_were_never_computed_are_added_to_those_of_a_verifier() -> None:
@@ -130,7 +130,7 @@ def test_a_mask_of_a_verifier_says_what_each_column_sees() -> None:
     attend = torch.ones(3, 4, 10, dtype=torch.bool)
     for row, start in enumerate(window.starts):
         attend[row, :, start : start + 4] = torch.ones(4, 4).tril()
-    tokens = state.here.tokens.clone()
+    tokens = state.canvas.tokens.clone()
     for row, start in enumerate(window.starts):
         tokens[row, start + 2] = 9
     drafts = Drafts(tokens, (0, 1, 2), (0, 0, 0))

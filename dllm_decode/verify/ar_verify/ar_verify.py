@@ -128,7 +128,7 @@ class ARVerify(Verifier):
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past, lengths = self._held(state)
-        beginning, left = Beginning.of(decoder, state), state.here.unsettled.sum(-1)
+        beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
         wanted = torch.minimum(lengths.length, left)
         state, shown, logits = self._logits(decoder, state, wanted)
         draft = self.drafting.draft(beginning, logits, wanted)
@@ -136,9 +136,9 @@ class ARVerify(Verifier):
         tokens, accepted, places = accept(beginning, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
         num = torch.minimum(accepted + 1, left)
-        num = torch.minimum(num, leading(~state.here.is_eos(tokens)) + 1)
+        num = torch.minimum(num, leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        likeliest = leading(~state.here.is_eos(most_likely(logits)))
+        likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         state = state._replace(verifier=TargetState(judged.past(num, places), after))
         return state, shown._replace(decision=written(shown.window, Draft(tokens, num)))
@@ -161,7 +161,7 @@ class ARVerify(Verifier):
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        shown = Look(view_of(decoder, state, state.here, window, Summary(logits)), window)
+        shown = Look(view_of(decoder, state, state.canvas, window, Summary(logits)), window)
         if self.drafting.num_forwards > 1:
             state, logits = self._look_again(decoder, state, shown, wanted)
         return state, shown, logits[:, :longest, : self.target.num_shared_ids]
@@ -173,8 +173,10 @@ class ARVerify(Verifier):
         window, logits = shown.window, shown.view.computed.logits.clone()
         # The sampler may commit drafted positions only.
         offsets = torch.arange(window.width, device=wanted.device)
-        inside = window.put(torch.zeros_like(state.here.unsettled), offsets < wanted[:, None], True)
-        canvas = replace(state.here, unsettled=state.here.unsettled & inside)
+        inside = window.put(
+            torch.zeros_like(state.canvas.unsettled), offsets < wanted[:, None], True
+        )
+        canvas = replace(state.canvas, unsettled=state.canvas.unsettled & inside)
         held: Any = None
         for step in range(1, self.drafting.num_forwards):
             view = view_of(decoder, state, canvas, window, Summary(logits))

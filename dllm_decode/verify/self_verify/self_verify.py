@@ -115,15 +115,15 @@ class SelfVerify(Verifier):
             ready = list(range(len(standings)))
         known: EvaluatedStates = state.verifier
         state = state.with_drafts(accepted=known.num_accepted())
-        masks = num_unsettled(state.here, [row.opening.bounds for row in state.rows])
+        masks = num_unsettled(state.canvas, [row.opening.bounds for row in state.rows])
         state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
         return state, _shown(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
             return state, None
-        known: EvaluatedStates = state.verifier.moved(state.here)
-        masks = num_unsettled(state.here, [row.opening.bounds for row in state.rows])
+        known: EvaluatedStates = state.verifier.moved(state.canvas)
+        masks = num_unsettled(state.canvas, [row.opening.bounds for row in state.rows])
         numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
         return state._replace(verifier=known), numbers
 
@@ -156,13 +156,13 @@ class SelfVerify(Verifier):
             The present states of all rows, then drafts of ever fewer rows. A row in its first
             forward of a block has no logits to draft with.
         """
-        levels = [Level(list(range(len(state.rows))), state.here.tokens)]
+        levels = [Level(list(range(len(state.rows))), state.canvas.tokens)]
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
         index = torch.tensor(rows, device=state.device)
         seen = _shown(decoder, state, rows, standings)
-        canvas, held, alive = state.here.take(index), take_state(state.sampler, index), rows
+        canvas, held, alive = state.canvas.take(index), take_state(state.sampler, index), rows
         bounds = [state.rows[row].opening.bounds for row in rows]
         finishing = self._finishing(decoder, state)
         num_steps = max(standings[row].expected_steps for row in rows)
@@ -196,8 +196,8 @@ class SelfVerify(Verifier):
         branches = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         spec = Pass(
-            Window.of(starts, width, state.here),
-            blocks=None if width == decoder.window_length else _blocks(state, starts, width),
+            Window.of(starts, width, state.canvas),
+            cache_blocks=None if width == decoder.window_length else _blocks(state, starts, width),
             leave_one_out=decoder.rule.leave_one_out,
         )
         if len(levels) == 1:
@@ -209,7 +209,7 @@ class SelfVerify(Verifier):
             state, logits = forward(decoder, state, spec._replace(drafts=drafts))
         left = logits[:, :0, 0]
         if spec.leave_one_out:
-            canvas = state.here.take(torch.tensor(rows, device=tokens.device))
+            canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
             left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
             logits = logits[:, :width]
@@ -262,7 +262,7 @@ def _shown(
     starts = [_starts(state)[row] for row in rows]
     firsts = [standings[row].start for row in rows]
     logits, alone = known.shown(index, starts, firsts, decoder.window_length)
-    canvas = state.here if len(rows) == len(state.rows) else state.here.take(index)
+    canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
     left = alone if decoder.rule.leave_one_out else None
     view = view_of(decoder, state, canvas, window, Summary(logits), rows=rows, leave_one_out=left)

@@ -33,7 +33,7 @@ class Beginning(NamedTuple):
     @staticmethod
     def of(decoder: Decoder, state: State) -> "Beginning":
         """Returns where the drafts of all rows begin."""
-        canvas = state.here
+        canvas = state.canvas
         first = canvas.unsettled.long().argmax(-1)
         temperature = temperature_of(decoder, state.rows, first.device)
         return Beginning(canvas, first, state.noise_keys, temperature)
