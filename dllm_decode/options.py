@@ -1,10 +1,11 @@
 """The options of a decode except plug-ins. This module loads no torch, so that help is fast.
 
 A new option is a field of `DecodeConfig`, with its documentation, and a line of `DecodeOptions`.
+Command lines, sweep files and the harness take names, types, defaults and help from the fields.
 """
 
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
@@ -42,74 +43,50 @@ class DecodeOptions(RequestOptions, total=False):
 class DecodeConfig:
     """Options of a decode except plug-ins; the same for `decode`, evaluation and benchmarks.
 
-    The "help" in the metadata of a field is the help of the option on command lines.
+    The first sentence of a field's documentation is the help of the option on command lines.
 
     Attributes:
         gen_length: Answer length in tokens, including those that fill up the answer after its EOS.
         block_length: Tokens per block. `None`: the model's own, else 32, never more than
             `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
             a multiple of its own block length.
-        temperature: Gumbel-max temperature of the proposals; 0 is greedy.
+        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy.
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
         top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
             has: all.
         cfg_scale: Strength s of classifier-free guidance; 0: none. Each canvas takes a second
             forward, with [MASK] for the prompt and given tokens, and the logits are
             second + (1 + s) (first - second).
-        confidence_from: "raw": a confidence is a probability at temperature 1 over all tokens, as
-            in LLaDA. "tempered": at `temperature`, after `top_p` and `top_k`, as in Dream; always
-            so if `top_p` or `top_k` is set.
+        confidence_from: Confidences are probabilities at temperature 1 ("raw", as in LLaDA), or
+            at `temperature`, after `top_p` and `top_k` ("tempered", as in Dream). Always
+            "tempered" if `top_p` or `top_k` is set.
         banned_ids: Token ids that are never proposed, in addition to the model's own.
         deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
-            come first: LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
+            come first. LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
         seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
             its prompt and its own tokens alone.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
-        truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed, even
-            while masks before it are left; given tokens stay. This saves forwards, but the first
-            EOS that the sampler commits fixes the answer's length (Learn2PD's end-of-text
-            prediction, d3LLM's early stop).
+        truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed. This
+            happens even while masks before it are left; given tokens stay. It saves forwards, but
+            the first EOS that the sampler commits fixes the answer's length (Learn2PD's
+            end-of-text prediction, d3LLM's early stop).
 
     Raises:
         ValueError: If a field is outside its range.
     """
 
-    gen_length: int = field(
-        default=256, metadata={"help": "answer length in tokens (default: 256)"}
-    )
-    block_length: int | None = field(
-        default=None, metadata={"help": "tokens per block (default: the model's own, or 32)"}
-    )
-    temperature: float = field(
-        default=0.0, metadata={"help": "of the proposals (default: 0, greedy)"}
-    )
-    top_p: float = field(
-        default=1.0,
-        metadata={"help": "propose from the likeliest tokens with this probability (default: 1)"},
-    )
-    top_k: int = field(
-        default=0, metadata={"help": "propose from so many likeliest tokens (default: 0, all)"}
-    )
-    cfg_scale: float = field(
-        default=0.0, metadata={"help": "strength of classifier-free guidance (default: 0)"}
-    )
-    confidence_from: ConfidenceFrom = field(
-        default="raw",
-        metadata={"help": "probabilities at temperature 1, or as sampled from (default: raw)"},
-    )
-    banned_ids: tuple[int, ...] = field(
-        default=(), metadata={"help": "token ids that are never proposed, joined by commas"}
-    )
-    deferred_ids: tuple[int, ...] = field(
-        default=(), metadata={"help": "token ids that are committed last, joined by commas"}
-    )
-    seed: int = field(default=0, metadata={"help": "of the noise (default: 0)"})
-    stop_at_eos: bool = field(
-        default=True, metadata={"help": "stop an answer at its end-of-text token (default: yes)"}
-    )
-    truncate_at_eos: bool = field(
-        default=False, metadata={"help": "fill after an end-of-text token at once (default: no)"}
-    )
+    gen_length: int = 256
+    block_length: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    cfg_scale: float = 0.0
+    confidence_from: ConfidenceFrom = "raw"
+    banned_ids: tuple[int, ...] = ()
+    deferred_ids: tuple[int, ...] = ()
+    seed: int = 0
+    stop_at_eos: bool = True
+    truncate_at_eos: bool = False
 
     def __post_init__(self) -> None:
         require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)

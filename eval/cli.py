@@ -1,6 +1,6 @@
 """The command `dllm-decode`: answer a question, chat, serve, evaluate, train, measure speed.
 
-It parses and dispatches; what a command does is imported once the command line is read, so that
+It parses and dispatches. The module of a command is imported once the command line is read, so that
 help and typing mistakes are answered at once.
 """
 
@@ -12,36 +12,212 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-from eval.runs.arguments import add_machine, add_model
-from eval.runs.options import add_decoding
-from eval.serving.arguments import add_serve
+from dllm_decode.serve.limits import Limits
+from eval import arguments as own
+from eval.runs.options import LENGTHS, Group, add_options, decoding
 from eval.texts import require_utf8
-from eval.training.arguments import add_distil, add_train_filter
+from eval.training import arguments as training
+
+_LOST = "Stopped; nothing is kept.\n"
+_KEPT = "Stopped; records are kept, the same command goes on from here.\n"
+_GOES_ON = "Stopped; what is done is kept, the same command goes on from here.\n"
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        help: Its line in the help.
+        action: The module and the function that do it, joined by a colon; empty: `main` does it.
+        groups: Its options.
+        stopped: Message when it is interrupted.
+    """
+
+    help: str
+    action: str = ""
+    groups: Sequence[Group] = ()
+    stopped: str = "Stopped.\n"
+
+
+_REST, _RECORDS = "model, prompts and machine", "programs and records"
+_MODEL, _PLUGINS = Group(own.Model, _REST), Group(own.Plugins)
+_BATCHES, _MACHINE = Group(own.Batches, _REST), Group(own.Machine, _REST)
+_RECORDING, _REPORTED = Group(own.Recording, _RECORDS), Group(own.Reported, _RECORDS)
+_TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _MACHINE)
+_TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
+
+COMMANDS = {
+    "generate": Command(
+        "answer a question", "eval.conversation:generate_once", (Group(own.Question), *_TALK)
+    ),
+    "chat": Command("talk with a model, turn by turn", "eval.chat:chat", _TALK),
+    "serve": Command(
+        "answer clients of OpenAI's API over HTTP",
+        "eval.serving:run",
+        (
+            _MODEL,
+            _PLUGINS,
+            Group(own.Server),
+            _MACHINE,
+            Group(Limits, "bounds"),
+            decoding("options of the decode, unless a request says otherwise", defaults={}),
+        ),
+    ),
+    "eval": Command("measure accuracy and speed: dllm-decode eval --help"),
+    "train-filter": Command(
+        "train a Learn2PD filter and judge it on held-out prompts",
+        "eval.training.filter_command:run",
+        (
+            *_TRAINING,
+            Group(training.Filter),
+            _MACHINE,
+            decoding(names=training.FILTER_DECODING),
+        ),
+        _GOES_ON,
+    ),
+    "distil": Command(
+        "train a model to be sure of several tokens at a time: dParallel, d3LLM",
+        "eval.training.distil_command:run",
+        (
+            *_TRAINING,
+            Group(training.Distilled),
+            decoding(names=LENGTHS),
+            Group(training.Teacher, "the teacher, which is the model as it is"),
+            Group(training.Training, "the training"),
+            Group(training.Devices, _REST),
+        ),
+        _GOES_ON,
+    ),
+    "bench": Command(
+        "speed and memory on this machine: dllm-decode bench --help", "eval.cli:bench"
+    ),
+}
+
+_TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
+_SEVERAL = (decoding(repeat=True), _MACHINE, _RECORDING, _REPORTED)
+EVAL_COMMANDS = {
+    "run": Command(
+        "decode and score one task with one or more samplers",
+        "eval.reports.command:run_and_report",
+        (
+            Group(own.Measured),
+            _MODEL,
+            Group(own.Plugins, repeat=True, defaults=_TWO),
+            _BATCHES,
+            *_SEVERAL,
+        ),
+        _KEPT,
+    ),
+    "sweep": Command(
+        "run every combination that a TOML file names",
+        "eval.reports.command:sweep_and_report",
+        (Group(own.SweepFile), *_SEVERAL),
+        _KEPT,
+    ),
+    "calibrate": Command(
+        "find the fastest setting that keeps the accuracy, with a guarantee",
+        "eval.calibrate.command:run",
+        (
+            Group(own.Measured),
+            _MODEL,
+            Group(own.Calibration),
+            Group(own.Plugins, names=("cache", "verifier", "blocks")),
+            _BATCHES,
+            decoding(),
+            _MACHINE,
+            _RECORDING,
+        ),
+        _KEPT,
+    ),
+    "report": Command(
+        "write table, pictures and replays of a results folder",
+        "eval.reports.command:report",
+        (Group(own.Report),),
+        _LOST,
+    ),
+    "trace": Command(
+        "show how one example was decoded", "eval.reports.command:trace", (Group(own.Trace),), _LOST
+    ),
+    "oracle": Command(
+        "what samplers do on a model without errors of its own",
+        "eval.oracle.command:run",
+        (Group(own.Oracle),),
+        _LOST,
+    ),
+    "cache-error": Command(
+        "how far each cache is from exact",
+        "eval.runs.cache_error:run",
+        (
+            Group(own.Errors),
+            _MODEL,
+            Group(own.Plugins, names=("sampler", "blocks")),
+            Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+            Group(own.Batches, names=("batch_size",)),
+            decoding(),
+            _MACHINE,
+        ),
+        _LOST,
+    ),
+    "lm": Command(
+        "tasks of the Language Model Evaluation Harness",
+        "eval.lm_harness.command:run",
+        (
+            _MODEL,
+            _PLUGINS,
+            Group(own.Harness),
+            Group(own.Likelihood, "likelihoods"),
+            _MACHINE,
+            decoding(defaults={"temperature": "the task's"}),
+        ),
+        _LOST,
+    ),
+}
 
 _EXAMPLES = """\
 examples:
-  dllm-decode generate "emma has 12 apples. emma finds 5 more apples and then gives 2 apples to \
-      ben. how many apples does emma have now?"
+  dllm-decode generate "emma has 12 apples. emma finds 5 more apples and then \\
+      gives 2 apples to ben. how many apples does emma have now?"
   dllm-decode generate --live --sampler "LocalLeap()" "..."
-  dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda --cache "DualCache()"
+  dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda \\
+      --cache "DualCache()"
   dllm-decode serve --model mini
-  dllm-decode eval run "word_problems?split=test&limit=100" results/a --sampler "LocalLeap()"
+  dllm-decode eval run "word_problems?split=test&limit=100" results/a \\
+      --sampler "LocalLeap()"
   dllm-decode train-filter --task "word_problems?split=train&limit=500"
   dllm-decode distil --model mini --output runs/distil --learning-rate 0.0003
   dllm-decode bench
 
-The embedded model `mini` knows a few kinds of word problems only; docs/embedded_models.md lists
-them. Samplers, caches, verifiers and block schedules are expressions, as their repr shows them;
-your own are named with their module: "my_package.my_module:MarginThreshold(0.8)".
+The embedded model `mini` knows a few kinds of word problems only, see
+docs/embedded_models.md. Samplers, caches, verifiers and block schedules are
+expressions, as their repr shows them; your own are named with their module:
+"my_package.my_module:MarginThreshold(0.8)".
 """
 
+_EVAL_EXAMPLES = """\
+tasks are addresses:
+  word_problems?split=test&limit=200      word_problems?split=test_large
+  ledgers?split=test&limit=100            with --model mini-long
+  lists/shuffle?n=6&limit=100             puzzles/sudoku4
+  gsm8k?path=FOLDER&protocol=llada        jsonl:FILE.jsonl
+  humaneval?path=FILE.jsonl.gz            mbpp?path=FOLDER&protocol=instruct
+  writing/words_to_sentence?n=4           parallelbench:FOLDER#waiting_line/copy
 
-_KEPT = "Stopped; what is done is kept, the same command goes on from here.\n"
-_STOPPED = {"train-filter": _KEPT, "distil": _KEPT}
+samplers, caches, verifiers and block schedules are expressions, as their repr
+shows them:
+  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "DualCache()"
+  "SelfVerify(4)"   "ARVerify(CausalTarget('mini-ar'))"   "MultiBlock(16)"
+your own are named with their module, which is imported (the rest is read,
+never evaluated):
+  "my_package.my_module:MarginThreshold(0.8)"   my_tasks:Doubling?most=50
+what was calibrated is named by its card, as --sampler, --blocks and so on:
+  "@card.json"
+
+a run that was stopped goes on where it stopped: give the same command again.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,26 +227,89 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.append(os.getcwd())
     parser = make_parser()
     require_utf8(parser, words)
-    # These two have command lines of their own.
-    if words[:1] == ["eval"]:
-        from eval.__main__ import main as evaluate
-
-        return evaluate(words[1:], program="dllm-decode eval")
-    try:
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        # These two have command lines of their own.
+        if words[:1] == ["eval"]:
+            return evaluate(words[1:], program="dllm-decode eval")
         if words[:1] == ["bench"]:
-            return _bench(words[1:])
-        options = parser.parse_args(words)
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            if options.name in ("generate", "chat") and sys.stderr.isatty():
-                # Importing torch takes seconds too.
-                sys.stderr.write(f"Loading {options.model} ...\n")
-            return _action(options.name)(options)
+            options = argparse.Namespace(name="bench", words=words[1:])
+        else:
+            options = parser.parse_args(words)
+        if options.name in ("generate", "chat") and sys.stderr.isatty():
+            # Importing torch takes seconds too.
+            sys.stderr.write(f"Loading {options.model} ...\n")
+        return _act(parser, COMMANDS[options.name], options)
+
+
+def evaluate(arguments: Sequence[str] | None = None, *, program: str = "python -m eval") -> int:
+    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused.
+
+    Args:
+        arguments: The words; `None`: those of the process.
+        program: How the user calls it, for help and messages.
+    """
+    parser = make_eval_parser(program)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    require_utf8(parser, words)
+    options = parser.parse_args(words)
+    return _act(parser, EVAL_COMMANDS[options.name], options)
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Runs the benchmarks."""
+    # By name, because the benchmarks import this package.
+    sys.argv = ["dllm-decode bench", *options.words]
+    runpy.run_module("benchmarks", run_name="__main__")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Builds the command line of `dllm-decode`."""
+    about = "Decodes masked-diffusion language models."
+    parser = _make_parser("dllm-decode", about, COMMANDS, _EXAMPLES)
+    parser.add_argument("--version", action="version", version=dllm_decode.__version__)
+    return parser
+
+
+def make_eval_parser(program: str = "python -m eval") -> argparse.ArgumentParser:
+    """Builds the command line of `eval`."""
+    about = "Measures how well and how fast a decoder fills answers."
+    return _make_parser(program, about, EVAL_COMMANDS, _EVAL_EXAMPLES, epilog=_EVAL_EXAMPLES)
+
+
+def _make_parser(
+    program: str, about: str, commands: Mapping[str, Command], examples: str, *, epilog: str = ""
+) -> argparse.ArgumentParser:
+    """Builds a command line; `epilog` ends the help of each command."""
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog=program, description=about, epilog=examples, formatter_class=as_written
+    )
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
+    for name, command in commands.items():
+        about = f"{command.help[0].upper()}{command.help[1:]}."
+        add_options(
+            parsers.add_parser(
+                name, help=command.help, description=about, epilog=epilog,
+                formatter_class=as_written,
+            ),
+            command.groups,
+        )  # fmt: skip
+    return parser
+
+
+def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Namespace) -> int:
+    """Runs a command and returns the exit status."""
+    module, _, function = command.action.partition(":")
+    try:
+        action: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
+        return action(options)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"{parser.prog} {words[0]}: {error}\n")
+        sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(_STOPPED.get(words[0], "Stopped.\n"))
+        sys.stderr.write(command.stopped)
         return 130
 
 
@@ -84,76 +323,6 @@ def _show_warning(
 ) -> None:
     """Writes a warning as one line, without the source line that gave it."""
     sys.stderr.write(f"Warning: {message}\n")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Builds the command line."""
-    parser = argparse.ArgumentParser(
-        prog="dllm-decode",
-        description="Decodes masked-diffusion language models.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=dllm_decode.__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
-    generate = commands.add_parser("generate", help="answer a question")
-    generate.add_argument("text", help="the question; - reads it from standard input")
-    generate.add_argument("--live", action="store_true", help="show the answer while it is decoded")
-    generate.add_argument(
-        "--plain", action="store_true", help="take the text as it is, without the chat template"
-    )
-    chat = commands.add_parser("chat", help="talk with a model, turn by turn")
-    for command in (generate, chat):
-        add_model(command)
-        command.add_argument(
-            "--sampler", default="ConfidenceThreshold(0.9)", metavar="EXPR",
-            help="which positions to commit (default: ConfidenceThreshold(0.9))",
-        )  # fmt: skip
-        command.add_argument(
-            "--cache", default="NoCache()", metavar="EXPR",
-            help="which columns to recompute (default: NoCache())",
-        )  # fmt: skip
-        command.add_argument(
-            "--verifier", default="NoVerifier()", metavar="EXPR",
-            help="how proposals are checked (default: NoVerifier())",
-        )  # fmt: skip
-        command.add_argument(
-            "--blocks", default="Sequential()", metavar="EXPR",
-            help="which positions are open (default: Sequential())",
-        )  # fmt: skip
-        add_decoding(command, defaults={})
-        add_machine(command)
-    add_serve(commands.add_parser(
-        "serve", help="answer clients of OpenAI's API over HTTP"
-    ))  # fmt: skip
-    commands.add_parser("eval", help="measure accuracy and speed: dllm-decode eval --help")
-    add_train_filter(commands.add_parser(
-        "train-filter", help="train a Learn2PD filter and judge it on held-out prompts"
-    ))  # fmt: skip
-    add_distil(commands.add_parser(
-        "distil", help="train a model to be sure of several tokens at a time: dParallel, d3LLM"
-    ))  # fmt: skip
-    commands.add_parser("bench", help="speed and memory on this machine: dllm-decode bench --help")
-    return parser
-
-
-def _action(name: str) -> Callable[[argparse.Namespace], int]:
-    module, function = {
-        "generate": ("eval.conversation", "generate_once"),
-        "chat": ("eval.chat", "chat"),
-        "serve": ("eval.serving.command", "run"),
-        "train-filter": ("eval.training.filter_command", "run"),
-        "distil": ("eval.training.distil_command", "run"),
-    }[name]
-    action: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
-    return action
-
-
-def _bench(words: list[str]) -> int:
-    # By name: benchmarks stand above this package and may import it.
-    sys.argv = ["dllm-decode bench", *words]
-    runpy.run_module("benchmarks", run_name="__main__")
-    return 0
 
 
 if __name__ == "__main__":

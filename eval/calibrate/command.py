@@ -112,7 +112,7 @@ def _checked(
     runs = [
         replace(
             loaded[rung.model or options.model].run(selection, rung, given_of(options)),
-            batch_size=options.batch_size, prompts=options.prompts or None,
+            batch_size=options.batch_size, prompts=options.prompts,
             trace=not options.no_trace,
         )
         for rung in rungs

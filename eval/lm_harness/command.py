@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,13 @@ from rich.console import Console
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.settings import LmOptions
 from eval.runs.files import require_folder
-from eval.runs.options import given_of
+from eval.runs.options import OPTIONS
 
 if TYPE_CHECKING:
     from eval.lm_harness.model import DecodeLM
 
 RESULTS_FILE = "results.json"
 COST_FILE = "cost.jsonl"
-
-_MODEL_OPTIONS = (
-    "revision", "device", "dtype", "sampler", "cache", "verifier", "blocks", "nll", "mc_num",
-    "batch_size",
-)  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
         torch.set_num_threads(options.threads)
-    arguments = {name: getattr(options, name) for name in _MODEL_OPTIONS}
-    arguments["pretrained"] = options.model
+    own = {one.name for one in fields(LmOptions)} | OPTIONS.keys()
+    arguments = {name: value for name, value in vars(options).items() if name in own}
     arguments = {name: value for name, value in arguments.items() if value not in (None, "")}
-    arguments |= given_of(options)
+    arguments["pretrained"] = options.model
     # All of it is checked before the thousands of tasks are listed and the model is loaded.
     LmOptions.of(arguments)
     gen_kwargs = _gen_kwargs(options)

@@ -3,11 +3,11 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.lm_harness.arguments import NLL
+from eval.arguments import Nll
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES, load
@@ -145,8 +145,8 @@ class LmOptions:
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.nll not in NLL:
-            raise ValueError(f"nll must be one of {', '.join(NLL)}, got {self.nll!r}.")
+        if self.nll not in get_args(Nll):
+            raise ValueError(f"nll must be one of {', '.join(get_args(Nll))}, got {self.nll!r}.")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(
                 f"dtype must be one of {', '.join(filter(None, DTYPES))}, got {self.dtype!r}."

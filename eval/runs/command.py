@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Folder:
         blocks=tuple(options.blocks or ("Sequential()",)),
         decoding=axes_of(options),
         batch_size=options.batch_size,
-        prompts=options.prompts,
+        prompts=options.prompts or "",
         revision=options.revision,
     )
     return measure(sweep, options, warn)

@@ -1,19 +1,18 @@
-"""The options of `DecodeConfig` as text: on command lines, in sweep files, for the harness.
+"""Options as text: fields of dataclasses on command lines, those of `DecodeConfig` elsewhere too.
 
 Nothing heavy is imported, so that help is shown at once.
 """
 
 import argparse
-from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from types import MappingProxyType
-from typing import Any, TypeAlias, get_args
+import re
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from inspect import cleandoc
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from dllm_decode.options import DecodeConfig
-
-Parser: TypeAlias = ArgumentParser | _ArgumentGroup
-Reader: TypeAlias = Callable[[str], Any]
 
 OPTIONS: Mapping[str, Any] = {option.name: option.type for option in fields(DecodeConfig)}
 """By field of `DecodeConfig` its type."""
@@ -21,7 +20,13 @@ OPTIONS: Mapping[str, Any] = {option.name: option.type for option in fields(Deco
 OF_TASK = {"gen_length": "the task's", "block_length": "the task's, else the model's"}
 """Defaults of a command that decodes a task, in words."""
 
-_HELP = {option.name: option.metadata["help"] for option in fields(DecodeConfig)}
+LENGTHS = ("gen_length", "block_length")
+
+FIRST = (
+    "model", "sampler", "settings", "cache", "verifier", "blocks", "gen_length", "block_length",
+    "batch_size", "device", "dtype",
+)  # fmt: skip
+"""Options that most users need; help shows them before all groups."""
 
 
 def whole(written: object) -> int:
@@ -82,55 +87,143 @@ READERS: Mapping[Any, Callable[[object], Any]] = {
 }  # fmt: skip
 """By type of an option how its text is read; all others are texts."""
 
-_LENGTHS: Mapping[str, Reader] = {"gen_length": positive, "block_length": positive}
+_METAVARS: Mapping[Any, str] = {int: "N", float: "N", tuple[int, ...]: "N,..."}
 
 
-def add_decoding(
-    parser: ArgumentParser,
-    *,
-    repeat: bool = False,
-    defaults: Mapping[str, str] = OF_TASK,
-    readers: Mapping[str, Reader] = MappingProxyType({}),
-) -> None:
-    """Adds all options of the decode, in a group of their own.
+class Group(NamedTuple):
+    """Options of a command: fields of a dataclass, whose documentation is their help.
 
-    Args:
-        parser: Gets the options.
-        repeat: They may be repeated to compare several values.
-        defaults: In words, the defaults that differ from those of `DecodeConfig`.
-        readers: How this command reads the text of some options.
+    `Annotated` adds a reader or a metavar to the type of a field. Metadata of a field are further
+    keywords of `ArgumentParser.add_argument`, or other "names". A field without a default is
+    positional, unless it is "required".
+
+    Attributes:
+        kind: The dataclass.
+        title: Title in the help; empty: among the first options.
+        names: Fields that are options; empty: all.
+        repeat: Options may be repeated to compare several values.
+        unset: An option that is not given is None, whatever the default of its field.
+        defaults: In words, the defaults that differ from those of the fields.
     """
-    title = "options of the decode" + (", each may be repeated to compare" if repeat else "")
-    group = parser.add_argument_group(title)
-    add_options(group, OPTIONS, repeat=repeat, defaults=defaults, readers=readers)
+
+    kind: type[Any]
+    title: str = ""
+    names: Collection[str] = ()
+    repeat: bool = False
+    unset: bool = False
+    defaults: Mapping[str, str] = MappingProxyType({})
 
 
-def add_options(
-    parser: Parser,
-    names: Iterable[str],
+def decoding(
+    title: str = "options of the decode",
     *,
+    names: Collection[str] = OPTIONS,
     repeat: bool = False,
     defaults: Mapping[str, str] = OF_TASK,
-    readers: Mapping[str, Reader] = MappingProxyType({}),
-) -> None:
-    """Adds these options of the decode; see `add_decoding`."""
-    for name in names:
-        written, kind, text = f"--{name.replace('_', '-')}", OPTIONS[name], _HELP[name]
-        if name in defaults:
-            text = f"{text.partition(' (default: ')[0]} (default: {defaults[name]})"
-        if kind is bool:
-            parser.add_argument(written, action=argparse.BooleanOptionalAction, help=text)
-            continue
-        # A type without a reader is a Literal.
-        choices = None if kind in READERS else get_args(kind)
-        parser.add_argument(
-            written,
-            type={**_LENGTHS, **readers}.get(name, READERS.get(kind, str)),
-            choices=choices,
-            action="append" if repeat else "store",
-            metavar=None if choices else "N",
-            help=text,
-        )
+) -> Group:
+    """Returns options of the decode; those that are not given are None."""
+    title += ", each may be repeated to compare" * repeat
+    return Group(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
+
+
+def add_options(parser: ArgumentParser, groups: Iterable[Group]) -> None:
+    """Adds options: first those that most users need, then group by group.
+
+    Of two options with one name, the first is added.
+    """
+    found: dict[str, tuple[Group, Field[Any], str]] = {}
+    for group in groups:
+        texts = documented(group.kind)
+        for option in fields(group.kind):
+            if not group.names or option.name in group.names:
+                found.setdefault(option.name, (group, option, texts.get(option.name, "")))
+    first = [name for name in FIRST if name in found]
+    sections, given = {"": parser.add_argument}, []
+    for name in dict.fromkeys([*first, *found]):
+        group, option, text = found[name]
+        names, keywords = _argument(group, option, text)
+        title = "" if name in first or names == [name] else group.title
+        if names == [name]:
+            given.append(f"[{name}]" if "nargs" in keywords else name)
+        elif "required" in keywords:
+            given.append(f"{names[0]} {keywords['metavar']}")
+        if title not in sections:
+            sections[title] = parser.add_argument_group(title).add_argument
+        sections[title](*names, **keywords)
+    parser.usage = " ".join(["%(prog)s", *given, "[options]"])
+
+
+def _argument(group: Group, option: Field[Any], text: str) -> tuple[list[str], dict[str, Any]]:
+    """Returns the names and the keywords of an argument of argparse."""
+    own, default = dict(option.metadata), _default(option)
+    names = own.pop("names", [f"--{option.name.replace('_', '-')}"])
+    if own.get("nargs") == "?" or (default is MISSING and "required" not in own):
+        names = [option.name]
+    else:
+        own["dest"] = option.name
+    if group.repeat or group.unset:
+        own["default"] = None
+    elif default is not MISSING:
+        own["default"] = default
+    own["help"] = _help(group, option, text)
+    return names, {**_reading(group, option), **own}
+
+
+def _default(option: Field[Any]) -> Any:
+    """Returns the default of a field, or MISSING."""
+    return option.default if option.default_factory is MISSING else option.default_factory()
+
+
+def _reading(group: Group, option: Field[Any]) -> dict[str, Any]:
+    """Returns how the text of an option becomes its value."""
+    kind: Any = option.type
+    added: Iterable[Any] = ()
+    if NoneType in get_args(kind):
+        (kind,) = (one for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+    if get_origin(kind) is Annotated:
+        kind, *added = get_args(kind)
+    if kind is bool:
+        return {"action": BooleanOptionalAction if group.unset else "store_true"}
+    found: dict[str, Any] = {"type": READERS.get(kind, str), "metavar": _METAVARS.get(kind)}
+    if get_origin(kind) is Literal:
+        found = {"choices": get_args(kind)}
+    elif option.name in LENGTHS:
+        found["type"] = positive
+    found |= {"metavar" if isinstance(one, str) else "type": one for one in added}
+    return found | {"action": "append"} if group.repeat else found
+
+
+def _help(group: Group, option: Field[Any], text: str) -> str:
+    """Returns the first sentence of the documentation, and the default."""
+    default = _default(option)
+    words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)
+    if option.name in group.defaults:
+        shown = group.defaults[option.name]
+    elif words:
+        shown = words[1]
+    elif isinstance(default, bool):
+        shown = ("no", "yes")[default] if group.unset else ""
+    elif default in (MISSING, None, "", (), []):
+        shown = ""
+    else:
+        values = default if isinstance(default, list) else [default]
+        shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
+    said = re.split(r"\.(?: |$)", text)[0]
+    said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
+    said += ", repeat to compare" * (group.repeat and option.name in FIRST)
+    said += f" (default: {shown})" if shown else ""
+    return said.replace("`", "").replace("%", "%%")
+
+
+def documented(kind: type[Any]) -> Mapping[str, str]:
+    """Returns by field of a dataclass its documentation, from "Attributes:" in the docstring."""
+    written = cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    _, *parts = re.split(r"^ {4}(\w+): ", written, flags=re.MULTILINE)
+    return {
+        name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def axes_of(options: Namespace) -> dict[str, tuple[Any, ...]]:

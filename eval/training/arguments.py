@@ -1,119 +1,146 @@
-"""Command-line options of `train-filter` and `distil`. Nothing heavy is imported."""
+"""Options of `train-filter` and `distil`, as dataclasses. Nothing heavy is imported."""
 
-from argparse import ArgumentParser
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from eval.runs.arguments import DTYPES, add_machine, add_model
-from eval.runs.options import add_options, number, positive, whole
+from eval.arguments import Dtype, Expression, File, Folder, Positive
+from eval.runs.options import LENGTHS
 
-LENGTHS = ("gen_length", "block_length")
-ENDS = ("stop_at_eos", "truncate_at_eos")
-
-
-def add_train_filter(parser: ArgumentParser) -> None:
-    """Adds the options of `train-filter`."""
-    add = parser.add_argument
-    add_model(parser)
-    _add_questions(parser, "word_problems?split=train&limit=500")
-    add("--output", default="learn2pd.safetensors", metavar="FILE",
-        help="the filter; what is needed to go on lies in FILE.run "
-        "(default: learn2pd.safetensors)")  # fmt: skip
-    _add_decoding(parser)
-    add_options(parser, ENDS)
-    add("--hidden", type=positive, nargs="*", default=[32], metavar="N",
-        help="units of each hidden layer (default: 32)")  # fmt: skip
-    add("--activation", choices=("relu", "tanh", "gelu"), default="relu",
-        help="between the layers (default: relu)")  # fmt: skip
-    add("--counted", choices=("all", "masked"), default="all",
-        help="positions in the loss: a whole block, or its masks (default: all)")  # fmt: skip
-    add("--steps", type=positive, default=5_000, metavar="N", help="updates (default: 5000)")
-    add("--learning-rate", type=number, default=3e-3, metavar="RATE", help="default: 0.003")
-    add("--threshold", type=number, nargs="+", default=[0.96, 0.9, 0.99], metavar="P",
-        help="thresholds at which the filter is judged; the file names the first "
-        "(default: 0.96 0.9 0.99)")  # fmt: skip
-    add("--against", default="ConfidenceThreshold(0.9)", metavar="EXPR",
-        help="the sampler it is compared with (default: ConfidenceThreshold(0.9))")  # fmt: skip
-    add("--seed", type=whole, default=0, help="of weights and splits (default: 0)")
-    add_machine(parser)
+FILTER_DECODING = (*LENGTHS, "stop_at_eos", "truncate_at_eos")
 
 
-def add_distil(parser: ArgumentParser) -> None:
-    """Adds the options of `distil`."""
-    add = parser.add_argument
-    add_model(parser)
-    _add_questions(parser, "word_problems?split=train&limit=500")
-    add("--output", default="runs/distil", metavar="FOLDER",
-        help="for everything; the same command goes on where it stopped "
-        "(default: runs/distil)")  # fmt: skip
-    add("--method", choices=("dparallel", "d3llm"), default="dparallel",
-        help="certainty forcing on random masks, or on the teacher's own states "
-        "(default: dparallel)")  # fmt: skip
-    _add_decoding(parser)
-    teacher = parser.add_argument_group("the teacher, which is the model as it is")
-    teacher.add_argument("--teacher-sampler", metavar="EXPR",
-        help="how it answers (default: one token a step, the most confident)")  # fmt: skip
-    teacher.add_argument("--keep-wrong", action="store_true",
-        help="learn from answers that are not right, too, as d3LLM does")  # fmt: skip
-    teacher.add_argument("--allow-code", action="store_true",
-        help="run programs that it wrote, in a sandbox, to tell right from wrong")  # fmt: skip
-    teacher.add_argument("--code-runner", metavar="RUNNER", default="auto",
-        help="the sandbox, as in dllm-decode run (default: auto)")  # fmt: skip
-    _add_training(parser)
-    add("--sampler", default="EntropyThreshold(0.5)", metavar="EXPR",
-        help="how held-out prompts are decoded (default: EntropyThreshold(0.5))")  # fmt: skip
-    add("--evaluate-every", type=positive, default=200, metavar="STEPS",
-        help="held-out prompts are decoded and a checkpoint is written (default: 200)")  # fmt: skip
-    add("--seed", type=whole, default=0, help="of masks and of the order of rows (default: 0)")
-    add("--log-with", nargs="+", choices=("tensorboard", "wandb"), default=[], metavar="NAME",
-        help="log to tensorboard, in the output folder, or to wandb")  # fmt: skip
-    machine = parser.add_argument_group(
-        "the machine; several processes: torchrun or accelerate launch"
+@dataclass(frozen=True)
+class Questions:
+    """What is asked.
+
+    Attributes:
+        task: Where prompts come from, such as 'gsm8k?path=FOLDER&split=train' or
+            'jsonl:FILE.jsonl'.
+        held_out: Prompts that the result is judged on. Empty: every fifth of the task's, which is
+            then not trained on.
+        cache: Which columns every decode recomputes.
+    """
+
+    task: Annotated[str, "ADDRESS"] = "word_problems?split=train&limit=500"
+    held_out: Annotated[str, "ADDRESS"] = ""
+    cache: Expression = "NoCache()"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Options of `train-filter`.
+
+    Attributes:
+        output: The filter; FILE.run has all that is needed to go on.
+        hidden: Units of each hidden layer.
+        activation: Between the layers.
+        counted: Positions in the loss: a whole block, or its masks.
+        steps: Updates.
+        learning_rate: Learning rate of AdamW.
+        threshold: Thresholds at which the filter is judged; the file names the first.
+        against: The sampler that the filter is compared with.
+        seed: Seed of weights and splits.
+    """
+
+    output: File = "learn2pd.safetensors"
+    hidden: list[Positive] = field(default_factory=lambda: [32], metadata={"nargs": "*"})
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    counted: Literal["all", "masked"] = "all"
+    steps: Positive = 5_000
+    learning_rate: Annotated[float, "RATE"] = 3e-3
+    threshold: list[Annotated[float, "P"]] = field(
+        default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
     )
-    machine.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    machine.add_argument("--dtype", choices=DTYPES,
-        help="of the weights (default: float32, with LoRA the checkpoint's)")  # fmt: skip
-    machine.add_argument("--precision", choices=("no", "bf16"), default="no",
-        help="compute in bfloat16 beside weights in float32 (default: no)")  # fmt: skip
-    machine.add_argument("--threads", type=positive, help="processor threads")
+    against: Expression = "ConfidenceThreshold(0.9)"
+    seed: int = 0
 
 
-def _add_training(parser: ArgumentParser) -> None:
-    add = parser.add_argument_group("the training").add_argument
-    add("--lora-rank", type=whole, default=0, metavar="N",
-        help="train additions of so low a rank instead of all weights; 128 in dParallel "
-        "(default: 0, all weights)")  # fmt: skip
-    add("--lora-alpha", type=positive, metavar="A", help="their scale (default: the rank)")
-    add("--temperature", type=number, default=0.5, help="of the entropy in the loss (default: 0.5)")
-    add("--entropy-weight", type=number, default=2.0, metavar="W",
-        help="2 for LLaDA, 1 for Dream in the authors' code (default: 2)")  # fmt: skip
-    add("--greatest-share", type=number, default=0.8, metavar="S",
-        help="d3llm: the share of a block that is masked at most (default: 0.8)")  # fmt: skip
-    add("--epochs", type=number, default=6.0, help="times each answer is learned (default: 6)")
-    add("--minutes", type=number, help="train so long instead; two such runs differ")
-    add("--rows", type=positive, default=1, metavar="N",
-        help="answers in one forward of the training, per device (default: 1)")  # fmt: skip
-    add("--forwards", type=positive, default=8, metavar="N",
-        help="forwards of the training in one step, per device, whose gradients are averaged; the "
-        "forwards that are measured and shown are those of decoding (default: 8)")  # fmt: skip
-    add("--learning-rate", type=number, default=2e-5, metavar="RATE",
-        help="highest rate of AdamW (default: 2e-5)")  # fmt: skip
-    add("--muon", type=number, metavar="RATE",
-        help="train the matrices of the layers with Muon at this rate, not AdamW")  # fmt: skip
+@dataclass(frozen=True)
+class Distilled:
+    """Options of `distil`.
+
+    Attributes:
+        output: Folder for everything; the same command goes on where it stopped.
+        method: Certainty forcing on random masks, or on the teacher's own states.
+        sampler: How held-out prompts are decoded.
+        evaluate_every: Steps after which held-out prompts are decoded and a checkpoint is written.
+        seed: Seed of masks and of the order of rows.
+        log_with: Log to tensorboard, in the output folder, or to wandb.
+    """
+
+    output: Folder = "runs/distil"
+    method: Literal["dparallel", "d3llm"] = "dparallel"
+    sampler: Expression = "EntropyThreshold(0.5)"
+    evaluate_every: Positive = 200
+    seed: int = 0
+    log_with: list[Literal["tensorboard", "wandb"]] = field(
+        default_factory=list, metadata={"nargs": "+"}
+    )
 
 
-def _add_questions(parser: ArgumentParser, default: str) -> None:
-    add = parser.add_argument
-    add("--task", default=default, metavar="ADDRESS",
-        help="where prompts come from, such as 'gsm8k?path=FOLDER&split=train' or "
-        f"'jsonl:FILE.jsonl' (default: {default})")  # fmt: skip
-    add("--held-out", default="", metavar="ADDRESS",
-        help="prompts that the result is judged on (default: every fifth of the task's, which is "
-        "then not trained on)")  # fmt: skip
-    add("--prompts", choices=("chat", "plain"), default="",
-        help="plain prompts: in the chat template or not (default: the task's)")  # fmt: skip
-    add("--batch-size", type=positive, default=16, help="rows decoded together (default: 16)")
+@dataclass(frozen=True)
+class Teacher:
+    """The teacher, which is the model as it is.
+
+    Attributes:
+        teacher_sampler: How the teacher answers. `None`: one token a step, the most confident.
+        keep_wrong: Learn from answers that are not right, too, as d3LLM does.
+        allow_code: Run programs that the teacher wrote, in a sandbox, to tell right from wrong.
+        code_runner: The sandbox, as in dllm-decode eval run.
+    """
+
+    teacher_sampler: Expression | None = None
+    keep_wrong: bool = False
+    allow_code: bool = False
+    code_runner: Annotated[str, "RUNNER"] = "auto"
 
 
-def _add_decoding(parser: ArgumentParser) -> None:
-    add_options(parser, LENGTHS)
-    parser.add_argument("--cache", default="NoCache()", metavar="EXPR",
-        help="of every decode (default: NoCache())")  # fmt: skip
+@dataclass(frozen=True)
+class Training:
+    """How the model is trained.
+
+    Attributes:
+        lora_rank: Train additions of so low a rank instead of all weights, such as 128 in
+            dParallel; 0 trains all weights.
+        lora_alpha: Scale of the additions. `None`: the rank.
+        temperature: Temperature of the entropy in the loss.
+        entropy_weight: Weight of the entropy in the loss: 2 for LLaDA, 1 for Dream in the authors'
+            code.
+        greatest_share: The share of a block that is masked at most, with --method d3llm.
+        epochs: Times each answer is learned.
+        minutes: Train so long instead; two such runs differ.
+        rows: Answers in one forward of the training, per device.
+        forwards: Forwards of the training in one step, per device, whose gradients are averaged;
+            the forwards that are measured and shown are those of decoding.
+        learning_rate: Highest rate of AdamW.
+        muon: Train the matrices of the layers with Muon at this rate, not AdamW.
+    """
+
+    lora_rank: int = 0
+    lora_alpha: Positive | None = None
+    temperature: float = 0.5
+    entropy_weight: float = 2.0
+    greatest_share: float = 0.8
+    epochs: float = 6.0
+    minutes: float | None = None
+    rows: Positive = 1
+    forwards: Positive = 8
+    learning_rate: Annotated[float, "RATE"] = 2e-5
+    muon: Annotated[float, "RATE"] | None = None
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where the model is trained.
+
+    Attributes:
+        device: Where the model is trained.
+        dtype: Precision of the weights. `None`: float32, with LoRA the checkpoint's.
+        precision: Compute in bfloat16 beside weights in float32, or not.
+        threads: Processor threads. `None`: torch's choice.
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Dtype | None = None
+    precision: Literal["no", "bf16"] = "no"
+    threads: Positive | None = None

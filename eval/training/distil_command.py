@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     place = Place.of_launch()
     asked, judged = read_questions(
-        options.task, options.held_out, prompts=options.prompts, code=code_for(options)
+        options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
     asked.task.require_scorable()
     asked.selection.require_scores(asked.examples)

@@ -38,7 +38,7 @@ from eval.runs.options import given_of
 from eval.runs.provenance import machine_of
 from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of
-from eval.training.arguments import ENDS, LENGTHS
+from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import Measured, compared, measure, read_measured, table_of
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
     against, cache = parse_sampler(options.against), parse_cache(options.cache)
     asked, judged = read_questions(
-        options.task, options.held_out, prompts=options.prompts, least=LEAST_PROMPTS
+        options.task, options.held_out, prompts=options.prompts or "", least=LEAST_PROMPTS
     )
     settings_of(options)
     loaded = open_model(options.model, options, options.revision)
@@ -130,7 +130,7 @@ def require_output(output: Path, work: Path) -> None:
 
 def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
     """Returns how answers are decoded: blocks are those of the filter."""
-    config = decoding_of(asked.selection, given_of(options, (*LENGTHS, *ENDS)))
+    config = decoding_of(asked.selection, given_of(options, FILTER_DECODING))
     model = loaded.model
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return config.updated(block_length=length)

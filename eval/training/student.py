@@ -23,11 +23,10 @@ from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import parse_sampler
-from eval.runs.options import given_of
+from eval.runs.options import LENGTHS, given_of
 from eval.runs.settings import Place
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer
-from eval.training.arguments import LENGTHS
 from eval.training.questions import Questions
 from samplers import FixedSchedule, Sampler
 

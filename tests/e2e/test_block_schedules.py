@@ -12,9 +12,9 @@ from dllm_decode import decode, load_model
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
 from dllm_decode.options import DecodeConfig
 from eval import cli
-from eval.__main__ import main
 from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
+from eval.cli import evaluate as main
 from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
 from eval.runs.names import Selection, parse_blocks, parse_sampler, parse_task
 from eval.runs.records import Folder

@@ -14,7 +14,7 @@ from eval_runs import write_model
 from dllm_decode import load_model, load_target
 from dllm_decode.training.learn2pd import FilterSettings, save_filter
 from dllm_decode.verify import ARVerify, Guided
-from eval.__main__ import main
+from eval.cli import evaluate as main
 from eval.runs import origins
 from eval.runs.origins import CODE_NOTE, FILES_NOTE, digest_of, files_of
 from eval.runs.records import Folder

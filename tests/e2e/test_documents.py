@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from dllm_decode import DecodeConfig
-from eval.__main__ import make_parser
+from eval.cli import make_eval_parser as make_parser
 from eval.cli import make_parser as make_command_parser
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler
 from eval.runs.options import given_of

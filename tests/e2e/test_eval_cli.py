@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 from eval_runs import write_model
 
-from eval.__main__ import main
+from eval.cli import evaluate as main
 from eval.runs.records import Folder
 
 ROOT = Path(__file__).parents[2]

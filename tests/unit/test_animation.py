@@ -7,7 +7,7 @@ import eval_runs
 import pytest
 from PIL import Image
 
-from eval.__main__ import main
+from eval.cli import evaluate as main
 from eval.reports.animation import draw_frame, num_rounds, tint, write_animation
 from eval.reports.replay import Example, panels_of
 from eval.runs.runner import execute

@@ -7,7 +7,7 @@ import torch
 from spied import MODELS, tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
-from eval.__main__ import main
+from eval.cli import evaluate as main
 from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, markdown
 from eval.runs.names import Selection
 from eval.runs.settings import Run

@@ -9,9 +9,9 @@ from eval_runs import runs
 
 import eval as evaluation
 from dllm_decode import DualCache, decode, load_model
-from eval.__main__ import main
 from eval.calibrate.card import Card, read_card
 from eval.calibrate.ladders import LADDERS, rung_of, split_parts
+from eval.cli import evaluate as main
 from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule

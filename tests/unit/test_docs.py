@@ -1,6 +1,5 @@
 import ast
 import runpy
-from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,7 @@ import pytest
 import samplers
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from eval.runs.arguments import add_run
+from eval.cli import make_eval_parser
 from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
 from eval.tasks import gsm8k_protocols
@@ -41,9 +40,7 @@ def test_the_page_on_evaluation_says_what_a_run_does_without_options() -> None:
     """Which samplers, split, number of examples and seed was nowhere to be read."""
     _, _, page = (DOCS / "evaluation.md").read_text(encoding="utf-8").partition("Without options")
     said = page.partition("\n\n")[0]
-    parser = ArgumentParser()
-    add_run(parser)
-    options = parser.parse_args(["lists/shuffle", "out"])
+    options = make_eval_parser().parse_args(["run", "lists/shuffle", "out"])
     selection = parse_task(options.task)
     assert selection.limit is None
     named = [*DEFAULT_SAMPLERS, options.model, selection.split]

@@ -25,7 +25,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.blocks import MultiBlock, Sequential
-from eval.__main__ import main
+from eval.cli import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength

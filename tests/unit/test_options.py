@@ -15,7 +15,9 @@ import pytest
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.compatibility import require_plugins
 from eval import cli
-from eval.__main__ import COMMANDS, main, make_parser
+from eval.cli import EVAL_COMMANDS as COMMANDS
+from eval.cli import evaluate as main
+from eval.cli import make_eval_parser as make_parser
 from eval.lm_harness.settings import LmOptions
 from eval.runs.options import OPTIONS, axes_of, given_of
 from eval.runs.sweep import Sweep, read_sweep
@@ -172,7 +174,7 @@ def test_numbers_that_make_no_sense_are_refused(
 
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
     """They took seven seconds."""
-    code = "import sys, eval.__main__ as m; m.make_parser().format_help(); " \
+    code = "import sys, eval.cli as m; m.make_eval_parser().format_help(); " \
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"  # fmt: skip
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from dllm_decode.serve.limits import Limits
+from eval import serving as command
 from eval.cli import main, make_parser
-from eval.serving import command
 
 HEAVY = {"torch", "fastapi", "pydantic", "uvicorn", "prometheus_client", "transformers"}
 

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from eval.runs.command import DTYPES
 from eval.runs.models import open_address, parse_model
 from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.options import given_of
-from eval.serving.arguments import BOUNDS, DECODING, TIMES
 from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
 
-    limits = Limits(**{name: getattr(options, name) for name in {**BOUNDS, **TIMES}})
+    limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     samplers = _samplers(options)
     bound = bind(options.host, options.port)
     decoders, tokenizer = _decoders(options, samplers, limits)
@@ -71,7 +71,7 @@ def _decoders(
     """Returns a decoder for each sampler, and the tokenizer."""
     # Mistyped plug-ins are refused before a model is loaded.
     cache, blocks = parse_cache(options.cache), parse_blocks(options.blocks)
-    config = DecodeConfig(gen_length=limits.max_tokens, **given_of(options, DECODING))
+    config = DecodeConfig(**{**given_of(options), "gen_length": limits.max_tokens})
     check_verifier(options.verifier)
     if options.threads:
         import torch

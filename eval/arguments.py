@@ -1,0 +1,352 @@
+"""Options of all commands but the training's, as dataclasses. Nothing heavy is imported."""
+
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, field
+from math import inf
+from typing import Annotated, Literal, TypeAlias
+
+from eval.runs.options import count, num_threads, number, positive, whole
+
+
+def port(written: object) -> int:
+    """Reads the number of a port."""
+    found = whole(written)
+    if not 0 <= found < 2**16:
+        raise ArgumentTypeError(f"must be between 0 and 65535, got {found}")
+    return found
+
+
+def names(text: str) -> list[str]:
+    """Reads names, joined by commas."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise ArgumentTypeError("must name at least one task")
+    return found
+
+
+def length(text: str) -> int | str:
+    """Reads an answer length, or the word "task"."""
+    return text if text == "task" else positive(text)
+
+
+def limit(text: str) -> float:
+    """Reads a number of examples, or a share of them."""
+    found = number(text)
+    if not 0 < found < inf:
+        raise ArgumentTypeError(f"must be above 0, got {found}")
+    return found
+
+
+Count: TypeAlias = Annotated[int, count]
+Positive: TypeAlias = Annotated[int, positive]
+Threads: TypeAlias = Annotated[int, num_threads]
+Port: TypeAlias = Annotated[int, port]
+Limit: TypeAlias = Annotated[float, limit]
+AnswerLength: TypeAlias = Annotated[int | str, length, "N"]
+Names: TypeAlias = Annotated[str, names, "NAME,..."]
+Expression: TypeAlias = Annotated[str, "EXPR"]
+File: TypeAlias = Annotated[str, "FILE"]
+Folder: TypeAlias = Annotated[str, "FOLDER"]
+Name: TypeAlias = Annotated[str, "NAME"]
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Ladder: TypeAlias = Literal["threshold", "entropy", "factor", "steps"]
+Nll: TypeAlias = Literal["mc", "l2r"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model is decoded.
+
+    Attributes:
+        model: Embedded name, folder or hub id; options follow a question mark, as in
+            'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, adapter, quantize.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: Annotated[str, "MODEL"] = "mini"
+    revision: Annotated[str, "NAME"] = ""
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """Plug-ins of a decode.
+
+    Attributes:
+        sampler: Which positions to commit.
+        cache: Which columns to recompute.
+        verifier: How proposals are checked.
+        blocks: Block schedule: which positions are open.
+    """
+
+    sampler: Expression = "ConfidenceThreshold(0.9)"
+    cache: Expression = "NoCache()"
+    verifier: Expression = "NoVerifier()"
+    blocks: Expression = "Sequential()"
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How examples are put together.
+
+    Attributes:
+        batch_size: Rows decoded together.
+        prompts: Put prompts into the chat template, or leave them plain. `None`: the task's.
+    """
+
+    batch_size: Positive = 16
+    prompts: Literal["chat", "plain"] | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and in which precision the model runs.
+
+    Attributes:
+        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
+            of several processes, each has its own 'cuda'.
+        dtype: Precision of the parameters. `None`: the checkpoint's.
+        threads: Processor threads. `None`: torch's choice.
+    """
+
+    device: Annotated[str, "NAME"] = "cpu"
+    dtype: Dtype | None = None
+    threads: Threads | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How records are made.
+
+    Attributes:
+        no_trace: Record no steps and confidences: for timings, since looking costs time.
+        allow_code: Run programs that the model wrote, in a sandbox: humaneval, mbpp.
+        code_runner: The sandbox: bwrap, podman, docker, podman:IMAGE, docker:IMAGE, or a command
+            that starts Python with its program on standard input; auto is the first of bwrap,
+            podman and docker that works.
+        retry_errors: Decode examples anew that raised an error.
+    """
+
+    no_trace: bool = False
+    allow_code: bool = False
+    code_runner: Annotated[str, "RUNNER"] = "auto"
+    retry_errors: bool = False
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What the report of the folder shows.
+
+    Attributes:
+        skip_impossible: Leave out settings whose parts do not fit together; the report says why.
+        drop_others: Report the settings of this command only; records of others stay.
+    """
+
+    skip_impossible: bool = False
+    drop_others: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """Options of `generate`.
+
+    Attributes:
+        text: The question; - reads it from standard input.
+        live: Show the answer while it is decoded.
+        plain: Take the text as it is, without the chat template.
+    """
+
+    text: str
+    live: bool = False
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Server:
+    """Options of `serve`.
+
+    Attributes:
+        served_name: Name of the model for clients. `None`: the last part of its address.
+        host: Where the server listens; 0.0.0.0 lets other machines in.
+        port: Where the server listens; 0 is any free port.
+        api_key: Key that clients must send. `None`: nothing.
+        allow_sampler: A further sampler, which requests may name; each has a batch of its own.
+    """
+
+    served_name: Name | None = None
+    host: Annotated[str, "HOST"] = "127.0.0.1"
+    port: Port = 8000
+    api_key: Annotated[str, "KEY"] | None = None
+    allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(
+        default_factory=list, metadata={"action": "append"}
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is decoded, and into which folder.
+
+    Attributes:
+        task: Address of the task, see below.
+        out: Results folder, made if need be; records that it has are used.
+    """
+
+    task: str
+    out: str
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """Which settings are decoded, and into which folder.
+
+    Attributes:
+        config: TOML file, such as eval/sweeps/lists.toml.
+        out: Results folder, made if need be; records that it has are used.
+        model: Model instead of the file's; repeat to compare.
+    """
+
+    config: str
+    out: str
+    model: list[Annotated[str, "MODEL"]] | None = field(default=None, metadata={"action": "append"})
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Options of `calibrate`.
+
+    Attributes:
+        settings: From cautious to bold, one each time; parts are joined by ' + ', as in
+            "ConfidenceThreshold(0.9) + DualCache()".
+        ladder: A named list of samplers, instead of --sampler.
+        reference: Setting that the others are compared with: one token a step.
+        max_drop: Greatest drop of the accuracy, as a share.
+        confidence: Probability with which the guarantee holds.
+        test: Exact binomial on regressions, betting on the drop, or both at half each.
+        agreement: Certify that answers equal the reference's; no labels are needed.
+        order_on: Learn the order on the first N prompts, which are not used for the test.
+        card: File of the card. `None`: card.json in the folder.
+    """
+
+    settings: list[Expression] | None = field(
+        default=None, metadata={"action": "append", "names": ("--sampler", "--setting")}
+    )
+    ladder: Ladder | None = None
+    reference: Expression = "FixedSchedule(10000)"
+    max_drop: float = 0.02
+    confidence: float = 0.95
+    test: Literal["both", "binomial", "betting"] = "both"
+    agreement: bool = False
+    order_on: int = 0
+    card: File | None = None
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Options of `cache-error`.
+
+    Attributes:
+        task: Address of the task. Empty: random prompts, no accuracy.
+        num_prompts: Random prompts.
+        json: File that the figures are written to, too.
+    """
+
+    task: str = field(default="", metadata={"nargs": "?"})
+    num_prompts: Positive = 16
+    json: File | None = None
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Options of `oracle`.
+
+    Attributes:
+        task: A list task or Latin square, such as 'lists/shuffle?n=4'.
+        sampler: Repeat to compare. `None`: seven of several speeds.
+        rows: Decodes of each sampler.
+        temperature: Temperature of the proposals.
+    """
+
+    task: str
+    sampler: list[Expression] | None = field(default=None, metadata={"action": "append"})
+    rows: Positive = 1000
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Options of `report`.
+
+    Attributes:
+        folder: Results folder.
+        replays: Pages per task.
+        before: Another results folder to compare with, in comparison.html.
+    """
+
+    folder: str
+    replays: Count = 30
+    before: Folder | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Options of `trace`.
+
+    Attributes:
+        folder: Results folder.
+        example: Id of an example, or the start of one. Empty: the first.
+        html: Write a replay page instead of showing the answer.
+        gif: Write an animation: .gif, .png or .webp.
+    """
+
+    folder: str
+    example: Annotated[str, "ID"] = ""
+    html: File | None = None
+    gif: File | None = None
+
+
+@dataclass(frozen=True)
+class Harness:
+    """Options of `lm`.
+
+    Attributes:
+        tasks: Names, joined by commas.
+        include_path: Folder with task files of your own.
+        limit: Examples of each task, or a share below 1. `None`: all.
+        num_fewshot: Worked examples in a prompt. `None`: the task's.
+        gen_length: Answer length in tokens; 'task': what the task allows. `None`: 256.
+        fewshot_seed: Seed of the worked examples; 1234 is the harness' own.
+        apply_chat_template: Ask in the model's chat template.
+        system_instruction: The first turn, in a chat.
+        gen_kwargs: Generation options, instead of the tasks'.
+        use_cache: Keep answers in files of this name, and use those of the same settings.
+        output: Write results, samples and costs there.
+        confirm_run_unsafe_code: Run programs that the model writes, where a task asks for that.
+    """
+
+    tasks: Names = field(metadata={"required": True})
+    include_path: Folder | None = None
+    limit: Limit | None = None
+    num_fewshot: Count | None = None
+    gen_length: AnswerLength | None = None
+    fewshot_seed: int = 1234
+    apply_chat_template: bool = False
+    system_instruction: Annotated[str, "TEXT"] | None = None
+    gen_kwargs: Annotated[str, "NAME=VALUE,..."] = ""
+    use_cache: Annotated[str, "PATH"] | None = None
+    output: Folder | None = None
+    confirm_run_unsafe_code: bool = False
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How `lm` computes likelihoods.
+
+    Attributes:
+        nll: Likelihood by a Monte-Carlo bound, or left to right. `None`: mc.
+        mc_num: Mask patterns an answer. `None`: 128.
+        batch_size: Rows of a forward. `None`: 16.
+    """
+
+    nll: Nll | None = None
+    mc_num: Positive | None = None
+    batch_size: Positive | None = None
