@@ -63,7 +63,7 @@ types: $(READY)  ## check types
 	$(PY) -m mypy
 
 docs: $(READY)  ## the documentation as a site in build/site
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt ".[docs]"
+	$(if $(READY),$(PY) -m pip install $(PIP) --editable ".[docs]")
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 
 check: lint types test  ## everything a change must pass

@@ -25,11 +25,13 @@ from benchmarks.contenders import (
     measure,
 )
 from benchmarks.floor import Machine, measure_machine
-from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.frame import Row, make_parser, origin, show
 from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of
-from benchmarks.setting import GEOMETRIES, HELP, Setting
+from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.launch import run_main
+from eval.runs.options import documented, first_sentence
 
+HELP = {name: first_sentence(text) for name, text in documented(Setting).items()}
 OPTIONS = {
     "quick": (False, "short answers, few points"),
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
@@ -66,7 +68,7 @@ def main(words: list[str]) -> None:
             found[part] = rows
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
-        print(table_of(rows), flush=True)
+        show(rows)
 
 
 def read(words: list[str]) -> Any:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from rich.console import Console
+
+from eval.grid import show_grid
 
 Row: TypeAlias = dict[str, Any]
 """By the name of its column each value of a table's row."""
@@ -51,7 +54,8 @@ def make_parser(name: str, about: str, known: Known, folder: str = "") -> argpar
     A list takes several values, a tuple several of its items (default: all), a mapping one of its
     keys (default: the first), a type a value that need not be given, `False` none.
     """
-    parser = argparse.ArgumentParser(f"python -m {name}", description=about)
+    usage = f"%(prog)s {'out ' if folder else ''}[options]"
+    parser = argparse.ArgumentParser(f"python -m {name}", usage=usage, description=about)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     if folder:
         parser.add_argument("out", type=Path, help=folder)
@@ -75,16 +79,31 @@ def make_parser(name: str, about: str, known: Known, folder: str = "") -> argpar
 
 def report(title: str, rows: Sequence[Row], options: Any) -> None:
     """Prints the rows; writes them to `options.json` too, if it is given."""
-    print(f"{title}\n\n{table_of(rows)}")
+    print(f"{title}\n")
+    show(rows)
     if options.json:
         record = {**origin(options.command, "cpu"), "title": title, "rows": list(rows)}
         options.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
 
 
-def table_of(rows: Sequence[Row]) -> str:
-    """Lays out rows in Markdown; a cell that a row lacks is a dash."""
+def show(rows: Sequence[Row]) -> None:
+    """Prints rows, in Markdown unless on a terminal."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        show_grid(console, grid_of(rows))
+    else:
+        print(table_of(rows), flush=True)
+
+
+def grid_of(rows: Sequence[Row]) -> list[list[str]]:
+    """Returns the names of the columns, then the cells; a cell that a row lacks is a dash."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
+    return [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """Lays out rows in Markdown."""
+    lines = grid_of(rows)
     widths = [max(map(len, found)) for found in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)

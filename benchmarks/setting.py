@@ -36,23 +36,21 @@ GEOMETRIES = {
 """By name: for tests, for checks, for CPUs, and that of LLaDA-8B."""
 
 
-HELP = {
-    "geometry": "sizes of the model; llada-8b on an accelerator",
-    "prompt_length": "tokens, in the table and where batches grow",
-    "gen_length": "tokens of an answer, in the table",
-    "block_length": "tokens",
-    "steps_per_block": "forwards a block, in the table; one for each token: one token a step",
-    "batch_size": "rows, in the table",
-    "dtype": "of parameters and activations",
-    "device": "where the model runs; an accelerator if there is one",
-    "num_threads": "of torch, on the CPU",
-}
-"""By field of `Setting` its meaning, which `--help` shows."""
-
-
 @dataclass(frozen=True)
 class Setting:
-    """One model and one decode; `HELP` explains the fields."""
+    """One model and one decode.
+
+    Attributes:
+        geometry: Sizes of the model; llada-8b on an accelerator.
+        prompt_length: Tokens, in the table and where batches grow.
+        gen_length: Tokens of an answer, in the table.
+        block_length: Tokens of a block.
+        steps_per_block: Forwards a block, in the table; one for each token: one token a step.
+        batch_size: Rows, in the table.
+        dtype: Of parameters and activations.
+        device: Where the model runs; an accelerator if there is one.
+        num_threads: Of torch, on the CPU.
+    """
 
     geometry: str = "8x512"
     prompt_length: int = 256

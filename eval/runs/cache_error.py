@@ -27,6 +27,7 @@ from dllm_decode.decoder import Decoder, Look
 from dllm_decode.round import decide
 from dllm_decode.settle import settle
 from dllm_decode.views import look
+from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
 from eval.runs.command import DTYPES
@@ -258,7 +259,7 @@ def run(options: argparse.Namespace) -> int:
     for each in runs:
         each.check(selection.examples())
     errors = [error_of(each) for each in runs]
-    Console().print(markdown(errors), markup=False, highlight=False, soft_wrap=True, end="")
+    show(Console(highlight=False), errors)
     if written:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
         settings = named | asdict(one.decoding)
@@ -267,24 +268,31 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def markdown(errors: Sequence[CacheError]) -> str:
-    """Lays out a table; a figure is followed by its standard error."""
-    lines = [
-        f"n = {errors[0].num_prompts} prompts; figures are followed by their standard error",
-        "",
-        "| cache | KL from exact, nats | decisions changed | accuracy | NFE | query positions |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def grid_of(errors: Sequence[CacheError]) -> list[list[str]]:
+    """Returns the head and the rows of a table; a figure is followed by its standard error."""
+    head = "cache", "KL from exact, nats", "decisions changed", "accuracy", "NFE", "query positions"
+    grid = [list(head)]
     for error in errors:
         accuracy = "-"
         if error.accuracy is not None and error.accuracy_stderr is not None:
             accuracy = f"{error.accuracy:.3f} ({error.accuracy_stderr:.3f})"
-        lines.append(
-            f"| `{error.cache}` | {error.divergence:.4f} ({error.divergence_stderr:.4f}) "
-            f"| {error.changed:.3f} ({error.changed_stderr:.3f}) | {accuracy} "
-            f"| {error.nfe:.1f} | {error.query_positions:.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+        divergence = f"{error.divergence:.4f} ({error.divergence_stderr:.4f})"
+        changed = f"{error.changed:.3f} ({error.changed_stderr:.3f})"
+        costs = f"{error.nfe:.1f}", f"{error.query_positions:.0f}"
+        grid.append([f"`{error.cache}`", divergence, changed, accuracy, *costs])
+    return grid
+
+
+def show(console: Console, errors: Sequence[CacheError]) -> None:
+    """Shows a table, as Markdown unless on a terminal."""
+    count = errors[0].num_prompts
+    console.print(f"n = {count} prompts; figures are followed by their standard error\n")
+    head, *rows = grid_of(errors)
+    if console.is_terminal:
+        show_grid(console, [head, *rows])
+        return
+    for line in (head, ["---"] * len(head), *rows):
+        console.print(f"| {' | '.join(line)} |", markup=False, soft_wrap=True)
 
 
 def _divergence(

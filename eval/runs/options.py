@@ -210,11 +210,16 @@ def _help(group: Group, option: Field[Any], text: str) -> str:
     else:
         values = default if isinstance(default, list) else [default]
         shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
-    said = re.split(r"\.(?: |$)", text)[0]
-    said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
+    said = first_sentence(text)
     said += ", repeat to compare" * (group.repeat and option.name in FIRST)
     said += f" (default: {shown})" if shown else ""
     return said.replace("`", "").replace("%", "%%")
+
+
+def first_sentence(text: str) -> str:
+    """Returns the first sentence of a documentation as help: without capital and full stop."""
+    said = re.split(r"\.(?: |$)", text)[0]
+    return said if said[1:2].isupper() else said[:1].lower() + said[1:]
 
 
 def documented(kind: type[Any]) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from spied import MODELS, tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
 from eval.cli import evaluate as main
-from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, markdown
+from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, grid_of
 from eval.runs.names import Selection
 from eval.runs.settings import Run
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
@@ -29,7 +29,7 @@ def test_no_cache_has_no_error_and_a_cache_has_some() -> None:
     assert cached.query_positions < exact.query_positions
     assert cached.accuracy is None
     assert cached.num_prompts == 3
-    assert "(" in markdown([cached])
+    assert "(" in grid_of([cached])[1][1]
 
 
 def test_a_cache_that_is_exact_is_measured_as_exact() -> None:

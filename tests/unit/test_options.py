@@ -2,15 +2,17 @@
 
 import argparse
 import inspect
+import io
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.compatibility import require_plugins
@@ -18,8 +20,9 @@ from eval import cli
 from eval.cli import EVAL_COMMANDS as COMMANDS
 from eval.cli import evaluate as main
 from eval.cli import make_eval_parser as make_parser
+from eval.grid import show_grid
 from eval.lm_harness.settings import LmOptions
-from eval.runs.options import OPTIONS, axes_of, given_of
+from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of, positive
 from eval.runs.sweep import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -203,3 +206,109 @@ def test_figures_without_a_folder_are_refused_before_they_are_computed(
 ) -> None:
     assert main(["cache-error", "--json", str(tmp_path / "none" / "errors.json")]) == 2
     assert "a folder that is there" in capsys.readouterr().err
+
+
+COMMAND_LINES = [
+    *([name] for name in cli.COMMANDS if name not in ("eval", "bench")),
+    *(["eval", name] for name in COMMANDS),
+    [],
+    ["eval"],
+]
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_help_fits_a_small_terminal(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Examples of 100 columns were wrapped, and 14 lines of usage came before all else."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: dllm-decode")
+    assert lines[1] == ""
+
+
+def test_the_help_of_a_run_begins_with_the_options_that_most_users_need(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    section = capsys.readouterr().out.partition("options:\n")[2].partition("\n\n")[0]
+    names = [line.split()[0] for line in section.splitlines() if line.startswith("  --")]
+    assert names == [f"--{name.replace('_', '-')}" for name in FIRST if name != "settings"]
+    assert len(names) == 10
+
+
+@dataclass(frozen=True)
+class Oven:
+    """An oven.
+
+    Attributes:
+        dish: Dish to bake, at most 90% full. More is ignored.
+        heat: Heat in degrees.
+        cover: Cover of the dish. `None`: a lid, v1.5.
+        minutes: TV minutes.
+        grill: Use the grill.
+        mode: How to bake.
+    """
+
+    dish: str
+    heat: Annotated[int, positive] = 180
+    cover: Annotated[str, "KIND"] | None = None
+    minutes: list[float] = field(default_factory=lambda: [30.0, 0.5], metadata={"nargs": "+"})
+    grill: bool = False
+    mode: Literal["low", "high"] = "low"
+
+
+def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser("bake")
+    add_options(parser, [Group(Oven, names=("dish", "heat")), Group(Oven, "more options")])
+    given = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
+    assert given == {
+        "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,
+        "mode": "low",
+    }  # fmt: skip
+    shown = " ".join(parser.format_help().split())
+    assert shown.startswith("usage: bake dish [options]")
+    assert "dish dish to bake, at most 90% full options:" in shown
+    assert "--heat N heat in degrees (default: 180) more options:" in shown
+    assert "--cover KIND cover of the dish (default: a lid, v1.5)" in shown
+    assert "--minutes N [N ...] TV minutes (default: 30 0.5)" in shown
+    assert "--mode {low,high} how to bake (default: low)" in shown
+    for words, message in (
+        ([], "the following arguments are required: dish"),
+        (["cake", "--heat", "0"], "argument --heat: must be at least 1, got 0"),
+        (["cake", "--heat", "warm"], "argument --heat: must be a whole number, got 'warm'"),
+        (["cake", "--mode", "off"], "argument --mode: invalid choice: 'off'"),
+        (["cake", "--het", "1"], "unrecognized arguments: --het 1"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(words)
+        assert message in capsys.readouterr().err
+
+
+def test_a_table_fits_a_small_terminal() -> None:
+    head = [
+        "cache",
+        "KL from exact, nats",
+        "decisions changed",
+        "accuracy",
+        "NFE",
+        "query positions",
+    ]
+    row = [
+        f"`{'DualCache(before=16) ' * 5}`",
+        "0.0324 (0.0226)",
+        *["0.125 (0.072)"] * 2,
+        "3",
+        "133",
+    ]
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        show_grid(console, [head, row])
+    name, *table = captured.get().splitlines()
+    assert name == f"1. {'DualCache(before=16) ' * 5}"
+    assert max(map(len, table)) <= 80
+    assert table[-1].split() == ["1.", *" ".join(row[1:]).split()]
