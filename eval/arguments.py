@@ -125,23 +125,14 @@ class Recording:
             that starts Python with its program on standard input; auto is the first of bwrap,
             podman and docker that works.
         retry_errors: Decode examples anew that raised an error.
+        skip_impossible: Leave out settings whose parts do not fit together; the report says why.
+        drop_others: Report the settings of this command only; records of others stay.
     """
 
     no_trace: bool = False
     allow_code: bool = False
     code_runner: Annotated[str, "RUNNER"] = "auto"
     retry_errors: bool = False
-
-
-@dataclass(frozen=True)
-class Reported:
-    """What the report of the folder shows.
-
-    Attributes:
-        skip_impossible: Leave out settings whose parts do not fit together; the report says why.
-        drop_others: Report the settings of this command only; records of others stay.
-    """
-
     skip_impossible: bool = False
     drop_others: bool = False
 
@@ -313,6 +304,9 @@ class Harness:
         include_path: Folder with task files of your own.
         limit: Examples of each task, or a share below 1. `None`: all.
         num_fewshot: Worked examples in a prompt. `None`: the task's.
+        nll: Likelihood by a Monte-Carlo bound, or left to right. `None`: mc.
+        mc_num: Mask patterns an answer. `None`: 128.
+        batch_size: Rows of a forward. `None`: 16.
         gen_length: Answer length in tokens; 'task': what the task allows. `None`: 256.
         fewshot_seed: Seed of the worked examples; 1234 is the harness' own.
         apply_chat_template: Ask in the model's chat template.
@@ -327,6 +321,9 @@ class Harness:
     include_path: Folder | None = None
     limit: Limit | None = None
     num_fewshot: Count | None = None
+    nll: Nll | None = None
+    mc_num: Positive | None = None
+    batch_size: Positive | None = None
     gen_length: AnswerLength | None = None
     fewshot_seed: int = 1234
     apply_chat_template: bool = False
@@ -335,18 +332,3 @@ class Harness:
     use_cache: Annotated[str, "PATH"] | None = None
     output: Folder | None = None
     confirm_run_unsafe_code: bool = False
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """How `lm` computes likelihoods.
-
-    Attributes:
-        nll: Likelihood by a Monte-Carlo bound, or left to right. `None`: mc.
-        mc_num: Mask patterns an answer. `None`: 128.
-        batch_size: Rows of a forward. `None`: 16.
-    """
-
-    nll: Nll | None = None
-    mc_num: Positive | None = None
-    batch_size: Positive | None = None

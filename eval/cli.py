@@ -46,9 +46,12 @@ class Command(NamedTuple):
 _REST, _RECORDS = "model, prompts and machine", "programs and records"
 _MODEL, _PLUGINS = Group(own.Model, _REST), Group(own.Plugins)
 _BATCHES, _MACHINE = Group(own.Batches, _REST), Group(own.Machine, _REST)
-_RECORDING, _REPORTED = Group(own.Recording, _RECORDS), Group(own.Reported, _RECORDS)
+_RECORDING = Group(own.Recording, _RECORDS)
 _TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _MACHINE)
 _TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
+_SEVERAL = (decoding(repeat=True), _MACHINE, _RECORDING)
+_RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
+_TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 COMMANDS = {
     "generate": Command(
@@ -56,126 +59,75 @@ COMMANDS = {
     ),
     "chat": Command("talk with a model, turn by turn", "eval.chat:chat", _TALK),
     "serve": Command(
-        "answer clients of OpenAI's API over HTTP",
-        "eval.serving:run",
-        (
-            _MODEL,
-            _PLUGINS,
-            Group(own.Server),
-            _MACHINE,
-            Group(Limits, "bounds"),
-            decoding("options of the decode, unless a request says otherwise", defaults={}),
-        ),
+        "answer clients of OpenAI's API over HTTP", "eval.serving:run",
+        (_MODEL, _PLUGINS, Group(own.Server), _MACHINE, Group(Limits, "bounds"),
+         decoding("options of the decode, unless a request says otherwise", defaults={})),
     ),
     "eval": Command("measure accuracy and speed: dllm-decode eval --help"),
     "train-filter": Command(
         "train a Learn2PD filter and judge it on held-out prompts",
         "eval.training.filter_command:run",
-        (
-            *_TRAINING,
-            Group(training.Filter),
-            _MACHINE,
-            decoding(names=training.FILTER_DECODING),
-        ),
+        (*_TRAINING, Group(training.Filter), _MACHINE, decoding(names=training.FILTER_DECODING)),
         _GOES_ON,
     ),
     "distil": Command(
         "train a model to be sure of several tokens at a time: dParallel, d3LLM",
         "eval.training.distil_command:run",
-        (
-            *_TRAINING,
-            Group(training.Distilled),
-            decoding(names=LENGTHS),
-            Group(training.Teacher, "the teacher, which is the model as it is"),
-            Group(training.Training, "the training"),
-            Group(training.Devices, _REST),
-        ),
+        (*_TRAINING, Group(training.Distilled), decoding(names=LENGTHS),
+         Group(training.Teacher, "the teacher, which is the model as it is"),
+         Group(training.Training, "the training"), Group(training.Devices, _REST)),
         _GOES_ON,
     ),
     "bench": Command(
         "speed and memory on this machine: dllm-decode bench --help", "eval.cli:bench"
     ),
-}
+}  # fmt: skip
 
-_TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
-_SEVERAL = (decoding(repeat=True), _MACHINE, _RECORDING, _REPORTED)
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
-        (
-            Group(own.Measured),
-            _MODEL,
-            Group(own.Plugins, repeat=True, defaults=_TWO),
-            _BATCHES,
-            *_SEVERAL,
-        ),
+        (Group(own.Measured), _MODEL, Group(own.Plugins, repeat=True, defaults=_TWO), _BATCHES,
+         *_SEVERAL),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names",
-        "eval.reports.command:sweep_and_report",
-        (Group(own.SweepFile), *_SEVERAL),
-        _KEPT,
+        "run every combination that a TOML file names", "eval.reports.command:sweep_and_report",
+        (Group(own.SweepFile), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibrate.command:run",
-        (
-            Group(own.Measured),
-            _MODEL,
-            Group(own.Calibration),
-            Group(own.Plugins, names=("cache", "verifier", "blocks")),
-            _BATCHES,
-            decoding(),
-            _MACHINE,
-            _RECORDING,
-        ),
+        (Group(own.Measured), _MODEL, Group(own.Calibration),
+         Group(own.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(), _MACHINE,
+         Group(own.Recording, _RECORDS, _RECORDED)),
         _KEPT,
     ),
     "report": Command(
-        "write table, pictures and replays of a results folder",
-        "eval.reports.command:report",
-        (Group(own.Report),),
-        _LOST,
+        "write table, pictures and replays of a results folder", "eval.reports.command:report",
+        (Group(own.Report),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.command:trace", (Group(own.Trace),), _LOST
     ),
     "oracle": Command(
-        "what samplers do on a model without errors of its own",
-        "eval.oracle.command:run",
-        (Group(own.Oracle),),
-        _LOST,
+        "what samplers do on a model without errors of its own", "eval.oracle.command:run",
+        (Group(own.Oracle),), _LOST,
     ),
     "cache-error": Command(
-        "how far each cache is from exact",
-        "eval.runs.cache_error:run",
-        (
-            Group(own.Errors),
-            _MODEL,
-            Group(own.Plugins, names=("sampler", "blocks")),
-            Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-            Group(own.Batches, names=("batch_size",)),
-            decoding(),
-            _MACHINE,
-        ),
+        "how far each cache is from exact", "eval.runs.cache_error:run",
+        (Group(own.Errors), _MODEL, Group(own.Plugins, names=("sampler", "blocks")),
+         Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+         Group(own.Batches, names=("batch_size",)), decoding(), _MACHINE),
         _LOST,
     ),
     "lm": Command(
-        "tasks of the Language Model Evaluation Harness",
-        "eval.lm_harness.command:run",
-        (
-            _MODEL,
-            _PLUGINS,
-            Group(own.Harness),
-            Group(own.Likelihood, "likelihoods"),
-            _MACHINE,
-            decoding(defaults={"temperature": "the task's"}),
-        ),
+        "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
+        (_MODEL, _PLUGINS, Group(own.Harness), _MACHINE,
+         decoding(defaults={"temperature": "the task's"})),
         _LOST,
     ),
-}
+}  # fmt: skip
 
 _EXAMPLES = """\
 examples:

@@ -18,7 +18,7 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.load import find_model
-from eval.cli import main, make_parser
+from eval.cli import main
 from eval.runs.files import write_json
 from eval.training.filter_command import read_examples
 from eval.training.held_out import Measured, compared, measure, read_measured, score_of
@@ -424,17 +424,6 @@ def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:
         save_file({**parts, **other}, file)
         with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
             read_examples(file, range(2), 4)
-
-
-def test_every_option_of_both_commands_says_what_it_is() -> None:
-    help_of = {
-        name: part.format_help()
-        for action in make_parser()._actions
-        if action.choices
-        for name, part in dict(action.choices).items()  # type: ignore[call-overload]
-    }
-    assert "--truncate-at-eos" in help_of["train-filter"]
-    assert "--lora-rank" in help_of["distil"]
 
 
 def test_lora_without_its_package_is_said_before_anything_is_decoded(

@@ -7,7 +7,7 @@ import pytest
 
 from dllm_decode.serve.limits import Limits
 from eval import serving as command
-from eval.cli import main, make_parser
+from eval.cli import main
 
 HEAVY = {"torch", "fastapi", "pydantic", "uvicorn", "prometheus_client", "transformers"}
 
@@ -30,12 +30,6 @@ def test_a_missing_extra_is_named(
     said = capsys.readouterr().err
     assert "fastapi" in said
     assert "pip install '.[serve]'" in said
-
-
-def test_the_defaults_of_the_command_are_those_of_the_bounds() -> None:
-    options = vars(make_parser().parse_args(["serve"]))
-    defaults = vars(Limits())
-    assert {name: options[name] for name in defaults} == defaults
 
 
 @pytest.mark.parametrize(
