@@ -1,3 +1,4 @@
+from .answers import Answer, GenerateOutput
 from .blocks import (
     AdaptiveBlocks,
     BlockSchedule,
@@ -27,13 +28,14 @@ from .core.rows import Request, RequestQueue
 from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
 from .decoder import Decoder, Look
-from .generation import Answer, GenerateOutput, generate
+from .generation import generate
 from .loop import decode, decode_many, new_decoder, rounds, run
 from .models import CausalTarget, load_model
 from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
 from .options import DecodeConfig
+from .reading import ReadAnswer, ReadChoice, read
 from .streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     ARVerify,
@@ -92,6 +94,8 @@ __all__ = [
     "PrefixCache",
     "PrefixStream",
     "Progress",
+    "ReadAnswer",
+    "ReadChoice",
     "Request",
     "RequestQueue",
     "Revision",
@@ -120,6 +124,7 @@ __all__ = [
     "load_target",
     "measure_column_cost",
     "new_decoder",
+    "read",
     "rounds",
     "run",
     "stream_to_terminal",

@@ -1,114 +1,43 @@
 """Texts, chats or token ids in, texts out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from textwrap import shorten
-from typing import Any, Literal, Unpack
+from dataclasses import replace
+from typing import Any, Unpack
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from torch.nn.functional import pad
 
+from dllm_decode.answers import GenerateOutput, answer_of
+from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer, StepEvent
-from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import RequestQueue
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings, cut_at, num_before
-from dllm_decode.decoder import Verifier
+from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.decoder import Decoder, Verifier
+from dllm_decode.join import Answered
 from dllm_decode.loop import gathered, new_decoder, requests_of, run, sound
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Prompt
+from dllm_decode.prompts import Array, Prompt, check_number
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from dllm_decode.verify import NoVerifier
+from samplers import ConfidenceThreshold
 from samplers.base import Sampler
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one input.
-
-    Attributes:
-        text: The answer before its EOS and before the first stop string.
-        token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
-        finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
-        forwards: Forwards of the model that its row took part in.
-    """
-
-    text: str
-    token_ids: list[int] = field(repr=False)
-    finish_reason: Literal["stop", "length"]
-    forwards: int
-
-
-@dataclass(frozen=True, repr=False)
-class GenerateOutput:
-    """One answer per input, and the decode that gave them.
-
-    It has a length, an index and an iteration: those of `answers`.
-
-    Attributes:
-        answers: The answers, in the order of the inputs.
-        decoded: Tokens and cost of all answers.
-    """
-
-    answers: list[Answer]
-    decoded: DecodeOutput
-
-    def __len__(self) -> int:
-        return len(self.answers)
-
-    def __getitem__(self, index: int) -> Answer:
-        return self.answers[index]
-
-    def __iter__(self) -> Iterator[Answer]:
-        return iter(self.answers)
-
-    def __repr__(self) -> str:
-        """Returns the cost and the beginnings of the first texts."""
-        texts = ", ".join(repr(shorten(text, 50, placeholder=" ...")) for text in self.texts[:3])
-        more = ", ..." if len(self) > 3 else ""
-        return f"GenerateOutput([{texts}{more}], {len(self)} answers, {self.cost})"
-
-    @property
-    def texts(self) -> list[str]:
-        """The text of each answer."""
-        return [answer.text for answer in self.answers]
-
-    @property
-    def tokens_per_forward(self) -> float:
-        """The ratio of all answers' lengths to all rows' forwards."""
-        return self.decoded.tokens_per_forward()
-
-    @property
-    def cost(self) -> str:
-        """The cost in words."""
-        return (
-            f"{int(self.decoded.nfe.sum())} forwards, {self.tokens_per_forward:.1f} tokens per "
-            f"forward, {self.decoded.wall_s:.2f} s"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold: the answers and their cost."""
-        return {
-            "answers": [asdict(answer) for answer in self.answers],
-            "forwards": self.decoded.forwards,
-            "tokens_per_forward": self.tokens_per_forward,
-            "wall_s": self.decoded.wall_s,
-        }
 
 
 def generate(
     model: MaskPredictor,
     tokenizer: Tokenizer,
-    inputs: Inputs,
-    sampler: Sampler,
+    inputs: Inputs | None = None,
+    sampler: Sampler = ConfidenceThreshold(0.9),
     *,
     chat: UseTemplate = "auto",
-    attention_mask: Int[Tensor, "B N"] | None = None,
+    templates: str | Sequence[str] = (),
+    attention_mask: Array | Sequence[Any] | None = None,
     config: DecodeConfig = DecodeConfig(),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
@@ -116,10 +45,10 @@ def generate(
     observers: Sequence[Observer] = (),
     streamer: PrefixStreamer | DraftStreamer | None = None,
     stop_strings: str | Sequence[str] = (),
+    num_return_sequences: int = 1,
     num_rows: int = 8,
     progress: bool = False,
-    max_new_tokens: int | None = None,
-    **options: Unpack[DecodeOptions],
+    **options: Unpack[GenerateOptions],
 ) -> GenerateOutput:
     """Answers texts or chats.
 
@@ -128,21 +57,30 @@ def generate(
             "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
             "how many apples does emma have now ?"
         )
-        out = generate(model, tokenizer, question, ConfidenceThreshold(0.9))
+        out = generate(model, tokenizer, question)
         print(out.texts[0])
+
+    With `templates`, the blanks of texts are filled:
+
+        out = generate(model, tokenizer, question, templates="now [MASK:5] . #### [MASK]")
 
     Args:
         model: The mask predictor.
         tokenizer: The model's tokenizer, as `load_model` returns it.
         inputs: A text or texts, see `chat`; a chat or chats, lists of turns with "role" and
             "content", which go through the tokenizer's chat template; or token ids: a list, lists,
-            a tensor with its `attention_mask`, or the tokenizer's output.
+            a tensor or array with its `attention_mask`, or the tokenizer's output, also as
+            `**tokenizer(text)`. May be left out with `templates`.
         sampler: Which positions to commit, and with which token.
         chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
             has a template. True: so always. False: as they are, with a warning if there is a
             template. A text that begins with a special token is taken for one that has been through
             a template already: with "auto" and False its tokens are read, and nothing is added.
-        attention_mask: For token ids in a tensor: 0 at padding.
+        templates: For each input, the answer with blanks: `[MASK:12]` is twelve open tokens,
+            `[MASK]`, or the tokenizer's own mask token, is one. The answer is as long as the
+            template. An EOS in a blank leaves that position empty, so that a blank is filled with
+            as many tokens as it has, at most.
+        attention_mask: For token ids: 0 at padding.
         config: The options of the decode.
         cache: Which columns to recompute at each forward.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
@@ -153,59 +91,112 @@ def generate(
             `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
             first, as transformers does; `skip_prompt=True` hides it.
         stop_strings: Texts that end an answer; they and the text after them are not returned.
+        num_return_sequences: Answers to each input, one after the other in the output; their noise
+            differs, and is that of so many equal inputs.
         num_rows: Inputs that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
-        max_new_tokens: The name that transformers has for `gen_length`.
-        **options: Fields of `DecodeConfig`, which override `config`.
+        **options: Fields of `DecodeConfig`, which override `config`; also by the names that
+            transformers has for them, see `GenerateOptions`.
 
     Raises:
         TypeError: If an option is unknown.
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    if max_new_tokens is not None:
-        if options.get("gen_length") is not None:
-            raise ValueError(
-                "max_new_tokens and gen_length must not both be given, since they are the same, "
-                f"got {max_new_tokens} and {options['gen_length']}."
-            )
-        options["gen_length"] = max_new_tokens
-    require_integer("num_rows", num_rows, least=1)
-    config = config.updated(**options)
+    named = by_our_names(inputs, stop_strings, options)
     require_tokenizer(tokenizer)
-    prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    filled = _filled(tokenizer, templates, model)
+    config = _config(config, named.options, filled, num_return_sequences)
+    require_integer("num_rows", num_rows, least=1)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
     )
-    requests = list(requests_of(decoder, prompts, (), stop))
-    stream = None if streamer is None else _Stream(streamer, prompts)
+    if named.inputs is None and filled:
+        prompts: list[Prompt] = [start_ids(tokenizer)] * len(filled)
+    else:
+        prompts = prompt_ids(tokenizer, named.inputs, attention_mask, chat=chat)
+    check_number(len(filled), len(prompts))
+    strings = named.stop_strings
+    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    requests = _requests(decoder, prompts, filled, stop, copies=num_return_sequences)
+    stream = None if streamer is None else _Stream(streamer, requests)
     watching: list[Observer] = [*observers] if stream is None else [*observers, stream]
-    with AnswerProgress(len(prompts), is_shown=progress) as counted:
-        queue = RequestQueue(iter(requests))
+    with AnswerProgress(len(requests), is_shown=progress) as counted:
         if progress:
             watching.append(counted)
-        decoded = gathered(sound(run(decoder, queue, num_rows, watching)))
-    answers = _answers(tokenizer, decoded, strings)
+        found = sound(run(decoder, RequestQueue(requests), num_rows, watching))
+        decoded = gathered(_of_one_length(found, config.gen_length))
+    answers = [
+        answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
+    ]
     if stream is not None:
         stream.close(answers[0].token_ids)
     return GenerateOutput(answers, decoded)
 
 
-def _answers(
-    tokenizer: Tokenizer, decoded: DecodeOutput, stop_strings: Sequence[str]
-) -> list[Answer]:
-    answers = []
-    rows = zip(decoded.answers(), decoded.tokens, decoded.nfe.tolist(), strict=True)
-    for token_ids, tokens, forwards in rows:
-        # A stop string may be a special token, which the text of an answer does not show.
-        kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
-        whole = tokenizer.decode(kept, skip_special_tokens=True)
-        text = cut_at(whole, stop_strings)
-        is_full = len(kept) == len(tokens) and text == whole
-        answers.append(Answer(text, token_ids, "length" if is_full else "stop", forwards))
-    return answers
+def _filled(
+    tokenizer: Tokenizer, templates: str | Sequence[str], model: MaskPredictor
+) -> list[list[int]]:
+    texts = [templates] if isinstance(templates, str) else templates
+    return [template_ids(tokenizer, text, model) for text in texts]
+
+
+def _config(
+    config: DecodeConfig,
+    options: DecodeOptions,
+    templates: Sequence[Sequence[int]],
+    num_return_sequences: int,
+) -> DecodeConfig:
+    """Returns the options of the decode, as long as the longest template if there are any."""
+    if templates and options.get("gen_length") is not None:
+        raise ValueError(
+            "gen_length must be left out with templates, whose answers are as long as they are, "
+            f"got {options['gen_length']}. End a template with [MASK:{options['gen_length']}] to "
+            "let the model go on."
+        )
+    config = config.updated(**options)
+    require_integer("num_return_sequences", num_return_sequences, least=1)
+    if num_return_sequences > 1 and config.temperature == 0.0:
+        raise ValueError(
+            f"num_return_sequences must be 1 at temperature=0, where nothing is sampled, got "
+            f"{num_return_sequences}. Pass a temperature, such as 0.7."
+        )
+    return replace(config, gen_length=max(map(len, templates))) if templates else config
+
+
+def _requests(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    templates: Sequence[Sequence[int]],
+    stop: StopRule,
+    *,
+    copies: int,
+) -> list[Request]:
+    prompts = [prompt for prompt in prompts for _ in range(copies)]
+    if not templates:
+        return list(requests_of(decoder, prompts, (), stop))
+    templates = [template for template in templates for _ in range(copies)]
+    # Given tokens may follow an EOS.
+    return [
+        decoder.request(
+            prompt, row, template=template, stop=stop, gen_length=len(template), stop_at_eos=False
+        )
+        for row, (prompt, template) in enumerate(zip(prompts, templates, strict=True))
+    ]
+
+
+def _of_one_length(answers: Iterator[Answered], length: int) -> Iterator[Answered]:
+    """Yields answers with EOS in the positions that shorter templates do not have."""
+    for answer in answers:
+        output = answer.output
+        missing = length - output.tokens.shape[1]
+        if missing:
+            output = replace(
+                output,
+                tokens=pad(output.tokens, (0, missing), value=output.eos_ids[0]),
+                unsettled=pad(output.unsettled, (0, missing), value=True),
+            )
+        yield answer._replace(output=output)
 
 
 class _Stream:
@@ -214,12 +205,12 @@ class _Stream:
     def __init__(
         self,
         streamer: PrefixStreamer | DraftStreamer,
-        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
     ) -> None:
-        if len(prompts) != 1:
-            raise ValueError(f"streamer must be given with a single input, got {len(prompts)}.")
+        if len(requests) != 1:
+            raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
         # As transformers does; its streamers have an option to skip the prompt.
-        streamer.put(torch.as_tensor(prompts[0]))
+        streamer.put(torch.as_tensor(requests[0].prompt))
         self._is_ended = False
         self._streamer = streamer
         self._prefix: PrefixStream | None = None

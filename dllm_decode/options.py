@@ -148,12 +148,19 @@ class DecodeConfig:
         known = [option.name for option in fields(self)]
         for name in options:
             if name not in known:
-                similar = ", ".join(get_close_matches(name, known) or known)
-                raise TypeError(
-                    f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
-                )
+                raise TypeError(_refusal(name, known))
         given: Any = {name: value for name, value in options.items() if value is not None}
         return replace(self, **given)
+
+
+def _refusal(name: str, known: list[str]) -> str:
+    """Returns what is said of a keyword that is no option."""
+    from dllm_decode.other_names import hint_of
+
+    if hint := hint_of(name):
+        return f"{name} is no option of a decode: {hint}"
+    similar = ", ".join(get_close_matches(name, known) or known)
+    return f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
 
 
 def _shown(value: object) -> str:

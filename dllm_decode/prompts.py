@@ -4,28 +4,34 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jaxtyping import Int, Shaped
+import numpy as np
+import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.models.base import MaskPredictor
 from samplers.checks import shown
 
+Array: TypeAlias = Tensor | np.ndarray
+"""A tensor of torch, or an array of numpy."""
+
 Prompt: TypeAlias = Sequence[int] | Int[Tensor, " _"]
 """Token ids of one prompt."""
 
-Prompts: TypeAlias = Sequence[Prompt] | Shaped[Tensor, "B N"] | Mapping[str, Any]
-"""A batch of prompts: one sequence a row; a tensor with its `attention_mask`; or the output of a
-tokenizer of transformers (`BatchEncoding`), which has both."""
+Prompts: TypeAlias = Sequence[Prompt] | Array | Mapping[str, Any]
+"""A batch of prompts: one sequence a row; a tensor or array with its `attention_mask`; or the
+output of a tokenizer of transformers (`BatchEncoding`), which has both. A tensor of one axis, and a
+tokenizer's output for one text, is a single prompt."""
 
 
 def token_lists(
-    prompts: Prompts, attention_mask: Tensor | Sequence[Sequence[int]] | None = None
+    prompts: Prompts, attention_mask: Array | Sequence[Sequence[int]] | None = None
 ) -> list[Prompt]:
     """Returns one sequence of token ids a row, without padding.
 
     Args:
         prompts: In any form.
-        attention_mask: For a tensor: 0 at padding, on either side.
+        attention_mask: 0 at padding, on either side; in the form of the prompts.
 
     Raises:
         ValueError: If padding cannot be told from tokens, or `prompts` is not a batch.
@@ -33,11 +39,25 @@ def token_lists(
     if isinstance(prompts, Mapping):
         if "input_ids" not in prompts:
             raise ValueError(f"prompts must have input_ids, got the keys {sorted(prompts)}.")
-        return token_lists(prompts["input_ids"], prompts.get("attention_mask", attention_mask))
-    if isinstance(prompts, Tensor):
-        return _rows_of(prompts, attention_mask)
+        mask = prompts.get("attention_mask", attention_mask)
+        return token_lists(*_as_batch(prompts["input_ids"], mask))
+    if isinstance(prompts, Array):
+        return _rows_of(*_as_batch(prompts, attention_mask))
     _require_rows(prompts)
-    return list(prompts) if attention_mask is None else masked_rows(prompts, attention_mask)
+    rows = [prompt.tolist() if isinstance(prompt, np.ndarray) else prompt for prompt in prompts]
+    return rows if attention_mask is None else masked_rows(rows, attention_mask)
+
+
+def _as_batch(prompts: Any, attention_mask: Any) -> tuple[Any, Any]:
+    """Returns prompts and mask, as a batch of one if they are a single prompt's."""
+    return _with_rows(prompts), _with_rows(attention_mask)
+
+
+def _with_rows(values: Any) -> Any:
+    if isinstance(values, Array):
+        return values[None] if values.ndim == 1 else values
+    is_listed = isinstance(values, Sequence) and len(values) > 0
+    return [values] if is_listed and isinstance(values[0], int | np.integer) else values
 
 
 def _require_rows(prompts: object) -> None:
@@ -46,7 +66,7 @@ def _require_rows(prompts: object) -> None:
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         raise ValueError(f"{wanted}, got {shown(prompts)}.{_hint(prompts)}")
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence | Tensor):
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence | Array):
             raise ValueError(f"{wanted}, got {shown(prompt)} in row {row}.{_hint(prompt)}")
 
 
@@ -57,7 +77,7 @@ def _hint(found: object) -> str:
     return " A single prompt is a batch of one: [prompt]." if isinstance(found, int) else ""
 
 
-def masked_rows(prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Tensor) -> list[Prompt]:
+def masked_rows(prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Array) -> list[Prompt]:
     """Returns the tokens of each row where its mask is not 0."""
     if len(prompts) != len(attention_mask):
         raise ValueError(
@@ -76,18 +96,19 @@ def masked_rows(prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Tenso
 
 
 def _rows_of(
-    prompts: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None
+    prompts: Array, attention_mask: Array | Sequence[Sequence[int]] | None
 ) -> list[Prompt]:
-    if prompts.ndim != 2:
+    ids = torch.as_tensor(prompts)
+    if ids.ndim != 2:
         raise ValueError(
-            f"prompts must be a tensor of two axes, rows and tokens, got the shape "
-            f"{tuple(prompts.shape)}."
+            f"prompts must be a tensor of two axes, rows and tokens, or of one, got the shape "
+            f"{tuple(ids.shape)}."
         )
-    if prompts.is_floating_point() or prompts.is_complex():
-        raise ValueError(f"Token ids must be integers, got a tensor of {prompts.dtype}.")
-    rows: list[Prompt] = prompts.tolist()
+    if ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"Token ids must be integers, got a tensor of {ids.dtype}.")
+    rows: list[Prompt] = ids.tolist()
     if attention_mask is not None:
-        masks = attention_mask.tolist() if isinstance(attention_mask, Tensor) else attention_mask
+        masks = attention_mask.tolist() if isinstance(attention_mask, Array) else attention_mask
         return masked_rows(rows, masks)
     if len(rows) > 1:
         raise ValueError(
@@ -112,8 +133,9 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int) -> list[i
         )
     if model.mask_id in tokens:
         raise ValueError(
-            f"A prompt must not contain the mask id {model.mask_id}; to fill in between fixed "
-            "tokens, pass them in `templates`."
+            f"A prompt must not contain the mask id {model.mask_id}. To fill in between given "
+            "words, pass the text to generate as templates=, with blanks such as [MASK:5]; decode "
+            "takes token ids as templates=."
         )
     # Not every mask predictor states one.
     most: int | None = getattr(model, "max_length", None)

@@ -40,7 +40,7 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import find_model
 from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
 from samplers import ConfidenceThreshold, FixedSchedule

@@ -12,12 +12,12 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
 from dllm_decode.options import RequestOptions
+from dllm_decode.reading import reading_decoder
 from dllm_decode.serve.engine import Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
-from dllm_decode.serve.reading import reading_decoder
 from dllm_decode.texts import Tokenizer
 
 _RETRY_AFTER_S = 1

@@ -14,7 +14,7 @@ from torch.optim import AdamW, Optimizer
 from dllm_decode import DecodeConfig
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.training import Batch, Objective, make_optimisers
 from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
 from dllm_decode.training.saving import read_family
@@ -64,7 +64,7 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
             "distil trains the weights of a checkpoint as they are stored: adapter and quantize "
             f"must be left out, got {options.model!r}."
         )
-    source = find_model(address.source, options.revision or None)
+    source = find_model(address.source, Hub(options.revision or None))
     model, tokenizer = open_address(
         options.model,
         device=f"cuda:{place.local_rank}" if options.device == "cuda" else "cpu",

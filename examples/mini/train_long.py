@@ -31,7 +31,7 @@ from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
 from dllm_decode import PrefixCache, load_model
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_copies import blocks_of, hidden_of_copies

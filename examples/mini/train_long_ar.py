@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from vocabulary import build_ledger_tokenizer
 
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.training import Causal
 from dllm_decode.training.from_model import copy_by_words
 

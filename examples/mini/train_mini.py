@@ -33,7 +33,7 @@ from world import SPLIT, World, accuracies, accuracy, world_arguments
 
 from dllm_decode import MaskPredictor, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.training import MaskedDiffusion, MaskSampler
 from dllm_decode.training.from_model import start_from
 from eval.tasks import ListTask

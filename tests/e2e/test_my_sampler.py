@@ -11,7 +11,7 @@ from toys import HashModel
 
 from dllm_decode import decode
 from dllm_decode.models import new_llada, save_model
-from dllm_decode.models.loading.load import ASSETS
+from dllm_decode.models.loading.find import ASSETS
 from examples.mini.vocabulary import build_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_sampler.py"

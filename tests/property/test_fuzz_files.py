@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dllm_decode import decode
 from dllm_decode.models import load_model, new_llada, save_model
-from dllm_decode.models.loading.load import ASSETS
+from dllm_decode.models.loading.find import ASSETS
 from eval.reports.summary import summarise
 from eval.runs.names import parse_task
 from eval.runs.records import Folder

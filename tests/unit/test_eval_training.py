@@ -17,8 +17,8 @@ from toys import HashModel
 
 from dllm_decode import DecodeConfig, load_model
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.load import find_model
-from eval.cli import main
+from dllm_decode.models.loading.find import find_model
+from eval.cli import main, make_parser
 from eval.runs.files import write_json
 from eval.training.filter_command import read_examples
 from eval.training.held_out import Measured, compared, measure, read_measured, score_of
@@ -254,7 +254,7 @@ def forbid_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_template(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose tokenizer has no chat template."""
     folder = tmp_path_factory.mktemp("plain") / "model"
-    shutil.copytree(find_model("mini", None), folder)
+    shutil.copytree(find_model("mini"), folder)
     for file in folder.glob("chat_template*"):
         file.unlink()
     config = json.loads((folder / "tokenizer_config.json").read_text())

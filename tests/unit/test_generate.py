@@ -1,9 +1,12 @@
 """Texts, chats and ids in; texts out."""
 
 import json
+import re
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from streamed import Streamer
@@ -11,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
 from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
+from dllm_decode.blanks import template_ids
 from dllm_decode.prompts import token_ids, token_lists
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
@@ -294,6 +298,24 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
         (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
         (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
+        (
+            QUESTION,
+            {"steps": 128},
+            r"steps is no option of a decode: .* FixedSchedule\(n\)",
+        ),
+        (QUESTION, {"remasking": "random"}, r"FixedSchedule\(n, order=\"random\"\) its \"random\""),
+        (QUESTION, {"stop": "a", "stop_strings": "b"}, "stop and stop_strings must not both"),
+        (QUESTION, {"do_sample": False, "temperature": 0.7}, "contradicts temperature=0.7"),
+        (QUESTION, {"num_return_sequences": 2}, "must be 1 at temperature=0"),
+        (["ab"], {"attention_mask": [[1, 1]]}, "must be given with token ids, got texts"),
+        ("a\ud800", {}, r"one that UTF-8 can encode, got '\\ud800' at character 1"),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "models here read text alone"),
+        (5, {}, "inputs must be texts, chats or token ids, got 5"),
+        (QUESTION, {"templates": "emma has"}, r"must have a blank, such as \[MASK:5\]"),
+        (QUESTION, {"templates": "[MASK:0]"}, "between 1 and 1048576 tokens, got"),
+        (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
+        (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
+        (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
@@ -355,3 +377,97 @@ def test_a_stop_string_may_be_a_special_token() -> None:
     found = generate(MODEL, Marked(), question, SAMPLER, stop_strings=special, **asked)[0]
     assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
     assert found.finish_reason == "stop"
+
+
+def test_inputs_of_transformers_are_taken() -> None:
+    ids = ids_of(QUESTION)
+    encoded = TOKENIZER(QUESTION)
+    turns = TOKENIZER.apply_chat_template(chat(QUESTION), tokenize=True, add_generation_prompt=True)
+    both = TOKENIZER([QUESTION, OTHER], padding=True, return_tensors="np")
+    forms: list[tuple[Any, list[list[int]]]] = [
+        (encoded, [ids]),
+        (turns, [ids_of_chat(QUESTION)]),
+        (TOKENIZER(QUESTION, return_tensors="pt"), [ids]),
+        (torch.tensor(ids), [ids]),
+        (np.array(ids), [ids]),
+        (np.array([ids]), [ids]),
+        ([np.array(ids), np.array(ids)], [ids, ids]),
+        (list(np.array(ids)), [ids]),
+        (both, [ids, ids_of(OTHER)]),
+        ((text for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
+        ((chat(text) for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
+        ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], [ids_of_chat(OTHER)]),
+    ]
+    for given, meant in forms:
+        found = prompt_ids(TOKENIZER, given)
+        assert [list(map(int, tokens)) for tokens in found] == meant
+
+
+def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
+    batch = TOKENIZER.apply_chat_template(chat(OTHER), tokenize=True, add_generation_prompt=True)
+    named = generate(MODEL, TOKENIZER, **batch, token_type_ids=[0], gen_length=32)
+    assert named.texts == generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=32).texts != [""]
+    with pytest.raises(ValueError, match="input_ids and inputs must not both be given"):
+        generate(MODEL, TOKENIZER, OTHER, **batch)
+
+
+def test_options_of_transformers_are_taken_where_they_mean_the_same() -> None:
+    options: Any = {"gen_length": 32}
+    plain = generate(MODEL, TOKENIZER, OTHER, **options)
+    assert generate(MODEL, TOKENIZER, OTHER, do_sample=False, **options).texts == plain.texts
+    drawn = generate(MODEL, TOKENIZER, OTHER, temperature=1.0, seed=3, **options)
+    same = generate(MODEL, TOKENIZER, OTHER, do_sample=True, seed=3, **options)
+    assert torch.equal(same.decoded.tokens, drawn.decoded.tokens)
+    word = plain.texts[0].split()[2]
+    stopped = generate(MODEL, TOKENIZER, OTHER, stop=word, **options)
+    assert stopped.texts == generate(MODEL, TOKENIZER, OTHER, stop_strings=[word], **options).texts
+    assert stopped.texts != plain.texts
+
+
+def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
+    options: Any = {"gen_length": 32, "temperature": 3.0, "seed": 1}
+    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], num_return_sequences=3, **options)
+    equal = generate(MODEL, TOKENIZER, [QUESTION] * 3 + [OTHER] * 3, **options)
+    assert out.texts == equal.texts
+    assert len(set(out.texts[:3])) == 3
+
+
+def test_templates_are_filled_between_given_words() -> None:
+    questions = [QUESTION, OTHER]
+    templates = ["emma has [MASK:1] + [MASK:3] apples", f"#### {TOKENIZER.mask_token} ."]
+    out = generate(MODEL, TOKENIZER, questions, templates=templates)
+    assert re.fullmatch(r"emma has \S+ \+ \S+( \S+)* apples", out[0].text)
+    assert re.fullmatch(r"#### \S+ \.", out[1].text)
+    for question, template, answer in zip(questions, templates, out, strict=True):
+        alone = generate(MODEL, TOKENIZER, question, templates=template)
+        assert alone[0] == answer
+        assert answer.finish_reason == "length"
+    without = generate(MODEL, TOKENIZER, templates="emma has [MASK] apples .")
+    assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
+
+
+def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
+    """The rest of the text was lost."""
+    given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
+    (answer,) = generate(MODEL, TOKENIZER, OTHER, templates=given)
+    assert answer.text.startswith("emma has 5 apples")
+
+
+def test_one_space_before_a_blank_is_part_of_it() -> None:
+    one, many = (template_ids(TOKENIZER, text, MODEL) for text in ("a [MASK] .", "a[MASK:2] ."))
+    assert one == [*ids_of("a"), MODEL.mask_id, *ids_of(" .")]
+    assert many == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
+
+
+def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:
+    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], gen_length=32)
+    out.save(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == out.to_dict()
+    frame = out.to_pandas()
+    assert frame["text"].tolist() == out.texts
+    assert {"finish_reason", "forwards", "token_ids"} < set(frame.columns)
+
+
+def test_prompt_ids_need_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    prompt_ids(TOKENIZER, f"zorblax {OTHER}", chat=False, warn=False)
+    assert not recwarn

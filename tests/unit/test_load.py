@@ -3,11 +3,13 @@ import shutil
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from families_under_test import EVERY_FAMILY, load_tiny
 from families_under_test import load_without_tokenizer as load_model
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -15,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models import load_model as load_required
-from dllm_decode.models.loading import load, weights
+from dllm_decode.models.loading import find, load, placement, weights
 
 
 def small(**changes: object) -> MaskedTransformer:
@@ -64,13 +66,13 @@ def test_a_folder_may_be_given_as_text(folder) -> None:
 
 
 def test_an_embedded_model_is_loaded_by_its_name(folder, monkeypatch) -> None:
-    monkeypatch.setattr(load, "ASSETS", folder.parent)
+    monkeypatch.setattr(find, "ASSETS", folder.parent)
     model, _ = load_model("small")
     assert model.name == "small"
 
 
 def test_an_unknown_name_lists_the_embedded_models(folder, monkeypatch) -> None:
-    monkeypatch.setattr(load, "ASSETS", folder.parent)
+    monkeypatch.setattr(find, "ASSETS", folder.parent)
     with pytest.raises(FileNotFoundError, match=r"embedded name \(small\), got 'smal'"):
         load_model("smal")
 
@@ -81,17 +83,45 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path) -> None:
 
 
 def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) -> None:
-    asked = {}
+    asked = []
 
-    def download(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.update(hub_id=hub_id, revision=revision, patterns=allow_patterns)
+    def download(hub_id: str, **options: Any) -> str:
+        asked.append({"hub_id": hub_id, **options})
+        if options["local_files_only"]:
+            raise LocalEntryNotFoundError("not cached")
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    model, _ = load_model("someone/small-1.5", revision="abc")
+    model, _ = load_model("someone/small-1.5", revision="abc", token="t", cache_dir="c")
     assert model.name == "someone/small-1.5"
-    assert (asked["hub_id"], asked["revision"]) == ("someone/small-1.5", "abc")
-    assert not [end for end in asked["patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
+    (here, there), same = asked, ("hub_id", "revision", "token", "cache_dir")
+    assert [here[name] for name in same] == [there[name] for name in same]
+    assert [there[name] for name in same] == ["someone/small-1.5", "abc", "t", "c"]
+    assert not [end for end in there["allow_patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_the_hub_is_asked_for_what_is_not_in_the_cache_alone(
+    name, folder, tmp_path, monkeypatch
+) -> None:
+    """Without a network, the hub was asked again and again for 24 seconds."""
+    asked = []
+    partial = tmp_path / "partial"
+    partial.mkdir()
+    if name.endswith("json"):
+        (partial / name).write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+
+    def download(hub_id: str, *, local_files_only: bool, **_: Any) -> str:
+        asked.append(local_files_only)
+        return str(cached if local_files_only else folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    cached = folder
+    load_model("someone/small")
+    assert asked == [True]
+    cached = partial
+    load_model("someone/small")
+    assert asked == [True, True, False]
 
 
 def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch) -> None:
@@ -103,6 +133,39 @@ def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch)
         load_model("someone/model")
     assert "pass the path of its folder" in str(caught.value)
     assert caught.value.__suppress_context__
+    with pytest.raises(OSError, match="'someone/model' with revision='v2' is not a folder"):
+        load_model("someone/model", revision="v2")
+    with pytest.raises(OSError, match=r"not in the cache \(Conn.*local_files_only=True forbids"):
+        load_model("someone/model", local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [("gptq", "GPTQ"), ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes"), ("fp8", "fp8")],
+)
+def test_weights_that_are_stored_quantised_are_refused_by_name(folder, method, named) -> None:
+    edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ValueError, match=f"got quantization_config of {named} in .*config.json"):
+        load_model(folder)
+
+
+def test_gguf_is_refused_by_name(tmp_path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for source in (tmp_path, tmp_path / "model.gguf", "someone/LLaDA-8B-GGUF"):
+        with pytest.raises(ValueError, match="must be safetensors files, got GGUF in "):
+            load_model(source)
+
+
+def test_a_gpu_is_taken_by_default_and_named_once(monkeypatch, caplog) -> None:
+    assert placement.chosen_device(None) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    placement._tell_of_cuda.cache_clear()
+    assert [placement.chosen_device(None) for _ in range(2)] == ["auto", "auto"]
+    assert placement.chosen_device("cpu") == "cpu"
+    assert caplog.messages == [
+        "Models are loaded onto a GPU; pass device='cpu' to load_model for the CPU."
+    ]
 
 
 # Weights
@@ -408,8 +471,11 @@ def test_names_of_transformers_are_accepted(folder) -> None:
     assert load_model(folder, dtype="auto", device_map="cpu")[0].dtype == torch.float32
     with pytest.raises(ValueError, match="or 'auto', got 'bf16'"):
         load_model(folder, dtype="bf16")
+    assert load_model(folder, torch_dtype=torch.bfloat16)[0].dtype == torch.bfloat16
     with pytest.raises(ValueError, match="device_map must be left out beside device"):
         load_model(folder, device="meta", device_map="cpu")
+    with pytest.raises(ValueError, match="torch_dtype must be left out beside dtype"):
+        load_model(folder, dtype="float32", torch_dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["fused", "graphs"])
@@ -448,7 +514,7 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
 
 def test_a_mask_token_that_the_tokenizer_contradicts_is_refused(tmp_path) -> None:
     """Config.json won, and the model filled in another token than its tokenizer shows."""
-    shutil.copytree(load.ASSETS / "mini", tmp_path / "mini")
+    shutil.copytree(find.ASSETS / "mini", tmp_path / "mini")
     edit_config(tmp_path / "mini", mask_token_id=5)
     with pytest.raises(ValueError, match=r"the \[MASK\] token of the tokenizer, 1, got 5"):
         load_required(tmp_path / "mini")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dllm_decode import load_model, load_target
-from dllm_decode.models.loading.load import ASSETS
+from dllm_decode.models.loading.find import ASSETS
 
 
 @pytest.fixture(scope="module")

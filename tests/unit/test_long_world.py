@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dllm_decode import load_model, load_target
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.training.examples import lay_out
 from eval.tasks.grammar import cast
 from examples.mini.vocabulary import build_ledger_tokenizer

@@ -1,27 +1,28 @@
 """Reads official checkpoints from an embedded asset, a folder or the hub; safetensors only."""
 
 import hashlib
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import torch
 
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
+from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.placement import (
+    Device,
     DeviceMap,
     Placement,
     allocate,
     check_devices,
+    chosen_device,
     dispatch,
     only_device,
     place,
 )
-from dllm_decode.models.loading.quantize import check_quantization, quantize_layers
+from dllm_decode.models.loading.quantize import check_quantization, check_stored, quantize_layers
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
     check_weights,
@@ -37,8 +38,6 @@ from dllm_decode.models.network.transformer import Transformer
 if TYPE_CHECKING:
     import transformers
 
-ASSETS = Path(__file__).parents[2] / "assets"
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -52,10 +51,14 @@ _LENGTH_KEYS = ("max_sequence_length", "max_position_embeddings")
 def load_model(
     source: str | Path,
     *,
-    device: str | torch.device | DeviceMap = "cpu",
+    device: str | torch.device | DeviceMap | None = None,
     device_map: str | torch.device | DeviceMap | None = None,
     dtype: str | torch.dtype | None = None,
+    torch_dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
     adapter: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
@@ -76,7 +79,8 @@ def load_model(
         source: The name of an embedded model such as "mini", a folder in the official format, or
             a hub id such as "GSAI-ML/LLaDA-8B-Instruct"; tried in this order.
         device: Where the model goes: "cpu", "cuda", "mps", "xpu", or another device of torch.
-            "auto" spreads it over all accelerators, then the CPU's memory, then files. A mapping
+            "auto" spreads it over all accelerators, then the CPU's memory, then files. `None`: as
+            "auto" where there is CUDA, which is logged once; else the CPU. A mapping
             says so part by part: "embedding", "layers.0" and so on, "norm" and "lm_head"; "layers"
             stands for all other layers, "" for the rest. Beside an accelerator, "cpu" only keeps
             weights: they come to the first accelerator for the time that they are needed. "disk"
@@ -84,7 +88,12 @@ def load_model(
         device_map: The name that transformers has for `device`; pass one of them.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
             that of the checkpoint's embedding.
-        revision: Branch, tag or commit of a hub id.
+        torch_dtype: The name that older versions of transformers have for `dtype`.
+        revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
+            and the hub is not asked.
+        token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
+        cache_dir: Folder of downloads; `None`: that of huggingface_hub.
+        local_files_only: Never ask the hub.
         adapter: A folder or hub id with a LoRA adapter in PEFT's format, which is merged into the
             weights.
         max_memory: For "auto", weights on each device at most, such as {0: "20GB", "cpu": "60GB"}.
@@ -119,15 +128,18 @@ def load_model(
             a device is not there, or a part of the model has none; or it cannot be quantised, or
             the adapter is for another model.
     """
-    device = _one_device(device, device_map)
-    wished = _dtype(dtype)
-    check_devices(device)
-    _check_choices(device, fused=fused, graphs=graphs)
+    place_on = chosen_device(_same("device", device, "device_map", device_map))
+    wished = _dtype(_same("dtype", dtype, "torch_dtype", torch_dtype))
+    check_devices(place_on)
+    _check_choices(place_on, fused=fused, graphs=graphs)
     if quantize is not None:
         check_quantization(quantize)
-    folder = find_model(source, revision)
-    lora = None if adapter is None else read_adapter(find_model(adapter))
+    hub = Hub(revision, token, cache_dir, local_files_only)
+    folder = find_model(source, hub)
+    others = hub._replace(revision=None)
+    lora = None if adapter is None else read_adapter(find_model(adapter, others))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
+    check_stored(config, file=file)
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known, tokenizer)
     facts = known.read(
@@ -146,7 +158,7 @@ def load_model(
     if lora is not None:
         lora.check(known.tensors(transformer))
     transformer.to(wished or stored)
-    placed = place(transformer, device, max_memory=max_memory, offload_folder=offload_folder)
+    placed = place(transformer, place_on, max_memory=max_memory, offload_folder=offload_folder)
     if (wished or stored) is torch.float64:
         _check_float64(placed)
     there = None if quantize is None else only_device(placed)
@@ -194,17 +206,13 @@ def _read_weights(
     model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
 
 
-def _one_device(
-    device: str | torch.device | DeviceMap, device_map: str | torch.device | DeviceMap | None
-) -> str | torch.device | DeviceMap:
-    if device_map is None:
-        return device
-    if device != "cpu":
+def _same(name: str, value: Any, other: str, same: Any) -> Any:
+    if value is not None and same is not None:
         raise ValueError(
-            f"device_map must be left out beside device, got device_map={device_map!r} and "
-            f"device={device!r}. They mean the same; pass one."
+            f"{other} must be left out beside {name}, got {other}={same!r} and {name}={value!r}. "
+            "They mean the same; pass one."
         )
-    return device_map
+    return same if value is None else value
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -224,9 +232,7 @@ def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:
         )
 
 
-def _check_choices(
-    device: str | torch.device | DeviceMap, *, fused: Choice, graphs: Choice
-) -> None:
+def _check_choices(device: Device | DeviceMap, *, fused: Choice, graphs: Choice) -> None:
     for name, choice in (("fused", fused), ("graphs", graphs)):
         if choice not in (True, False, "auto"):
             raise ValueError(f"{name} must be True, False or 'auto', got {choice!r}.")
@@ -258,38 +264,3 @@ def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:
     is_absent = stated.value(key) is None
     listed = [] if is_absent else stated.integers(key, most=facts.shape.vocab_size - 1)
     return tuple(dict.fromkeys([*facts.eos_ids, *listed]))
-
-
-def find_model(source: str | Path, revision: str | None = None) -> Path:
-    """Returns the folder of an embedded model, of a path or of a download; see `load_model`."""
-    embedded = _embedded()
-    if str(source) in embedded:
-        return ASSETS / str(source)
-    # An empty text would be the folder that Python runs in.
-    is_path = isinstance(source, str | os.PathLike) and source != ""
-    if is_path and Path(source).is_dir():
-        return Path(source)
-    if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        return _download(source, revision)
-    raise FileNotFoundError(
-        f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
-        f"({', '.join(embedded) or 'none is installed'}), got "
-        f"{str(source) if is_path else source!r}, which is none of these. Check the path."
-    )
-
-
-def _embedded() -> list[str]:
-    return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
-
-
-def _download(hub_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES)))
-    except (OSError, ValueError) as error:
-        raise OSError(
-            f"{hub_id!r} is not a folder here, and could not be downloaded from the hub "
-            f"({type(error).__name__}). Connect to the network (and log in, if the repository is "
-            "private), or download the repository elsewhere and pass the path of its folder."
-        ) from None

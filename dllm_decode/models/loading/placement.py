@@ -1,7 +1,9 @@
 """Which device computes each part of a model, and where its weights are kept meanwhile."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,6 +43,24 @@ class Placement:
         layers = [place for name, place in self.computed.items() if name.startswith("layers.")]
         head = self.computed.get("lm_head", first)
         return Route(first, tuple(layers), self.computed["norm"], head)
+
+
+def chosen_device(device: Device | DeviceMap | None) -> Device | DeviceMap:
+    """Returns a device that was named; else "auto" where there is CUDA, and logs that, or "cpu"."""
+    if device is not None:
+        return device
+    if not torch.cuda.is_available():
+        return "cpu"
+    _tell_of_cuda()
+    return "auto"
+
+
+@cache
+def _tell_of_cuda() -> None:
+    logging.getLogger("dllm_decode").warning(
+        "Models are loaded onto %s; pass device='cpu' to load_model for the CPU.",
+        torch.cuda.get_device_name(),
+    )
 
 
 def check_devices(device: Device | DeviceMap) -> None:

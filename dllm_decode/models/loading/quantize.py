@@ -1,5 +1,6 @@
 """Weights in fewer bits, as torchao stores and multiplies them."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from dllm_decode.models.network.transformer import Transformer
 
 KINDS = ("int8", "int4", "fp8")
+_METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes"}
 
 
 def check_quantization(kind: str) -> None:
@@ -20,6 +22,19 @@ def check_quantization(kind: str) -> None:
             f"quantize={kind!r} needs torchao, which is not installed. Install the extra: "
             'pip install ".[int8]", in the clone of this repository.'
         )
+
+
+def check_stored(config: Mapping[str, Any], *, file: str) -> None:
+    """Raises ValueError if a checkpoint's weights were quantised before they were stored."""
+    found = config.get("quantization_config")
+    if not found:
+        return
+    method = str(found.get("quant_method", "") if isinstance(found, Mapping) else found)
+    raise ValueError(
+        f"Weights must be stored as they were trained, got quantization_config of "
+        f"{_METHODS.get(method, method) or 'an unknown method'} in {file}, which cannot be read. "
+        "Load the original checkpoint; quantize='int4' or 'int8' stores that in fewer bits."
+    )
 
 
 def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dllm_decode.models.loading.load import find_model
+from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.weights import check_finite, model_files, read_json, weight_files
 from dllm_decode.models.targets.causal import CausalTarget
 
@@ -43,7 +43,7 @@ def load_target(
     """
     from transformers import AutoTokenizer
 
-    folder = find_model(source, revision)
+    folder = find_model(source, Hub(revision))
     read_json(folder / "config.json")
     weight_files(folder)
     with _reading(folder):

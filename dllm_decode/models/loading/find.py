@@ -1,0 +1,113 @@
+"""Finds the folder of a model: an embedded one, a path, or a download from the hub."""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from dllm_decode.models.loading.weights import read_json
+
+ASSETS = Path(__file__).parents[2] / "assets"
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+
+
+class Hub(NamedTuple):
+    """How a repository of the hub is read; see `load_model`.
+
+    Attributes:
+        revision: Branch, tag or commit.
+        token: For private repositories.
+        cache_dir: Folder of downloads.
+        local_files_only: Never ask the hub.
+    """
+
+    revision: str | None = None
+    token: str | bool | None = None
+    cache_dir: str | Path | None = None
+    local_files_only: bool = False
+
+
+def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
+    """Returns the folder of an embedded model, of a path or of a download; see `load_model`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        OSError: If it cannot be downloaded.
+        ValueError: If it is a file in GGUF.
+    """
+    embedded = _embedded()
+    if str(source) in embedded:
+        return ASSETS / str(source)
+    # An empty text would be the folder that Python runs in.
+    is_path = isinstance(source, str | os.PathLike) and source != ""
+    if is_path and (str(source).lower().endswith("gguf") or _has_gguf_alone(Path(source))):
+        raise ValueError(
+            f"Weights must be safetensors files, got GGUF in {str(source)!r}, which cannot be "
+            "read. Pass the checkpoint that it was made from; quantize='int4' loads that in 4 bits."
+        )
+    if is_path and Path(source).is_dir():
+        return Path(source)
+    if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
+        return _download(source, hub)
+    raise FileNotFoundError(
+        f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
+        f"({', '.join(embedded) or 'none is installed'}), got "
+        f"{str(source) if is_path else source!r}, which is none of these. Check the path."
+    )
+
+
+def _embedded() -> list[str]:
+    return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+
+
+def _has_gguf_alone(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
+def _download(hub_id: str, hub: Hub) -> Path:
+    """Returns the folder of a repository: from the cache if it is complete there, else the hub's.
+
+    The hub is not asked about files that are here: without a network it would be asked again and
+    again, for up to 24 seconds.
+    """
+    from huggingface_hub import snapshot_download
+
+    def fetch(*, local_files_only: bool) -> Path:
+        return Path(
+            snapshot_download(
+                hub_id,
+                revision=hub.revision,
+                cache_dir=hub.cache_dir,
+                token=hub.token,
+                local_files_only=local_files_only,
+                allow_patterns=list(_HUB_FILES),
+            )
+        )
+
+    named = repr(hub_id) if hub.revision is None else f"{hub_id!r} with revision={hub.revision!r}"
+    try:
+        cached = fetch(local_files_only=True)
+        if hub.local_files_only or _has_weights(cached):
+            return cached
+    except (OSError, ValueError) as error:
+        if hub.local_files_only:
+            raise OSError(
+                f"{named} is not in the cache ({type(error).__name__}), and local_files_only=True "
+                "forbids to download it."
+            ) from None
+    try:
+        return fetch(local_files_only=False)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"{named} is not a folder here, and could not be downloaded from the hub "
+            f"({type(error).__name__}). Connect to the network (and log in, if the repository is "
+            "private), or download the repository elsewhere and pass the path of its folder."
+        ) from None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Says whether a download has all files of weights; one of the tokenizer alone has none."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    return all((folder / name).is_file() for name in read_json(index)["weight_map"].values())

@@ -1,0 +1,95 @@
+"""Names that other libraries have for options: those that mean the same here are taken."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from dllm_decode.options import DecodeOptions
+
+_HINTS = {
+    "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
+    "are n * gen_length / block_length.",
+    "remasking": 'the sampler has it. FixedSchedule(n) is LLaDA\'s "low_confidence", '
+    'FixedSchedule(n, order="random") its "random".',
+    "alg": 'the sampler has it. FixedSchedule(n, order=...) takes "confidence", "margin", '
+    '"entropy" or "random".',
+    "threshold": "the sampler has it, such as ConfidenceThreshold(0.9).",
+    "factor": "the sampler has it, such as Factor(1.0).",
+    "block_size": "its name is block_length.",
+    "use_cache": "caches are plug-ins, such as cache=PrefixCache().",
+    "dual_cache": "caches are plug-ins, such as cache=DualCache().",
+    "max_length": "gen_length is the length of the answer alone.",
+    "max_tokens": "its name is gen_length.",
+    "num_samples": "its name is num_return_sequences, in generate.",
+    "n": "its name is num_return_sequences, in generate.",
+    "batch_size": "its name is num_rows, in generate and decode_many.",
+    "eos_token_id": "the model knows it; stop_at_eos=False goes on after it.",
+    "num_beams": "nothing here corresponds to it; leave it out.",
+    "repetition_penalty": "nothing here corresponds to it; leave it out.",
+}
+
+
+def hint_of(name: str) -> str:
+    """Returns what to use for an option of LLaDA, Dream, transformers or vLLM; else nothing."""
+    return _HINTS.get(name, "")
+
+
+class GenerateOptions(DecodeOptions, total=False):
+    """The options of a decode, and the names that transformers has for some of them.
+
+    Attributes:
+        input_ids: Token ids, in place of `inputs`, as in `generate(model, tokenizer, **batch)`.
+        token_type_ids: Not read; some tokenizers put it into each batch.
+        max_new_tokens: The same as `gen_length`.
+        do_sample: True: the temperature is 1 unless it is given. False: it is 0.
+        stop: The same as `stop_strings`.
+    """
+
+    input_ids: Any
+    token_type_ids: Any
+    max_new_tokens: int
+    do_sample: bool
+    stop: str | Sequence[str]
+
+
+class Named(NamedTuple):
+    """What was given, by our names.
+
+    Attributes:
+        inputs: Texts, chats or ids; `None` if none were given.
+        stop_strings: Texts that end an answer.
+        options: The options of the decode.
+    """
+
+    inputs: Any
+    stop_strings: tuple[str, ...]
+    options: DecodeOptions
+
+
+def by_our_names(inputs: Any, stop_strings: str | Sequence[str], options: GenerateOptions) -> Named:
+    """Returns the arguments of `generate` by our names.
+
+    Raises:
+        ValueError: If something is given by two names, or contradicts itself.
+    """
+    given: dict[str, Any] = dict(options)
+    given.pop("token_type_ids", None)
+    inputs = _one_of(inputs, "inputs", given.pop("input_ids", None), "input_ids")
+    found = _one_of(stop_strings or None, "stop_strings", given.pop("stop", None), "stop") or ()
+    gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
+    given["gen_length"] = _one_of(gen_length, "gen_length", same, "max_new_tokens")
+    do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
+    if do_sample is not None:
+        if temperature is not None and do_sample != (temperature > 0.0):
+            raise ValueError(
+                f"do_sample={do_sample!r} contradicts temperature={temperature!r}; leave do_sample "
+                "out, since temperature=0 is greedy and any other samples."
+            )
+        given["temperature"] = temperature if temperature is not None else float(do_sample)
+    strings = (found,) if isinstance(found, str) else tuple(found)
+    return Named(inputs, strings, cast(DecodeOptions, given))
+
+
+def _one_of(first: Any, name: str, second: Any, other: str) -> Any:
+    if first is not None and second is not None:
+        raise ValueError(f"{other} and {name} must not both be given, since they are the same.")
+    return second if first is None else first
