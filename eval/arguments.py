@@ -143,13 +143,35 @@ class Question:
 
     Attributes:
         text: The question; - reads it from standard input.
+        template: The answer with blanks to fill: [MASK:12] is twelve tokens, [MASK] one.
+        input: Prompts, a JSON object a line: text or messages, template, id, gen_length,
+            temperature and so on.
+        output: Answers to --input, a line each; those that are there are not decoded again.
+        num_rows: Prompts of --input that are decoded together.
         live: Show the answer while it is decoded.
         plain: Take the text as it is, without the chat template.
     """
 
-    text: str
+    text: str | None = field(default=None, metadata={"nargs": "?"})
+    template: Annotated[str, "TEXT"] = ""
+    input: File = ""
+    output: File = ""
+    num_rows: Positive = 8
     live: bool = False
     plain: bool = False
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of `read`.
+
+    Attributes:
+        text: A text with choices such as [yes|no]; [MASK:3] is left open.
+        question: The question that the text answers.
+    """
+
+    text: str
+    question: Annotated[str, "TEXT"] | None = None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ _REST, _RECORDS = "model, prompts and machine", "programs and records"
 _MODEL, _PLUGINS = Group(own.Model, _REST), Group(own.Plugins)
 _BATCHES, _MACHINE = Group(own.Batches, _REST), Group(own.Machine, _REST)
 _RECORDING = Group(own.Recording, _RECORDS)
-_TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _MACHINE)
+_OWN_MACHINE = Group(own.Machine, _REST, unset=True, defaults={"device": "a GPU if there is one"})
+_TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 _TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
 _SEVERAL = (decoding(repeat=True), _MACHINE, _RECORDING)
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
@@ -55,7 +56,12 @@ _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 COMMANDS = {
     "generate": Command(
-        "answer a question", "eval.conversation:generate_once", (Group(own.Question), *_TALK)
+        "answer a question, or a file of them", "eval.conversation:generate_once",
+        (Group(own.Question), *_TALK),
+    ),
+    "read": Command(
+        "the probability of each allowed answer: 'it is [even|odd]'",
+        "eval.conversation:read_once", (Group(own.Choices), _MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "eval.chat:chat", _TALK),
     "serve": Command(
@@ -134,6 +140,9 @@ examples:
   dllm-decode generate "emma has 12 apples. emma finds 5 more apples and then \\
       gives 2 apples to ben. how many apples does emma have now?"
   dllm-decode generate --live --sampler "LocalLeap()" "..."
+  dllm-decode generate --template "emma has [MASK:3] apples ."
+  dllm-decode generate --input prompts.jsonl --output answers.jsonl
+  dllm-decode read "#### [14|15]" --question "..."
   dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda \\
       --cache "DualCache()"
   dllm-decode serve --model mini
@@ -188,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = argparse.Namespace(name="bench", words=words[1:])
         else:
             options = parser.parse_args(words)
-        if options.name in ("generate", "chat") and sys.stderr.isatty():
+        if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
             # Importing torch takes seconds too.
             sys.stderr.write(f"Loading {options.model} ...\n")
         return _act(parser, COMMANDS[options.name], options)
@@ -261,7 +270,8 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
         sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(command.stopped)
+        goes_on = options.name == "generate" and options.output
+        sys.stderr.write(_GOES_ON if goes_on else command.stopped)
         return 130
 
 

@@ -50,14 +50,20 @@ class Speaker(NamedTuple):
     config: DecodeConfig
 
     def answer(
-        self, question: str | Chat, *, live: bool, chat: UseTemplate = "auto"
+        self,
+        question: str | Chat | None,
+        *,
+        live: bool,
+        chat: UseTemplate = "auto",
+        template: str = "",
     ) -> GenerateOutput:
         """Answers a text or a chat.
 
         Args:
-            question: What is asked.
+            question: What is asked; `None`: a template is filled without a question.
             live: Show the answer on the terminal while it is decoded.
             chat: As in `generate`.
+            template: The answer with blanks; empty: none.
         """
         shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
         with shown as watch:
@@ -67,6 +73,7 @@ class Speaker(NamedTuple):
                 question,
                 self.sampler,
                 chat=chat,
+                templates=template or (),
                 config=self.config,
                 cache=self.cache,
                 verifier=self.verifier,
@@ -76,15 +83,57 @@ class Speaker(NamedTuple):
 
 
 def generate_once(options: Namespace) -> int:
-    """Answers one question."""
+    """Answers one question, fills one template, or answers a file."""
+    _check_generate(options)
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
-    if not text.strip():
+    if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
-    speaker = load_speaker(options)
-    out = speaker.answer(text, live=options.live, chat=False if options.plain else "auto")
+    speaker, chat = load_speaker(options), False if options.plain else "auto"
+    if options.input:
+        from eval.prompt_files import answer_file
+
+        done = answer_file(
+            speaker, options.input, options.output, num_rows=options.num_rows, chat=chat,
+            progress=sys.stderr.isatty(),
+        )  # fmt: skip
+        sys.stderr.write(f"{done}\n")
+        return 0
+    out = speaker.answer(text, live=options.live, chat=chat, template=options.template)
     if not options.live:
         sys.stdout.write(f"{out.texts[0]}\n")
     sys.stderr.write(f"{out.cost}\n")
+    return 0
+
+
+def _check_generate(options: Namespace) -> None:
+    """Raises ValueError unless the options of `generate` say one thing to do."""
+    if bool(options.input) != bool(options.output):
+        raise ValueError(
+            "--input and --output must be given together: a prompt and an answer a line."
+        )
+    if options.input and (options.text is not None or options.template or options.live):
+        raise ValueError("--input must be given without a text, --template and --live.")
+    if not options.input and options.text is None and not options.template:
+        raise ValueError("A question must be given, or --template, or --input with --output.")
+    if options.template and options.gen_length is not None:
+        raise ValueError(
+            "--gen-length must be left out with --template, whose answer is as long as it is."
+        )
+
+
+def read_once(options: Namespace) -> int:
+    """Writes how probable each allowed answer is at each choice of a text."""
+    from dllm_decode import read
+
+    model, tokenizer = load_answerer(options)
+    for choice in read(model, tokenizer, options.text, options.question):
+        width = max(len(answer.text) for answer in choice.answers)
+        sys.stdout.write(f"{choice.best}\n")
+        for answer in choice.answers:
+            sys.stdout.write(
+                f"  {answer.text:{width}}  probability {answer.probability:.4f}  "
+                f"share {answer.share:.4f}\n"
+            )
     return 0
 
 
@@ -99,20 +148,34 @@ def load_speaker(options: Namespace) -> Speaker:
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     blocks, config = parse_blocks(options.blocks), DecodeConfig(**given_of(options))
     check_verifier(options.verifier)
-    if options.threads:
-        import torch
-
-        torch.set_num_threads(options.threads)
+    model, tokenizer = load_answerer(options)
     dtype = DTYPES[options.dtype]
-    model, tokenizer = open_address(
-        options.model, device=options.device, dtype=dtype, revision=options.revision or None
-    )
-    if tokenizer is None:
-        raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
     # Not options.device, which may be "auto".
     target = partial(load_target, tokenizer=tokenizer, device=model.device, dtype=dtype)
     verifier = parse_verifier(options.verifier, target)
     return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
+
+
+def load_answerer(options: Namespace) -> tuple[MaskPredictor, Any]:
+    """Loads the model of a command line, and its tokenizer.
+
+    Raises:
+        OSError: If the model cannot be read.
+        ValueError: If it has no tokenizer.
+    """
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    model, tokenizer = open_address(
+        options.model,
+        device=options.device,
+        dtype=DTYPES[options.dtype],
+        revision=options.revision or None,
+    )
+    if tokenizer is None:
+        raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
+    return model, tokenizer
 
 
 def read_input(read: Callable[[], str]) -> str:

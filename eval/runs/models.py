@@ -58,7 +58,7 @@ def parse_model(address: str) -> ModelAddress:
 def open_address(
     address: str,
     *,
-    device: str = "cpu",
+    device: str | None = "cpu",
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     tokenizer: Literal["required", "optional"] = "required",

@@ -18,7 +18,7 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
-from eval.cli import main, make_parser
+from eval.cli import main
 from eval.runs.files import write_json
 from eval.training.filter_command import read_examples
 from eval.training.held_out import Measured, compared, measure, read_measured, score_of

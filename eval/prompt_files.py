@@ -1,0 +1,241 @@
+"""`dllm-decode generate --input FILE --output FILE`: a prompt a line, an answer a line."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dllm_decode import Request, RequestQueue, new_decoder, run
+from dllm_decode.answers import answer_of
+from dllm_decode.blanks import start_ids, template_ids
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.decoder import Decoder
+from dllm_decode.loop import sound
+from dllm_decode.models.base import fingerprint_of
+from dllm_decode.options import RequestOptions
+from dllm_decode.progress import AnswerProgress
+from dllm_decode.prompts import Prompt
+from dllm_decode.texts import UseTemplate, prompt_ids
+from eval.conversation import Speaker
+from eval.runs.files import decoded, only_writer, require_file
+
+_REMEDY = "mend or remove the line"
+
+
+class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A line of the input.
+
+    Attributes:
+        text: A text; or
+        messages: a chat; both may be left out with a template.
+        template: The answer with blanks, as in `generate`.
+        id: Name of the prompt, which is copied to its answer.
+        stop_strings: Texts that end the answer.
+    """
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    template: str | None = None
+    id: str | int | None = None
+    stop_strings: tuple[str, ...] = ()
+    gen_length: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_at_eos: bool | None = None
+    truncate_at_eos: bool | None = None
+
+    def options(self) -> RequestOptions:
+        """Returns the options of the decode that the line names."""
+        given = {name: getattr(self, name) for name in RequestOptions.__annotations__}
+        found: Any = {name: value for name, value in given.items() if value is not None}
+        return found
+
+
+class Answered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A line of the output.
+
+    Attributes:
+        line: Number of its line in the input, from 1.
+        id: That of the input.
+        text: As in `Answer`, as are the next three.
+        token_ids: Tokens.
+        finish_reason: Why it ended.
+        forwards: Forwards of its row.
+        key: Digest of the line of the input and of all settings.
+    """
+
+    line: int
+    id: str | int | None
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    forwards: int
+    key: str
+
+
+class Prompted(NamedTuple):
+    """A prompt that is to be answered.
+
+    Attributes:
+        asked: Its line.
+        request: Of the decode; its index is the number of the line, from 0.
+        key: As in `Answered`.
+    """
+
+    asked: Asked
+    request: Request
+    key: str
+
+
+def answer_file(
+    speaker: Speaker, source: str, target: str, *, num_rows: int, chat: UseTemplate, progress: bool
+) -> str:
+    """Answers the prompts of a file that are not answered yet, and returns what was done.
+
+    Args:
+        speaker: The model and how it answers.
+        source: The input.
+        target: The output; each answer is appended as soon as it has ended.
+        num_rows: Prompts that are decoded together, at most.
+        chat: As in `generate`.
+        progress: Show a bar.
+
+    Raises:
+        ValueError: If a line cannot be answered, or the output is of another input or of other
+            settings; nothing is decoded then.
+    """
+    file = require_file("--output", target)
+    with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
+        lines = read_prompts(Path(source))
+        templates = {
+            number: _template(speaker, one.template, _place(source, number))
+            for number, one in lines.items()
+            if one.template is not None
+        }
+        lengths = [one.gen_length or 0 for one in lines.values()]
+        longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
+        decoder = new_decoder(
+            speaker.model, speaker.sampler, cache=speaker.cache, verifier=speaker.verifier,
+            blocks=speaker.blocks, config=speaker.config.updated(gen_length=longest),
+        )  # fmt: skip
+        prompted = [
+            _prompted(speaker, decoder, number, asked, templates.get(number, ()), source, chat)
+            for number, asked in lines.items()
+        ]
+        done = _done(file, {one.request.index: one.key for one in prompted}, source)
+        left = {one.request.index: one for one in prompted if one.request.index not in done}
+        _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
+    before = f"; {len(done)} were there before" if done else ""
+    return f"{len(left)} answers written to {file}{before}."
+
+
+def read_prompts(file: Path) -> dict[int, Asked]:
+    """Returns the prompts of a file of JSON lines, by number of the line, from 0.
+
+    Raises:
+        ValueError: If there is none, or a line is no prompt; names it.
+    """
+    if not file.is_file():
+        raise ValueError(f"--input must be a file of JSON lines, got {str(file)!r}.")
+    found = {}
+    for number, line in enumerate(file.read_bytes().split(b"\n")):
+        if not line.strip():
+            continue
+        where = _place(file, number)
+        asked = decoded(line, Asked, where, _REMEDY)
+        num_given = (asked.text is not None) + (asked.messages is not None)
+        if num_given > 1 or (not num_given and asked.template is None):
+            raise ValueError(
+                f"{where} must have either 'text' or 'messages', or a 'template'; {_REMEDY}."
+            )
+        found[number] = asked
+    if not found:
+        raise ValueError(f"--input must hold one JSON object a line, got none in {str(file)!r}.")
+    return found
+
+
+def _template(speaker: Speaker, text: str, where: str) -> list[int]:
+    try:
+        return template_ids(speaker.tokenizer, text, speaker.model)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _place(file: str | Path, number: int) -> str:
+    return f"Line {number + 1} of {file}"
+
+
+def _prompted(
+    speaker: Speaker,
+    decoder: Decoder,
+    number: int,
+    asked: Asked,
+    template: Sequence[int],
+    source: str,
+    chat: UseTemplate,
+) -> Prompted:
+    tokenizer = speaker.tokenizer
+    try:
+        given = asked.messages if asked.text is None else asked.text
+        prompts: list[Prompt] = (
+            [start_ids(tokenizer)] if given is None else prompt_ids(tokenizer, given, chat=chat)
+        )
+        stop: StopRule = NeverStop()
+        if asked.stop_strings:
+            stop = StopStrings(tokenizer, asked.stop_strings)
+        options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
+        if template:
+            options = {**options, "gen_length": len(template), "stop_at_eos": False}
+        request = decoder.request(prompts[0], number, template=template, stop=stop, **options)
+    except ValueError as error:
+        raise ValueError(f"{_place(source, number)}: {error}") from None
+    settings = [speaker.model.name, fingerprint_of(speaker.model), chat, number]
+    parts = [speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks, speaker.config]
+    written = json.dumps([*settings, *map(repr, parts), msgspec.to_builtins(asked)], default=str)
+    return Prompted(asked, request, hashlib.sha256(written.encode()).hexdigest()[:16])
+
+
+def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
+    """Returns the numbers of the prompts that are answered; cuts off half of a last line."""
+    if not file.exists():
+        return set()
+    content = file.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    found = set()
+    for number, line in enumerate(whole.splitlines()):
+        where = _place(file, number)
+        answered = decoded(line, Answered, where, "choose another --output")
+        if keys.get(answered.line - 1) != answered.key:
+            raise ValueError(
+                f"{where} must answer line {answered.line} of {source} with the settings of this "
+                "command, but prompt or settings differ; choose another --output."
+            )
+        found.add(answered.line - 1)
+    if whole != content:
+        file.write_bytes(whole)
+    return found
+
+
+def _decode(
+    decoder: Decoder,
+    tokenizer: Any,
+    left: Mapping[int, Prompted],
+    file: Path,
+    *,
+    num_rows: int,
+    progress: bool,
+) -> None:
+    queue = RequestQueue(one.request for one in left.values())
+    with file.open("ab") as out, AnswerProgress(len(left), is_shown=progress) as counted:
+        for ended in sound(run(decoder, queue, num_rows, [counted])):
+            asked, request, key = left[ended.request]
+            answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
+            line = Answered(line=request.index + 1, id=asked.id, key=key, **asdict(answer))
+            out.write(msgspec.json.encode(line) + b"\n")
+            out.flush()

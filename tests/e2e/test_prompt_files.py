@@ -1,0 +1,139 @@
+"""`dllm-decode generate --input --output`, `--template` and `dllm-decode read`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_decode import generate, load_model
+from eval.cli import main
+
+QUESTION = (
+    "emma has 12 apples. emma finds 5 more apples and then gives 2 apples to ben. "
+    "how many apples does emma have now?"
+)
+TEMPLATE = "emma now has [MASK:5] . after giving some away emma has [MASK:5] . #### [MASK]"
+LINES: list[dict[str, Any]] = [
+    {"text": QUESTION, "id": "a", "gen_length": 64},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]},
+    {"text": QUESTION, "template": TEMPLATE},
+    {"template": "emma has [MASK:3] apples .", "id": 7},
+    {"text": QUESTION, "stop_strings": ["after"], "temperature": 0.5, "seed": 2},
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    source = tmp_path / "prompts.jsonl"
+    source.write_text("\n\n".join(json.dumps(line) for line in LINES))
+    return ["generate", "--input", str(source), "--output", str(tmp_path / "answers.jsonl")]
+
+
+def answers(files: list[str]) -> dict[int, dict[str, Any]]:
+    found = [json.loads(line) for line in Path(files[-1]).read_text().splitlines()]
+    assert len({answer["line"] for answer in found}) == len(found)
+    return {answer["line"]: answer for answer in found}
+
+
+def test_a_file_of_prompts_is_answered_as_in_python(files: list[str]) -> None:
+    assert main([*files[:1], "--num-rows", "2", *files[1:]]) == 0
+    found = answers(files)
+    assert sorted(found) == [1, 3, 5, 7, 9]
+    assert [found[number]["id"] for number in (1, 7)] == ["a", 7]
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    asked = generate(model, tokenizer, QUESTION, gen_length=64).texts
+    assert asked[0].endswith("#### 15")
+    assert [found[1]["text"], found[3]["text"]] == asked * 2
+    filled = generate(model, tokenizer, QUESTION, templates=TEMPLATE).texts
+    assert [found[5]["text"]] == filled == asked
+    assert "after" not in found[9]["text"]
+
+
+def test_a_stopped_command_goes_on_where_it_stopped(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(files) == 0
+    whole, written = answers(files), Path(files[-1]).read_bytes()
+    lines = written.splitlines(keepends=True)
+    Path(files[-1]).write_bytes(b"".join(lines[:2]) + lines[2][:20])
+    assert main(files) == 0
+    assert answers(files) == whole
+    assert "3 answers written to " in capsys.readouterr().err
+    assert main(files) == 0
+    assert "0 answers written" in capsys.readouterr().err
+
+
+def test_answers_of_other_settings_are_kept(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(files) == 0
+    written = Path(files[-1]).read_bytes()
+    assert main([*files, "--sampler", "FixedSchedule(4)"]) == 2
+    assert "prompt or settings differ; choose another --output" in capsys.readouterr().err
+    assert Path(files[-1]).read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"tex": "a"}', "must have the fields of this version, got 'tex' besides"),
+        ('{"text": 5}', "must have 'text' as this version writes it: expected str | null, got int"),
+        ('{"text": "a"', "must be JSON"),
+        ('{"text": "a", "messages": []}', "must have either 'text' or 'messages'"),
+        ('{"id": 3}', "must have either 'text' or 'messages', or a 'template'"),
+        ('{"text": "a", "temperature": -1}', "temperature must be at least 0, got -1.0."),
+        ('{"template": "emma"}', "must have a blank"),
+    ],
+)
+def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(
+    line: str, sentence: str, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(files[2])
+    source.write_text('{"text": "emma has 5 apples ."}\n' + line)
+    assert main(files) == 2
+    said = capsys.readouterr().err
+    assert f"Line 2 of {source}" in said
+    assert sentence in said
+    assert not Path(files[-1]).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "A question must be given, or --template, or --input with --output"),
+        (["--input", "a"], "--input and --output must be given together"),
+        (["a", "--input", "a", "--output", "b"], "must be given without a text, --template"),
+        (["--template", "[MASK]", "--gen-length", "8"], "--gen-length must be left out"),
+        (["--input", "absent", "--output", "b"], "must be a file of JSON lines, got 'absent'"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_template_is_filled_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", QUESTION, "--template", TEMPLATE]) == 0
+    assert capsys.readouterr().out.strip().endswith("emma has 17 - 2 = 15 . #### 15")
+    assert main(["generate", "--template", "emma has [MASK] apples ."]) == 0
+    assert capsys.readouterr().out.endswith("apples .\n")
+
+
+def test_choices_are_read_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "emma now has 12 + 5 = [16|17] . after giving some away emma has 17 - 2 = [15|9] ."
+    assert main(["read", text, "--question", QUESTION]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if not line.startswith(" ")] == ["17", "15"]
+    assert said[2].split()[0] == "17"
+    assert float(said[2].split()[2]) > 0.9
+    assert main(["read", "no choice"]) == 2
+    assert "must have a choice, such as [yes|no]" in capsys.readouterr().err
