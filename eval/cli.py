@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import NamedTuple, TextIO
 
+from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
 from eval import arguments as own
 from eval.runs.options import LENGTHS, Group, add_options, decoding
@@ -203,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _act(parser, COMMANDS[options.name], options)
 
 
-def evaluate(arguments: Sequence[str] | None = None, *, program: str = "python -m eval") -> int:
+def evaluate(arguments: Sequence[str] | None = None, *, program: str = "dllm-decode eval") -> int:
     """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused.
 
     Args:
@@ -219,6 +220,7 @@ def evaluate(arguments: Sequence[str] | None = None, *, program: str = "python -
 
 def bench(options: argparse.Namespace) -> int:
     """Runs the benchmarks."""
+    require_own("benchmarks")
     # By name, because the benchmarks import this package.
     sys.argv = ["dllm-decode bench", *options.words]
     runpy.run_module("benchmarks", run_name="__main__")
@@ -233,7 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_eval_parser(program: str = "python -m eval") -> argparse.ArgumentParser:
+def make_eval_parser(program: str = "dllm-decode eval") -> argparse.ArgumentParser:
     """Builds the command line of `eval`."""
     about = "Measures how well and how fast a decoder fills answers."
     return _make_parser(program, about, EVAL_COMMANDS, _EVAL_EXAMPLES, epilog=_EVAL_EXAMPLES)
@@ -266,7 +268,7 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
     try:
         action: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
         return action(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
         source = {ours: stored[theirs] for ours, theirs in names.items()}
         copy_by_words(parts, words, source, words, by_word=())
         return
-    known, known_tokenizer = load_model(folder, dtype=torch.float32)
+    known, known_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
     assert known_tokenizer is not None
     copy_by_words(parts, words, known.transformer.parts(), known_tokenizer.get_vocab())
 

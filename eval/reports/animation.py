@@ -2,9 +2,9 @@ r"""A replay as an animated picture, for READMEs and talks: GIF, PNG or WebP.
 
 `docs/decode.gif` is made by
 
-    python -m eval run "word_problems?split=test&limit=20" results/decode --model mini \
+    dllm-decode eval run "word_problems?split=test&limit=20" results/decode --model mini \
         --sampler "FixedSchedule(32)" --sampler "ConfidenceThreshold(0.9)"
-    python -m eval trace results/decode --example 19e874da5d450a14 --gif docs/decode.gif
+    dllm-decode eval trace results/decode --example 19e874da5d450a14 --gif docs/decode.gif
 """
 
 from collections.abc import Mapping, Sequence

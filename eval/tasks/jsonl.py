@@ -12,7 +12,8 @@ from eval.tasks.gsm8k import flexible_answer, normalised
 from eval.tasks.problem_files import Found, objects_of
 
 _SPACES = re.compile(r"\s+")
-_MATCHES = ("exact", "number", "contains")
+_MATCHES = ("auto", "exact", "number", "contains")
+_NUMBER = re.compile(r"\s*[-+$]?[\d,]*\.?\d+\s*")
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,16 @@ class JsonLines(Task):
     Attributes:
         path: The file.
         match: When an answer is right: "exact" (equal but for white space and case), "number" (the
-            last number of the text is that of the answer), or "contains" (the answer occurs).
+            last number of the text is that of the answer), "contains" (the answer occurs), or
+            "auto": "number" if the answer is a number or ends with "#### " and one, else "exact".
         gen_length: Default answer length in tokens.
     """
 
     path: str
-    match: str = "exact"
+    match: str = "auto"
     gen_length: int = 128
 
-    version = 1
+    version = 2
     primary = "answer"
     splits = ("test",)
 
@@ -78,7 +80,8 @@ class JsonLines(Task):
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer: `answer` (primary) as `match` says."""
         wanted = example.target
-        if self.match == "number":
+        is_number = _NUMBER.fullmatch(wanted.rpartition("#### ")[2]) is not None
+        if self.match == "number" or (self.match == "auto" and is_number):
             gold = flexible_answer(wanted) or normalised(wanted)
             return {"answer": float(flexible_answer(text) == gold)}
         if self.match == "contains":

@@ -79,9 +79,7 @@ def test_the_readme_shows_a_program_with_its_output() -> None:
 def test_the_commands_of_a_document_are_understood(document: Path) -> None:
     for command in commands(document):
         words = shlex.split(command)
-        if words[:3] == ["python", "-m", "eval"]:
-            make_parser().parse_args(words[3:])
-        elif words[:1] == ["accelerate"] and "eval" in words:
+        if words[:1] == ["accelerate"] and "eval" in words:
             make_parser().parse_args(words[words.index("eval") + 1 :])
         elif words[:1] == ["dllm-decode"]:
             understand(words[1:])

@@ -32,8 +32,8 @@ def test_a_recipe_runs_as_it_is_written(
     assert commands
     for command in commands:
         words = shlex.split(command)
-        if words[:3] == ["python", "-m", "eval"]:
-            assert main(words[3:]) == 0, command
+        if words[:2] == ["dllm-decode", "eval"]:
+            assert main(words[2:]) == 0, command
         else:
             assert words[0] == "python"
             assert words[1] in dict(files)

@@ -133,6 +133,8 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
     assert second.turns() == turns
     assert selection.task.score(second, "so it is 3-1 = 2.") == {"answer": 1.0}
     assert selection.task.score(second, "22") == {"answer": 0.0}
+    assert JsonLines(path).score(second, "so it is 3 - 1 #### 2") == {"answer": 1.0}
+    assert JsonLines(path, "exact").score(second, "#### 2") == {"answer": 0.0}
     assert JsonLines(path).score(first, "  two\n") == {"answer": 1.0}
     assert JsonLines(path).score(first, "two of them") == {"answer": 0.0}
     assert JsonLines(path, "contains").score(first, "all TWO of them") == {"answer": 1.0}

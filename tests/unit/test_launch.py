@@ -81,14 +81,29 @@ def test_the_quota_of_a_container_is_read(
     assert cpu_quota(tmp_path) == expected
 
 
-def test_a_foreign_module_named_samplers_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "samplers.py").write_text("")
+@pytest.mark.parametrize("file", ["{name}.py", "{name}/__init__.py", "{name}/rules.py"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("samplers", ["-c", "import dllm_decode"]), ("eval", ["-m", "dllm_decode", "--help"])],
+)
+def test_a_foreign_module_of_our_name_is_explained(
+    name: str, words: list[str], file: str, tmp_path: Path
+) -> None:
+    """Packages were imported in place of ours: No module named 'samplers.base'."""
+    path = tmp_path / file.format(name=name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     result = subprocess.run(
-        [sys.executable, "-c", "import dllm_decode"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert "dllm_decode needs its own package samplers" in result.stderr.splitlines()[-1]
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    if file.endswith("rules.py"):
+        # A folder without __init__.py gives way to a package that Python finds later.
+        assert result.returncode == 0, result.stderr
+        return
+    last = result.stderr.splitlines()[-1]
+    assert f"dllm_decode needs its own package {name}, got {path}" in last
+    assert "Rename it, or run from another folder" in last
 
 
 def test_help_of_the_command_is_printed_without_torch() -> None:
