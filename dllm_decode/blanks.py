@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.texts import Tokenizer, text_ids
+from dllm_decode.texts import Tokenizer, text_ids, warn_of_unknown_words
 
 _BLANK = re.compile(r" ?\[MASK(?::(\d+))?\]")
 _CHOICE = re.compile(r"( ?)\[([^\[\]|]*(?:\|[^\[\]|]*)+)\]")
@@ -41,14 +41,21 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
     found: list[int] = []
     end = 0
     for blank in _BLANK.finditer(text):
-        found += text_ids(tokenizer, text[end : blank.start()])
+        found += _given(tokenizer, text[end : blank.start()])
         found += [model.mask_id] * _length_of(blank)
         end = blank.end()
-    found += text_ids(tokenizer, text[end:])
+    found += _given(tokenizer, text[end:])
     if model.mask_id not in found:
         raise ValueError(
             f"A template must have a blank, such as [MASK:5] for five tokens, got {text!r}."
         )
+    return found
+
+
+def _given(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the token ids of given words; warns of those that the tokenizer does not know."""
+    found = text_ids(tokenizer, text)
+    warn_of_unknown_words(tokenizer, [text], [found], stacklevel=5)
     return found
 
 
@@ -80,12 +87,12 @@ def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[lis
 
 def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
     has_blank = _BLANK.search(text) is not None
-    return template_ids(tokenizer, text, model) if has_blank else text_ids(tokenizer, text)
+    return template_ids(tokenizer, text, model) if has_blank else _given(tokenizer, text)
 
 
 def _choice(tokenizer: Tokenizer, place: re.Match[str]) -> Choice:
     texts = tuple(place[2].split("|"))
-    token_ids = tuple(tuple(text_ids(tokenizer, place[1] + text)) for text in texts)
+    token_ids = tuple(tuple(_given(tokenizer, place[1] + text)) for text in texts)
     if not all(map(str.strip, texts)) or not all(token_ids):
         raise ValueError(
             f"Each answer of a choice must have at least one token, got {place[0].strip()}."

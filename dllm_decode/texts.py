@@ -83,9 +83,8 @@ def prompt_ids(
         text_ids(tokenizer, text, add_special_tokens=adds)
         for text, adds in zip(texts, adds_special, strict=True)
     ]
-    unknown = unknown_words(tokenizer, texts, prompts)
-    if warn and unknown.words:
-        warnings.warn(str(unknown), stacklevel=3)
+    if warn:
+        warn_of_unknown_words(tokenizer, texts, prompts, stacklevel=4)
     return prompts
 
 
@@ -103,6 +102,15 @@ def text_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fals
             f"{error.start}, which is half of a surrogate pair."
         ) from None
     return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def warn_of_unknown_words(
+    tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt], *, stacklevel: int
+) -> None:
+    """Warns if the tokenizer does not know a word of some texts, and names it."""
+    unknown = unknown_words(tokenizer, texts, prompts)
+    if unknown.words:
+        warnings.warn(str(unknown), stacklevel=stacklevel)
 
 
 def _listed(inputs: Any) -> list[Any] | tuple[Any, ...]:

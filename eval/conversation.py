@@ -88,7 +88,8 @@ def generate_once(options: Namespace) -> int:
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
-    speaker, chat = load_speaker(options), False if options.plain else "auto"
+    chat: UseTemplate = False if options.plain else "auto"
+    speaker = load_speaker(options)
     if options.input:
         from eval.prompt_files import answer_file
 
@@ -131,8 +132,8 @@ def read_once(options: Namespace) -> int:
         sys.stdout.write(f"{choice.best}\n")
         for answer in choice.answers:
             sys.stdout.write(
-                f"  {answer.text:{width}}  probability {answer.probability:.4f}  "
-                f"share {answer.share:.4f}\n"
+                f"  {answer.text:{width}}  probability {answer.probability:<8.3g}  "
+                f"share {answer.share:.3g}\n"
             )
     return 0
 

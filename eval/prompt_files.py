@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -52,9 +52,9 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
     def options(self) -> RequestOptions:
         """Returns the options of the decode that the line names."""
-        given = {name: getattr(self, name) for name in RequestOptions.__annotations__}
-        found: Any = {name: value for name, value in given.items() if value is not None}
-        return found
+        given = msgspec.structs.asdict(self)
+        found = {name: given[name] for name in RequestOptions.__annotations__}
+        return cast(RequestOptions, {name: v for name, v in found.items() if v is not None})
 
 
 class Answered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -36,7 +36,9 @@ load_without_tokenizer = partial(load_model, tokenizer="optional")
 def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
     """Loads the tiny checkpoint of a family, with options of `load_model`."""
     model: MaskedTransformer
-    model, _ = load_without_tokenizer(MODELS / key, **{**OPTIONS.get(key, {}), **options})
+    model, _ = load_without_tokenizer(
+        MODELS / key, **{"device": "cpu", **OPTIONS.get(key, {}), **options}
+    )
     return model
 
 

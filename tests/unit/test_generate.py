@@ -459,6 +459,11 @@ def test_one_space_before_a_blank_is_part_of_it() -> None:
     assert many == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
 
 
+def test_unknown_words_of_a_template_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
+        generate(MODEL, TOKENIZER, OTHER, templates="emma zorblax [MASK] apples")
+
+
 def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:
     out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], gen_length=32)
     out.save(tmp_path / "out.json")

@@ -120,7 +120,7 @@ def test_int4_on_a_cpu_is_refused_by_name() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_logits_of_int4_are_near() -> None:
-    plain, _ = load_model("mini", dtype=torch.bfloat16)
+    plain, _ = load_model("mini", device="cpu", dtype=torch.bfloat16)
     four, _ = load_model("mini", dtype=torch.bfloat16, quantize="int4", device="cuda")
     spread = logits(plain)
     error = logits(four).cpu() - spread

@@ -110,4 +110,6 @@ def _has_weights(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(folder.glob("*.safetensors"))
-    return all((folder / name).is_file() for name in read_json(index)["weight_map"].values())
+    places = read_json(index).get("weight_map")
+    names = places.values() if isinstance(places, dict) else ()
+    return all((folder / str(name)).is_file() for name in names)

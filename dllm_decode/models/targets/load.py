@@ -19,7 +19,7 @@ def load_target(
     source: str | Path,
     tokenizer: "transformers.PreTrainedTokenizerBase",
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
 ) -> CausalTarget:
@@ -31,7 +31,7 @@ def load_target(
         source: The name of an embedded model such as "mini-ar", a folder, or a hub id such as
             "Qwen/Qwen2.5-7B-Instruct"; tried in this order.
         tokenizer: That of the mask predictor. Its ids must be those of the target.
-        device: Where the model goes.
+        device: Where the model goes. `None`: to CUDA if it is there, as by `load_model`.
         dtype: Of all parameters; `None` keeps that of the checkpoint.
         revision: Branch, tag or commit of a hub id.
 
@@ -50,6 +50,8 @@ def load_target(
         own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     model = _read(folder, device=torch.device(device), dtype=dtype)
     return CausalTarget(
         model.eval().requires_grad_(False),
