@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_decode.core.output import DecodeOutput, before_end
-from dllm_decode.core.requests import Request
+from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import cut_at, num_before
 from dllm_decode.texts import Tokenizer
 

@@ -16,7 +16,7 @@ import torch
 
 from dllm_decode.blanks import Choice, pieces_of, start_ids
 from dllm_decode.core.observers import StepEvent
-from dllm_decode.core.requests import RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder, run, sound
 from dllm_decode.models.base import MaskPredictor
