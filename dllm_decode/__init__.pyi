@@ -38,15 +38,18 @@ from .options import DecodeConfig
 from .reading import ReadAnswer, ReadChoice, read
 from .streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
+    S2D2,
     ARVerify,
     Draft,
     Drafting,
     DraftLength,
     Guided,
+    MinimumSpan,
     NGram,
     NoVerifier,
     PathSearch,
     Sampled,
+    ScoreThreshold,
     SelfVerify,
     Tree,
     Uniform,
@@ -57,6 +60,7 @@ from .verify.ar_verify.column_cost import measure_column_cost
 __version__: str
 
 __all__ = [
+    "S2D2",
     "ARVerify",
     "AdaptiveBlocks",
     "Answer",
@@ -81,6 +85,7 @@ __all__ = [
     "KVCache",
     "Look",
     "MaskPredictor",
+    "MinimumSpan",
     "MultiBlock",
     "NGram",
     "NeverStop",
@@ -100,6 +105,7 @@ __all__ = [
     "RequestQueue",
     "Revision",
     "Sampled",
+    "ScoreThreshold",
     "SelfVerify",
     "Sequential",
     "SettledCache",

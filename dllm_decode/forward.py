@@ -64,7 +64,8 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             # A slot holds nothing until its column is computed, so that it must not be read before.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
-        plans.append(Plan(chosen, end, max(0, start - sight.shift), hidden))
+        until = 0 if spec.causal_until is None else spec.causal_until[n]
+        plans.append(Plan(chosen, end, max(0, start - sight.shift), hidden, until))
     return plans
 
 

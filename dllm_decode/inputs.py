@@ -96,6 +96,8 @@ def with_room(state: State, drafts: Drafts, layout: Layout) -> State:
 
 def _require_drafts(state: State, drafts: Drafts) -> None:
     """Raises RuntimeError unless drafts are whole canvases, in branches that the cache has."""
+    if drafts.causal_from is not None and not drafts.in_columns:
+        raise RuntimeError("causal_from of Drafts must be None unless in_columns is True.")
     size = (len(drafts.rows), state.canvas.width)
     if tuple(drafts.tokens.shape) != size:
         raise RuntimeError(
@@ -129,6 +131,7 @@ def packed_of(
     rows, depth = torch.tensor(numbers, device=device), max(branches) + 1
     where = Packed(rows, torch.tensor(branches, device=device), depth)
     cache, width = state.cache, inputs.tokens.shape[1]
+    causal = drafts.causal_from
     packed = pack(
         inputs if cache.kv_cache is None else replace(inputs, slots=inputs.positions),
         rows,
@@ -136,6 +139,9 @@ def packed_of(
         size=(len(owners), depth),
         num_keys=width if cache.kv_cache is None else group.num_keys,
         first_free=width if cache.kv_cache is None else cache.num_slots,
+        causal_from=None
+        if causal is None
+        else torch.tensor([causal[entry] for entry in group.entries], device=device),
     )
     if cache.kv_cache is None:
         return packed, where
@@ -189,6 +195,7 @@ def pack(
     size: tuple[int, int],
     num_keys: int,
     first_free: int,
+    causal_from: Int[Tensor, " N"] | None = None,
 ) -> ForwardInputs:
     """Makes the states of a row, which are rows of `inputs`, columns of one row.
 
@@ -203,6 +210,7 @@ def pack(
         size: Rows of the result, and most states of a row.
         num_keys: Keys of the forward, K; without a cache its columns.
         first_free: First slot after the row's own slots; at least `num_keys`.
+        causal_from: As `Drafts.causal_from`.
     """
     tokens = inputs.tokens
     width, device = tokens.shape[1], tokens.device
@@ -216,16 +224,21 @@ def pack(
     attend = tokens.new_zeros((*tokens.shape, first_free + (size[1] - 1) * width), dtype=torch.bool)
     attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
     there = shared[:, None].expand(-1, width, -1)
+    seen, is_further = attend.gather(2, there), (branches > 0)[:, None, None]
+    first, own_seen = seen & ~is_further, seen
+    if causal_from is not None:
+        late, gap = shared >= causal_from[:, None], shared[:, :, None] - there
+        first = seen & torch.where(late[:, None], gap >= is_further.long(), ~is_further)
+        own_seen = seen & (~late[:, None] | (gap == 0))
+    attend = attend.scatter(2, there, first)
     # A row with fewer columns than another repeats its last one. In branch 0 the copies share one
     # slot; in other branches each has a slot, of which only the first may be seen.
     repeated = torch.zeros_like(shared, dtype=torch.bool)
     repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
-    is_further = (branches > 0)[:, None, None]
-    seen = attend.gather(2, there) & ~(repeated[:, None] & is_further)
-    attend = attend.scatter(2, there, seen & ~is_further)
-    # A further branch sees its own columns, and those of no other.
+    own_seen = own_seen & ~repeated[:, None]
+    # A further branch sees its own columns, and those of no other but branch 0.
     own_branch = torch.eye(size[1], dtype=torch.bool, device=device)[branches, 1:]
-    attend[..., first_free:] = (own_branch[:, None, :, None] & seen[:, :, None]).flatten(2)
+    attend[..., first_free:] = (own_branch[:, None, :, None] & own_seen[:, :, None]).flatten(2)
     return replace(
         inputs,
         tokens=_laid(tokens, rows, branches, size),

@@ -22,15 +22,22 @@ from samplers.view import View
 _STRIDE = 8
 
 
-def look(decoder: Decoder, state: State) -> tuple[State, Look]:
-    """Runs one forward and returns the sampler's view of every row."""
+def look(
+    decoder: Decoder, state: State, *, causal_until: Sequence[int] | None = None
+) -> tuple[State, Look]:
+    """Runs one forward and returns the sampler's view of every row.
+
+    Args:
+        decoder: The decoder.
+        state: The rows.
+        causal_until: As in `Pass`.
+    """
     state = with_window(decoder, state)
     sampler, window = decoder.rule, state.window
     assert window is not None
     asked = _asked(decoder, state, window)
-    state, logits = forward(
-        decoder, state, Pass(window, asked, leave_one_out=sampler.leave_one_out)
-    )
+    spec = Pass(window, asked, leave_one_out=sampler.leave_one_out, causal_until=causal_until)
+    state, logits = forward(decoder, state, spec)
     leave_one_out = None
     if sampler.leave_one_out:
         leave_one_out = leave_one_out_of(logits[:, window.width :], state.canvas, window)

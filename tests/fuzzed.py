@@ -19,6 +19,7 @@ from drafted import greedy
 from fuzzed_cases import MASK, Case, OneByOne, case_of
 
 from dllm_decode import (
+    S2D2,
     ARVerify,
     DecodeOutput,
     MultiBlock,
@@ -212,6 +213,7 @@ def _alone(case: Case, request: Request) -> Found:
     """Decodes one request, by the public function if its answer does not depend on its index."""
     watch, decoder = Watch(case), case.decoder
     is_noisy = request.temperature > 0.0 or "random" in repr(decoder.sampler)
+    is_noisy |= isinstance(decoder.verifier, S2D2)
     if case.seed % 2 and (request.index == 0 or not is_noisy) and _is_allowed_alone(case, request):
         config = decoder.config.updated(**case.options[request.index])
         alone = replace(decoder, config=config)

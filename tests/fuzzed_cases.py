@@ -13,6 +13,7 @@ from spied import Spied
 from torch import Tensor
 
 from dllm_decode import (
+    S2D2,
     AdaptiveBlocks,
     ARVerify,
     BlockSchedule,
@@ -25,6 +26,7 @@ from dllm_decode import (
     FreeCache,
     Guided,
     KVCache,
+    MinimumSpan,
     MultiBlock,
     NoCache,
     NoVerifier,
@@ -32,6 +34,7 @@ from dllm_decode import (
     PipelineCache,
     PrefixCache,
     Sampled,
+    ScoreThreshold,
     SelfVerify,
     Sequential,
     SettledCache,
@@ -217,7 +220,7 @@ def case_of(seed: int) -> Case | str:
     blocks = Sequential() if is_plain else _blocks(rng, block_length)
     try:
         decoder = new_decoder(
-            model, sampler, cache=cache, verifier=_verifier(rng), blocks=blocks,
+            model, sampler, cache=cache, verifier=_verifier(rng, align), blocks=blocks,
             config=_config(rng, gen_length, block_length),
         )  # fmt: skip
         return _with_requests(rng, seed, decoder)
@@ -284,8 +287,16 @@ def _blocks(rng: random.Random, block_length: int) -> BlockSchedule:
     return rng.choice((several, adaptive, SubBlocks(sub_block_length=rng.randint(1, block_length))))
 
 
-def _verifier(rng: random.Random) -> Verifier:
+def _verifier(rng: random.Random, align: int) -> Verifier:
     kind = rng.random()
+    if align and kind < 0.3:
+        router = rng.choice(
+            (
+                MinimumSpan(rng.randint(1, 2)), ScoreThreshold(-1.0), ScoreThreshold(0.3, -0.5),
+                ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
+            )
+        )  # fmt: skip
+        return S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
     if kind < 0.6:
         return NoVerifier()
     if kind < 0.85:

@@ -31,12 +31,14 @@ class Plan(NamedTuple):
         end: First column that no computed column sees.
         needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
+        causal_until: As in `Pass`; 0: as the model attends.
     """
 
     columns: Columns
     end: int
     needed: int
     hidden: Columns = ()
+    causal_until: int = 0
 
     @property
     def first(self) -> int:
@@ -95,7 +97,7 @@ class Group(NamedTuple):
     num_keys: int
 
 
-LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns], ...], tuple[int, ...], int]
+LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns, int], ...], tuple[int, ...], int]
 """All that a layout depends on: columns of each entry, and starts and width of the window."""
 
 
@@ -117,7 +119,7 @@ class Layout(NamedTuple):
     @staticmethod
     def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
         """Returns the key of a forward, given the columns of each entry and of the window."""
-        own = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
+        own = tuple((plan.columns, plan.end, plan.hidden, plan.causal_until) for plan in plans)
         return own, starts, width
 
     @staticmethod
@@ -267,6 +269,12 @@ def _attend(
         bounds = torch.tensor(hidden, device=sight.device)
         shown = ((keys < bounds[:, :1]) | (keys >= bounds[:, 1:]))[:, None]
         seen = shown if seen is None else seen & shown
+    untils = [plan.causal_until for plan in plans]
+    if any(untils):
+        is_later = positions >= torch.tensor(untils, device=sight.device)[:, None]
+        up_to = torch.arange(num_keys, device=sight.device) <= positions[..., None]
+        up_to |= is_later[..., None]
+        seen = up_to if seen is None else seen & up_to
     return seen
 
 

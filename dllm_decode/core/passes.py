@@ -89,12 +89,17 @@ class Drafts(NamedTuple):
             trace. A row may have any set of branches.
         in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: a
             state is further columns of its row, which share the row's cache.
+        causal_from: For each state the column from which on attention is causal; needs
+            `in_columns`. From there on, a column of branch 0 sees the columns up to itself, and a
+            column of another branch sees itself and the columns of branch 0 before it. `None`: as
+            the model attends.
     """
 
     tokens: Int[Tensor, "N L"]
     rows: tuple[int, ...]
     branches: tuple[int, ...]
     in_columns: bool = False
+    causal_from: tuple[int, ...] | None = None
 
 
 class Pass(NamedTuple):
@@ -113,6 +118,8 @@ class Pass(NamedTuple):
         attend: Which keys each computed column sees, as `ForwardInputs.attend`; then every row must
             compute equally many columns. `None`: as the model attends.
         leave_one_out: True if logits that predict each column without seeing it are added.
+        causal_until: For each row a column: the columns before it see the columns up to themselves
+            alone. `None`: as the model attends.
     """
 
     window: Window
@@ -123,6 +130,7 @@ class Pass(NamedTuple):
     columns: Sequence[Columns] | None = None
     attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False
+    causal_until: Sequence[int] | None = None
 
     def states(self, canvas: Canvas) -> Drafts:
         """Returns the states to look at: the drafts, or the canvas as branch 0 of each row."""

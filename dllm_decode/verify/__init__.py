@@ -10,19 +10,25 @@ from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
 from dllm_decode.verify.base import NoVerifier
 from dllm_decode.verify.guided import Guided
+from dllm_decode.verify.s2d2.routing import MinimumSpan, Router, ScoreThreshold
+from dllm_decode.verify.s2d2.s2d2 import S2D2
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 
 __all__ = [
+    "S2D2",
     "ARVerify",
     "Draft",
     "DraftLength",
     "Drafting",
     "Guided",
+    "MinimumSpan",
     "NGram",
     "NoVerifier",
     "PathSearch",
     "Proxy",
+    "Router",
     "Sampled",
+    "ScoreThreshold",
     "SelfVerify",
     "Tree",
     "Uniform",

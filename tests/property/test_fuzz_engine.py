@@ -25,7 +25,7 @@ PLUGINS = (
     *(schedule.__name__ for schedule in ALL_SCHEDULES),
     "NoCache", "PrefixCache", "DualCache", "FreeCache", "DelayedCache", "SettledCache",
     "PipelineCache", "SubBlockCache", "SuffixWindow",
-    "NoVerifier", "SelfVerify", "ARVerify", "Guided",
+    "NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2",
 )  # fmt: skip
 NUM_SEEDS = 1600
 

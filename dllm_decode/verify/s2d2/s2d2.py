@@ -1,0 +1,271 @@
+"""Self-speculation (S2D2): a block-causal model verifies its own draft from left to right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look, Verifier
+from dllm_decode.forward import forward
+from dllm_decode.models.base import MaskPredictor
+from dllm_decode.round import decide
+from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio
+from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
+from dllm_decode.views import look
+from samplers.base import Decision, Sampler
+from samplers.checks import require_choice, require_count, require_plugin
+from samplers.facts import Fact
+from samplers.logits.float64 import widest
+from samplers.logits.noise import position_keys
+from samplers.logits.statistics import divided
+from samplers.view import View
+
+AttendToText = Literal["blocks", "causal"]
+
+
+class Routed(NamedTuple):
+    """Which rows verified their draft in the last round."""
+
+    verified: Bool[Tensor, " B"]
+
+
+class _Draft(NamedTuple):
+    """Proposals to verify.
+
+    Attributes:
+        span: The positions to verify of each row.
+        tokens: Canvases with the proposals of all rows.
+        rows: The rows that verify.
+        causal_until: As in `Pass`.
+    """
+
+    span: Bool[Tensor, "B W"]
+    tokens: Int[Tensor, "B L"]
+    rows: Sequence[int]
+    causal_until: Sequence[int] | None
+
+
+class Verified(NamedTuple):
+    """Verified tokens within the sampler's window, of all rows.
+
+    Attributes:
+        commit: Positions that get a token.
+        tokens: The tokens there; arbitrary elsewhere.
+        accepted: Drafted tokens that were accepted.
+    """
+
+    commit: Bool[Tensor, "B W"]
+    tokens: Int[Tensor, "B W"]
+    accepted: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class S2D2(Verifier):
+    """Lets a block-causal model check its proposals as if it wrote one token after another.
+
+    A round drafts with the sampler's own forward: each mask of the block has a proposal, drawn from
+    p. If the router says so, a second forward verifies the proposals of the first run of masks. It
+    computes, for each of these positions, the law q that the model has if it sees the block only up
+    to there. From the left, a proposal is accepted with probability min(1, q / p); the first one
+    rejected is replaced by a draw from max(0, q - p), normalised, and ends the round. Rows that do
+    not verify take the sampler's step. In rows that do, the sampler's step is not taken, except
+    that its edits and re-masks of tokens are; its state goes on.
+
+    Not lossless with respect to the sampler alone. At a temperature above 0, a verified run of
+    masks follows the law of the left-to-right mode of the same weights, given the tokens before the
+    run. At temperature 0, p and q are those of temperature 1 while proposals are the likeliest
+    tokens, so that the law is neither mode's, and answers are random.
+
+        draft     a  b  c  d     sees the draft up to itself
+        masks     _  _  _  _     mask i sees the draft before i and itself: q at i
+
+    On a model whose logits predict the next column the first line alone gives q.
+
+    Source: "S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation", 2026,
+    https://arxiv.org/abs/2603.25702; the rule is that of the authors' code,
+    github.com/phymhan/S2D2 at 279500a.
+    Differs: Any sampler, and batches. The authors' rows that do not verify commit confidences above
+    a threshold, as `ConfidenceThreshold` does or, on LLaDA 2.1, `JointThreshold`. With `min_tokens`
+    above 1 the sampler's whole step is added. Fast-dLLM v2 is drafted in whole blocks, by the
+    authors in sub-blocks. Not offered: the router that learns (UCB), acceptance
+    above a fixed ratio, tempered ratios, top-p and top-k. Noise is keyed by seed, request and
+    position.
+
+    Attributes:
+        router: Which rows verify: `ScoreThreshold()` or `MinimumSpan()`.
+        attend_to_text: How columns before the first unsettled one see each other, in every forward.
+            "blocks": as the model was trained. "causal": each sees the columns up to itself, as in
+            the left-to-right mode; the authors' AR-like caching, published for SDAR.
+        min_tokens: A row whose verification commits fewer tokens takes the sampler's step too; at
+            least 1.
+
+    Raises:
+        ValueError: If an attribute is none of these.
+    """
+
+    router: Router = field(default_factory=ScoreThreshold)
+    attend_to_text: AttendToText = "blocks"
+    min_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        require_plugin("router", self.router, Router, "ScoreThreshold() or MinimumSpan()")
+        require_choice("attend_to_text", self.attend_to_text, get_args(AttendToText))
+        require_count("min_tokens", self.min_tokens, 1, unit="tokens")
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return frozenset({Fact.EXACT_REPLAY, Fact.WHOLE_BLOCKS})
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.ONE_STEP_A_FORWARD})
+
+    def check(self, model: MaskPredictor) -> None:
+        if not model.causal_block_length:
+            raise ValueError(
+                "S2D2 needs a block-causal model, which reads finished blocks without later ones, "
+                f"got {model.name}, which attends in both directions. Use SelfVerify(), or a model "
+                "such as SDAR."
+            )
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        # A step that verifies commits a mask at least.
+        return num_masks + sampler.max_steps(num_masks)
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        until = None
+        if self.attend_to_text == "causal":
+            until = [row.unsettled for row in state.rows]
+        state, seen = look(decoder, state, causal_until=until)
+        span = first_run(seen.view.eligible & seen.view.masked)
+        held = state.verifier or Routed(torch.zeros_like(span[:, 0]))
+        chosen = self.router.verifies(seen.view, span, held.verified)
+        state = state._replace(verifier=Routed(chosen))
+        lengths = (span.sum(-1) * chosen).tolist()
+        rows = [row for row, length in enumerate(lengths) if length]
+        if not rows:
+            return state, seen
+        state, seen, decision = decide(decoder, state, seen)
+        drafted = _drafted(state, seen, decision)
+        draft = _Draft(span, drafted, rows, until)
+        state, found = _verified(decoder, state, seen, draft)
+        counts = torch.tensor(lengths, device=state.device)
+        state = state.with_drafts(drafted=counts, accepted=found.accepted)
+        few = chosen & (found.commit.sum(-1) < self.min_tokens)
+        return state, seen._replace(decision=_merged(seen.view, decision, found, chosen, few))
+
+
+def first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+    """Returns the first run of True in each row."""
+    has_begun = masks.cumsum(-1) > 0
+    return masks & ((has_begun & ~masks).cumsum(-1) == 0)
+
+
+def _drafted(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]:
+    """Returns canvases in which masks hold their proposals, and edited tokens are replaced."""
+    view, tokens = seen.view, state.canvas.tokens
+    if decision.tokens is not None:
+        edits = decision.commit & ~view.masked
+        tokens = seen.window.put(tokens, edits, decision.tokens)
+    return seen.window.put(tokens, view.eligible & view.masked, view.proposal)
+
+
+def _verified(
+    decoder: Decoder, state: State, seen: Look, drafted: _Draft
+) -> tuple[State, Verified]:
+    """Runs the second forward for some rows and accepts their proposals from the left."""
+    span, rows = drafted.span, drafted.rows
+    index = torch.tensor(rows, device=state.device)
+    view, runs = seen.view.take(index), span[index]
+    first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
+    offsets = first + torch.arange(int(counts.max()) + 1, device=state.device)
+    places = offsets[:, :-1].clamp(max=runs.shape[1] - 1)
+    state, logits = _left_to_right(decoder, state, seen.window, drafted, places)
+    number = torch.arange(len(rows), device=state.device)[:, None]
+    draft = Draft(
+        view.proposal.gather(1, places), counts, _log_law(view, view.logits[number, places])
+    )
+    q = _log_law(view, logits)
+    keys = position_keys(
+        state.noise_keys[index], torch.zeros_like(counts), view.positions[:, :1] + offsets
+    )
+    # No token is added after a run that is accepted whole: the further entry is not used.
+    verdict = accept_by_ratio(draft, torch.cat([q, q[:, -1:]], 1), keys)
+    offset = torch.arange(runs.shape[1], device=state.device) - first
+    commit = runs & (offset <= verdict.accepted[:, None])
+    tokens = verdict.tokens.gather(1, offset.clamp(0, verdict.tokens.shape[1] - 1))
+    everywhere = torch.zeros_like(seen.view.tokens)
+    return state, Verified(
+        torch.zeros_like(span).index_copy(0, index, commit),
+        everywhere.index_copy(0, index, tokens),
+        everywhere[:, 0].index_copy(0, index, verdict.accepted),
+    )
+
+
+def _left_to_right(
+    decoder: Decoder,
+    state: State,
+    window: Window,
+    drafted: _Draft,
+    places: Int[Tensor, "N S"],
+) -> tuple[State, Float[Tensor, "N S V"]]:
+    """Returns logits of places in the window, each given the draft up to there."""
+    rows, shift = drafted.rows, decoder.sight.shift
+    index = torch.tensor(rows, device=state.device)
+    states, branches = [drafted.tokens[index]], 1
+    if not shift:
+        # A column that predicts itself must not hold its own draft.
+        states, branches = [*states, state.canvas.tokens[index]], 2
+    blocks = [row.opening.block for row in state.rows]
+    drafts = Drafts(
+        torch.cat(states),
+        (*rows,) * branches,
+        tuple(branch for branch in range(branches) for _ in rows),
+        in_columns=True,
+        causal_from=tuple(blocks[row][0] for row in rows) * branches,
+    )
+    columns = None
+    if decoder.sight.with_kv_cache:
+        columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
+    spec = Pass(
+        window, places.repeat(branches, 1), drafts,
+        columns=columns, causal_until=drafted.causal_until,
+    )  # fmt: skip
+    state, logits = forward(decoder, state, spec)
+    return state, logits[-len(rows) :]
+
+
+def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V"]:
+    """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
+    temperature = view.temperature
+    if isinstance(temperature, Tensor):
+        temperature = torch.where(temperature > 0.0, temperature, 1.0)
+    elif temperature == 0.0:
+        temperature = 1.0
+    return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
+
+
+def _merged(
+    view: View,
+    decision: Decision,
+    found: Verified,
+    chosen: Bool[Tensor, " B"],
+    few: Bool[Tensor, " B"],
+) -> Decision:
+    """Returns the sampler's decision, in rows that verify with the verified tokens instead."""
+    is_taken = ~view.masked | ~(chosen & ~few)[:, None]
+    proposed = view.proposal if decision.tokens is None else decision.tokens
+    # An editing sampler settles a block as a whole, once it has seen the block full.
+    settle = None if decision.settle is None else decision.settle & ~chosen[:, None]
+    return Decision(
+        commit=found.commit | decision.commit & is_taken,
+        tokens=torch.where(found.commit, found.tokens, proposed),
+        settle=settle,
+        remask=decision.remask,
+    )
