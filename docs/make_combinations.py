@@ -17,7 +17,7 @@ from dllm_decode.caches import (
     SuffixWindow,
 )
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
+from dllm_decode.verify import S2D2, NoVerifier, SelfVerify, Verifier
 from samplers import ALL_SAMPLERS, Prophet, Sampler
 from samplers.facts import Fact, PlugIn
 
@@ -38,7 +38,7 @@ CACHES: tuple[CachePolicy, ...] = (
     SuffixWindow(),
 )
 # `ARVerify` and `Guided` need a target to be constructed; they need no fact and give none.
-VERIFIERS: tuple[Verifier, ...] = (NoVerifier(), SelfVerify(), SelfVerify(draft_steps=1))
+VERIFIERS: tuple[Verifier, ...] = (NoVerifier(), SelfVerify(), SelfVerify(draft_steps=1), S2D2())
 BLOCKS: tuple[BlockSchedule, ...] = tuple(
     AdaptiveBlocks((1,)) if kind is AdaptiveBlocks else kind() for kind in ALL_SCHEDULES
 )

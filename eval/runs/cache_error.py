@@ -23,8 +23,8 @@ from dllm_decode import (
     Verifier,
 )
 from dllm_decode.core.state import CacheState, State
+from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.round import decide
 from dllm_decode.settle import settle
 from dllm_decode.views import look
 from eval.grid import show_grid

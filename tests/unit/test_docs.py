@@ -91,7 +91,7 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
 # As docs/architecture.md shows them: a room imports from itself and from earlier lines.
 ROOMS = (
     ("models",), ("core",), ("blocks",), ("caches",), ("decoder",),
-    ("inputs", "forward", "views", "settle"), ("verify",),
+    ("inputs", "forward", "views", "decide", "settle"), ("verify",),
     ("compatibility", "round", "join", "loop"), ("texts", "generation"), ("serve",),
 )  # fmt: skip
 RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dllm_decode.core.passes import Drafts, Pass, Window
 from dllm_decode.core.state import State
+from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
 from dllm_decode.models.base import MaskPredictor
-from dllm_decode.round import decide
 from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio
 from dllm_decode.verify.ar_verify.drafting.base import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
