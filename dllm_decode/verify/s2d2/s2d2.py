@@ -42,12 +42,14 @@ class _Draft(NamedTuple):
         span: The positions to verify of each row.
         tokens: Canvases with the proposals of all rows.
         rows: The rows that verify.
+        longest: The most positions to verify of a row.
         causal_until: As in `Pass`.
     """
 
     span: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B L"]
     rows: Sequence[int]
+    longest: int
     causal_until: Sequence[int] | None
 
 
@@ -147,15 +149,16 @@ class S2D2(Verifier):
         held = state.verifier or Routed(torch.zeros_like(span[:, 0]))
         chosen = self.router.verifies(seen.view, span, held.verified)
         state = state._replace(verifier=Routed(chosen))
-        lengths = (span.sum(-1) * chosen).tolist()
+        counts = span.sum(-1) * chosen
+        # The host waits to learn which rows take part in the second forward.
+        lengths = counts.tolist()
         rows = [row for row, length in enumerate(lengths) if length]
         if not rows:
             return state, seen
         state, seen, decision = decide(decoder, state, seen)
         drafted = _drafted(state, seen, decision)
-        draft = _Draft(span, drafted, rows, until)
+        draft = _Draft(span, drafted, rows, max(lengths), until)
         state, found = _verified(decoder, state, seen, draft)
-        counts = torch.tensor(lengths, device=state.device)
         state = state.with_drafts(drafted=counts, accepted=found.accepted)
         few = chosen & (found.commit.sum(-1) < self.min_tokens)
         return state, seen._replace(decision=_merged(seen.view, decision, found, chosen, few))
@@ -184,7 +187,7 @@ def _verified(
     index = torch.tensor(rows, device=state.device)
     view, runs = seen.view.take(index), span[index]
     first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
-    offsets = first + torch.arange(int(counts.max()) + 1, device=state.device)
+    offsets = first + torch.arange(drafted.longest + 1, device=state.device)
     places = offsets[:, :-1].clamp(max=runs.shape[1] - 1)
     state, logits = _left_to_right(decoder, state, seen.window, drafted, places)
     number = torch.arange(len(rows), device=state.device)[:, None]
