@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 from families_under_test import load_tiny
@@ -27,10 +26,8 @@ from samplers import (
     State,
     View,
     Wino,
-    parse,
 )
 from samplers.logits.summary import Summary
-from samplers.state import take_state
 
 BASES: list[Sampler] = [
     ConfidenceThreshold(0.6),
@@ -131,11 +128,6 @@ def test_the_published_example_holds() -> None:
         assert got == pytest.approx(fused, abs=1e-6)
 
 
-def test_credit_is_updated_before_it_is_fused() -> None:
-    views, _ = fused_views(CreditDecoding(), [view_of(from_probabilities(0.6, 0.3, 0.1))])
-    assert views[0].confidence.item() > 0.6
-
-
 def test_the_committed_token_is_the_fused_argmax() -> None:
     sampler = CreditDecoding(ConfidenceThreshold(0.0), beta=0.95)
     first = view_of(from_probabilities(0.6, 0.3, 0.1))
@@ -165,13 +157,6 @@ def test_a_constant_leader_saturates_at_its_closed_form(share: float, limit: flo
     closed = share * growth / (share * growth + 1 - share)
     assert views[-1].confidence.item() == pytest.approx(closed, abs=1e-6)
     assert closed == pytest.approx(limit, abs=2e-4)
-
-
-def test_a_leader_at_80_per_cent_passes_090_at_the_fifth_step_and_one_at_70_never() -> None:
-    views, _ = fused_views(CreditDecoding(), 30 * [view_of(from_probabilities(0.8, 0.2))])
-    assert [view.confidence.item() >= 0.9 for view in views[:6]] == [False] * 4 + [True] * 2
-    views, _ = fused_views(CreditDecoding(), 30 * [view_of(from_probabilities(0.7, 0.3))])
-    assert not any(view.confidence.item() >= 0.9 for view in views)
 
 
 @pytest.mark.parametrize("alpha", [0.65, 4.0])
@@ -269,31 +254,6 @@ def test_a_committed_position_loses_its_credit() -> None:
     assert state[1][:, 3].any()
 
 
-def test_rows_keep_their_credit_when_others_are_taken_out() -> None:
-    sampler = CreditDecoding(ConfidenceThreshold(0.6))
-    first, second = view_of(random_logits(0)), view_of(random_logits(1))
-    _, state = sampler.step(first, sampler.init(first))
-    rows = torch.tensor([2, 0])
-    together, _ = sampler.step(second, state)
-    taken, _ = sampler.step(second.take(rows), take_state(state, rows))
-    assert torch.equal(taken.commit, together.commit[rows])
-    assert taken.tokens is not None
-    assert together.tokens is not None
-    assert torch.equal(taken.tokens, together.tokens[rows])
-
-
-def test_nothing_leaks_from_one_request_into_the_next_after_an_early_stop() -> None:
-    """In dInfer credit is kept by block bounds: an early stop leaves it to the next request."""
-    model = HashModel(peak=9.0, eos_ids=(3, 7, 11))
-    sampler = CreditDecoding(ConfidenceThreshold(0.6), alpha=3.0, beta=0.95)
-    fresh = decode(model, [[5, 6]], sampler, gen_length=12, block_length=6, stop_at_eos=False)
-    other = decode(model, [[9, 2, 4]], sampler, gen_length=12, block_length=6)
-    assert len(other.answers()[0]) < 12
-    again = decode(model, [[5, 6]], sampler, gen_length=12, block_length=6, stop_at_eos=False)
-    assert torch.equal(fresh.tokens, again.tokens)
-    assert torch.equal(fresh.nfe, again.nfe)
-
-
 def test_credit_needs_fewer_forwards_where_a_leader_is_stable() -> None:
     class Stubborn(HashModel):
         def predict(self, inputs: object) -> Tensor:
@@ -306,20 +266,6 @@ def test_credit_needs_fewer_forwards_where_a_leader_is_stable() -> None:
 
     assert nfe(ConfidenceThreshold(0.9)) == 16
     assert nfe(CreditDecoding(ConfidenceThreshold(0.9))) < 6
-
-
-def test_a_step_leaves_view_and_state_unchanged() -> None:
-    sampler = CreditDecoding()
-    view = view_of(random_logits(0))
-    state = sampler.init(view)
-    assert isinstance(state, tuple)
-    logits, parts = view.logits.clone(), [part.clone() for part in state[:2]]
-    once, after = sampler.step(view, state)
-    twice, _ = sampler.step(view, state)
-    assert torch.equal(once.commit, twice.commit)
-    assert torch.equal(view.logits, logits)
-    assert all(torch.equal(a, b) for a, b in zip(state[:2], parts, strict=True))
-    assert after is not state
 
 
 @pytest.mark.parametrize(
@@ -336,32 +282,9 @@ def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], me
         CreditDecoding(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("base", [0.9, ConfidenceThreshold, None])
-def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
-    base: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse it first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match=r"CreditDecoding must wrap a sampler such as .*, got "):
-        CreditDecoding(base)
-
-
 def test_a_base_that_remembers_logits_decodes_in_bfloat16() -> None:
     """The base remembered bfloat16 at first and float32 from then on, which was an error."""
     model = load_tiny("llada", dtype=torch.bfloat16)
     sampler = CreditDecoding(Klass(0.4, 0.05))
     out = decode(model, [[5, 6, 7]], sampler, gen_length=8, block_length=8, stop_at_eos=False)
     assert not (out.tokens == model.mask_id).any()
-
-
-def test_scope_and_bound_are_the_base_s() -> None:
-    base = parse("Prophet(FixedSchedule(4), marker=(3, 4))")
-    assert CreditDecoding(base).scope == "answer"
-    assert CreditDecoding().scope == "block"
-    assert CreditDecoding(base).max_steps(7) == base.max_steps(7)
-    assert not CreditDecoding(base).leave_one_out
-
-
-def test_the_repr_is_the_configuration() -> None:
-    sampler = CreditDecoding(LocalLeap(radius=2), gamma=0.5)
-    assert parse(repr(sampler)) == sampler

@@ -6,27 +6,18 @@ from typing import Any, Unpack
 
 import pytest
 import torch
-from drafted import DriftingModel, tiny_target
+from drafted import DriftingModel
 from many_prompts import TINY_PROMPTS, ending
 from samplers_under_test import INSTANCES
-from spied import FAMILIES
 
 from dllm_decode import (
-    ARVerify,
-    CachePolicy,
     DecodeOutput,
-    DelayedCache,
     DualCache,
-    FreeCache,
-    NoCache,
-    PrefixCache,
-    SelfVerify,
-    Trace,
     decode,
     decode_many,
 )
 from dllm_decode.options import DecodeOptions
-from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Prophet, Wino
+from samplers import FixedSchedule
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [2, 2, 2, 2], [14, 1, 5], [6, 3]]
 
@@ -51,29 +42,6 @@ def test_every_sampler_gives_each_prompt_the_answer_of_one_batch(sampler: Any) -
         assert_same(whole, single, (sampler, temperature))
         saved += len(set(whole.lengths().tolist())) > 1
     assert saved, "all answers are of one length, so that no row joined another"
-
-
-@pytest.mark.exhaustive(6)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "cache",
-    [
-        NoCache(), PrefixCache(), DualCache(), DualCache(3, 1, 2), FreeCache("clean"),
-        FreeCache("official"), DelayedCache(),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_every_cache_follows_rows_that_come_and_go(family: str, cache: CachePolicy) -> None:
-    model = ending(family)
-    for sampler, temperature in (
-        (FixedSchedule(4), 0.0), (CreditDecoding(LocalLeap()), 0.8), (ConfidenceThreshold(0.4), 0.5)
-    ):  # fmt: skip
-        options: Any = {
-            "gen_length": 20, "block_length": 8, "temperature": temperature, "cache": cache,
-        }  # fmt: skip
-        whole = decode(model, TINY_PROMPTS, sampler, **options)
-        single = list(decode_many(model, TINY_PROMPTS, sampler, num_rows=3, **options))
-        assert_same(whole, single, sampler)
 
 
 def test_rows_that_join_save_forwards_of_the_whole() -> None:
@@ -106,53 +74,6 @@ def test_a_forward_over_everything_has_the_columns_of_its_longest_row(family: st
         depths = call.positions.gather(1, call.wanted)[:, 0].tolist()
         mixed += call.tokens.shape[1] > 24 and len(set(depths)) > 1
     assert mixed
-
-
-def test_a_shadow_is_of_each_rows_own_columns() -> None:
-    model, removed = ending("llada"), 0
-    options: Any = {"gen_length": 20, "block_length": 8}
-    sampler = Wino(0.2, 0.5)
-    trace, traces = Trace(), Trace()
-    whole = decode(model, TINY_PROMPTS, sampler, observers=[trace], **options)
-    outputs = decode_many(model, TINY_PROMPTS, sampler, num_rows=3, observers=[traces], **options)
-    assert_same(whole, list(outputs), sampler)
-    for request, revisions in trace.revisions.items():
-        assert [r[:3] for r in revisions] == [r[:3] for r in traces.revisions[request]]
-        removed += len(revisions)
-    assert removed
-
-
-@pytest.mark.parametrize("evaluate", ["batch", "tree"])
-def test_self_verification_serves_rows_that_join(evaluate: Any) -> None:
-    saved = 0
-    for family, cache in (("llada", DualCache()), ("sdar", FreeCache()), ("dream", NoCache())):
-        model = ending(family)
-        options: Any = {"gen_length": 20, "block_length": 8, "cache": cache}
-        whole = decode(model, TINY_PROMPTS, FixedSchedule(8), **options)
-        single = list(
-            decode_many(
-                model, TINY_PROMPTS, FixedSchedule(8), num_rows=3,
-                verifier=SelfVerify(3, evaluate), **options,
-            )
-        )  # fmt: skip
-        assert torch.equal(whole.tokens, torch.cat([one.tokens for one in single]))
-        saved += int(whole.nfe.sum()) - sum(one.forwards for one in single)
-    assert saved > 0
-
-
-@pytest.mark.parametrize(
-    ("sampler", "verifier"),
-    [(FixedSchedule(4), "target"), (Prophet(gap="all"), None), (Prophet(marker=(5,)), None)],
-    ids=str,
-)
-def test_what_needs_the_whole_answer_goes_batch_by_batch(sampler: Any, verifier: Any) -> None:
-    model = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0)
-    options: Any = {"gen_length": 12, "block_length": 4}
-    if verifier is not None:
-        options["verifier"] = ARVerify(tiny_target())
-    whole = decode(model, PROMPTS, sampler, **options)
-    single = list(decode_many(model, PROMPTS, sampler, num_rows=3, **options))
-    assert torch.equal(whole.tokens, torch.cat([one.tokens for one in single]))
 
 
 def test_prompts_are_taken_when_a_place_is_free_and_answers_given_when_it_is_their_turn() -> None:

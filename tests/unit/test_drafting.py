@@ -7,25 +7,18 @@ from typing import Any
 import pytest
 import torch
 from drafted import DriftingModel, greedy, logits_of, tiny_llama, tiny_target
-from spied import FAMILIES, tiny
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import (
     ARVerify,
-    CachePolicy,
     Canvas,
     CausalTarget,
-    DelayedCache,
     Drafting,
     DraftLength,
-    DualCache,
-    FreeCache,
     Guided,
     NGram,
-    NoCache,
     PathSearch,
-    PrefixCache,
     Sampled,
     StepEvent,
     Tree,
@@ -51,10 +44,6 @@ ARGMAX = PathSearch(width=1, weight=1.0)
 TWICE = PathSearch(width=1, weight=1.0, num_forwards=2)
 WAYS: tuple[Drafting, ...] = (PathSearch(), PathSearch(num_forwards=3), Sampled())
 TREES: tuple[Drafting, ...] = (Tree(8), Tree(12, column_cost=0.01, num_forwards=3))
-CACHES: tuple[CachePolicy, ...] = (
-    NoCache(), PrefixCache(), DualCache(before=2, after=3), FreeCache("clean"),
-    FreeCache("official"), DelayedCache(),
-)  # fmt: skip
 SHORT = DraftLength(2, 6, growth=2)
 
 
@@ -63,29 +52,6 @@ def answers_of(target: CausalTarget, prompts: list[list[int]], length: int) -> l
         greedy(target.network.model, prompt, gen_length=length, stops=target.eos_ids, banned=(23,))
         for prompt in prompts
     ]
-
-
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize("cache", CACHES, ids=repr)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_greedy_answer_is_the_targets_with_any_drafting_and_cache(
-    family: str, cache: CachePolicy
-) -> None:
-    model = tiny(family)
-    prompts = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-    target = tiny_target(model.vocab_size, seed=4)
-    banned = (model.mask_id, *model.banned_ids)
-    expected = [
-        greedy(target.network.model, prompt, gen_length=10, stops=target.eos_ids, banned=banned)
-        for prompt in prompts
-    ]
-    for drafting in (*WAYS, *TREES):
-        verifier = ARVerify(target, SHORT, drafting)
-        out = decode(
-            model, prompts, ConfidenceThreshold(0.05), verifier=verifier, cache=cache,
-            gen_length=10, block_length=model.causal_block_length or 10,
-        )  # fmt: skip
-        assert out.tokens.tolist() == expected, drafting
 
 
 @pytest.mark.parametrize("num_forwards", [2, 8])

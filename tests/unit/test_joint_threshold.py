@@ -8,21 +8,12 @@ import torch
 from spied import tiny
 
 from dllm_decode import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    FreeCache,
-    MultiBlock,
-    NoCache,
-    PrefixCache,
-    SelfVerify,
     StepEvent,
     Trace,
     decode,
 )
 from samplers import (
     ConfidenceThreshold,
-    CreditDecoding,
     Decision,
     JointThreshold,
     Sampler,
@@ -90,19 +81,6 @@ def test_without_edits_it_is_the_confidence_threshold() -> None:
     assert torch.equal(answer(JointThreshold(0.6, 1.0, 0)).nfe, plain.nfe)
 
 
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
-def test_rows_are_edited_alone_as_in_a_batch(family: str, cache: CachePolicy) -> None:
-    block_length = 16 if family == "sdar" else 8
-    options: dict[str, Any] = {"cache": cache, "block_length": block_length, "gen_length": 24}
-    together = answer(SPEED, family, **options)
-    alone = [answer(SPEED, family, prompts=[prompt], **options) for prompt in PROMPTS]
-    if isinstance(cache, NoCache):
-        assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
-        assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
-    assert not (together.tokens == tiny(family).mask_id).any()
-
-
 def test_a_trace_shows_an_edit_as_a_revision() -> None:
     trace, edited = Trace(), Edited()
     out = answer(SPEED, observers=[trace, edited])
@@ -120,21 +98,6 @@ def test_an_eos_ends_the_answer_once_its_block_is_edited() -> None:
         ends = [at for at, token in enumerate(other) if token in eos]
         last = ends[0] + 1 if ends else len(other)
         assert row[:last] == other[:last]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"verifier": SelfVerify()}, "needs a verifier that runs one forward for each step"),
-        ({"cache": DelayedCache()}, "computes the committed columns"),
-        ({"blocks": MultiBlock()}, "opens all masks of a block at once"),
-    ],
-)
-def test_what_cannot_follow_an_edit_is_refused_by_name(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        answer(SPEED, **options)
-    with pytest.raises(ValueError, match="never changes a token"):
-        CreditDecoding(SPEED)
 
 
 @dataclass(frozen=True)

@@ -128,26 +128,6 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
     assert len(violations(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("samplers/__init__.py", "from .wino import Wino"),
-        ("samplers/a.py", "import math\nimport torch.nn as nn\nfrom jaxtyping import Int"),
-        ("samplers/learn2pd.py", "from safetensors import safe_open"),
-        ("samplers/logits/kernel.py", "import triton\nimport triton.language as tl"),
-        ("dllm_decode/a.py", "from samplers.base import View\nimport samplers.logits.statistics"),
-        ("dllm_decode/verify/a.py", "from ..core.canvas import Canvas\nfrom .base import Verifier"),
-        ("dllm_decode/core/a.py", "from ..models.base import KVCache\nfrom .canvas import Canvas"),
-        ("dllm_decode/models/a.py", "from transformers import AutoTokenizer"),
-        ("dllm_decode/training/a.py", "import transformers\nfrom samplers import Learn2PD"),
-        ("eval/a.py", "from dllm_decode import decode\nfrom samplers import LocalLeap"),
-    ],
-)
-def test_an_allowed_import_is_not_reported(tmp_path: Path, path: str, source: str) -> None:
-    plant(tmp_path, path, source)
-    assert violations(tmp_path) == []
-
-
 def plant(root: Path, path: str, source: str) -> None:
     file = root / path
     file.parent.mkdir(parents=True)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from drafted import DriftingModel
 from many_prompts import TINY_PROMPTS, ending, templates_for
-from samplers_under_test import INSTANCES
 from spied import FAMILIES
 
 from dllm_decode import (
@@ -18,7 +17,6 @@ from dllm_decode import (
     FreeCache,
     NoCache,
     PrefixCache,
-    SelfVerify,
     decode,
     decode_many,
 )
@@ -59,31 +57,6 @@ def test_every_cache_gives_the_answers_of_one_batch(family: str, cache: CachePol
         assert torch.equal(whole.nfe, torch.cat([one.nfe for one in single]))
         assert_given(tokens, templates, model.mask_id)
         assert single[3].forwards == 0
-
-
-@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
-def test_every_sampler_gives_the_answers_of_one_batch(sampler: Any) -> None:
-    model = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0)
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13]]
-    mask = model.mask_id
-    templates = [[mask, 8], [4, 5, 6, 9, 8], [], [mask] * 6 + [9, mask, 10], [5] * 14]
-    options: Any = {"gen_length": 14, "block_length": 4, "templates": templates}
-    whole = decode(model, prompts, sampler, **options)
-    single = list(decode_many(model, prompts, sampler, num_rows=2, **options))
-    assert torch.equal(whole.tokens, torch.cat([one.tokens for one in single]))
-    assert torch.equal(whole.nfe, torch.cat([one.nfe for one in single]))
-
-
-@pytest.mark.parametrize("family", ["llada", "sdar"])
-def test_self_verification_keeps_what_is_given(family: str) -> None:
-    model = ending(family)
-    templates = templates_for(model.mask_id, model.eos_ids[0])
-    options = OPTIONS | {"cache": FreeCache(), "templates": templates}
-    whole = decode(model, TINY_PROMPTS, FixedSchedule(4), **options)
-    single = decode_many(
-        model, TINY_PROMPTS, FixedSchedule(4), num_rows=2, verifier=SelfVerify(3), **options
-    )
-    assert torch.equal(whole.tokens, torch.cat([one.tokens for one in single]))
 
 
 def test_templates_are_taken_in_step_with_the_prompts() -> None:

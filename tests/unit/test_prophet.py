@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -123,12 +122,6 @@ def test_a_decided_row_fills_every_block_with_its_proposals_and_others_go_on() -
     assert decision.tokens[0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_row_with_nothing_eligible_is_left_alone() -> None:
-    view = view_of([[0, 1, MASK_ID, MASK_ID, MASK_ID, MASK_ID]], [[9.0] * 6])
-    decision, _ = Prophet().step(view, Prophet().init(view))
-    assert not decision.commit.any()
-
-
 @pytest.mark.parametrize(
     ("tokens", "decided"),
     [
@@ -225,28 +218,6 @@ def test_a_request_whose_own_answer_is_too_short_is_refused() -> None:
         decoder.request([1], 0, gen_length=5)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        Prophet(CreditDecoding(LocalLeap(0.3, 0.2)), (3.0,), ()),
-        CreditDecoding(Prophet(LocalLeap(0.3, 0.2), (3.0,), ())),
-        CreditDecoding(Prophet(LocalLeap(0.3, 0.2), (3.0,), (), marker=(5,), answer_length=2)),
-        Prophet(Prophet(ConfidenceThreshold(0.3), (6.0,), (), gap="all"), (3.0,), ()),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_wrappers_compose_and_decide_rows_one_by_one(sampler: Sampler, temperature: float) -> None:
-    out, rounds = run(sampler, temperature=temperature)
-    assert not (out.tokens == 23).any()
-    # A row's place keys its noise, so it keeps that place beside copies of itself.
-    for row, prompt in enumerate([[1, 2], [3], [4, 5, 6]]):
-        alone = decode(HashModel(peak=12.0), [prompt] * 3, sampler, gen_length=12, block_length=4,
-                       stop_at_eos=False, temperature=temperature)  # fmt: skip
-        assert torch.equal(alone.tokens[row], out.tokens[row])
-    assert rounds[0].view.tokens.shape[1] == 12
-
-
 def test_credit_inside_prophet_is_the_same_as_without_the_wider_view() -> None:
     plain, _ = run(CreditDecoding(ConfidenceThreshold(0.3)))
     wrapped, _ = run(Prophet(CreditDecoding(ConfidenceThreshold(0.3)), NEVER, ()))
@@ -254,22 +225,6 @@ def test_credit_inside_prophet_is_the_same_as_without_the_wider_view() -> None:
     assert torch.equal(plain.tokens, wrapped.tokens)
     assert torch.equal(plain.tokens, outside.tokens)
     assert torch.equal(plain.nfe, outside.nfe)
-
-
-def test_scope_and_bound_pass_through_wrappers() -> None:
-    assert Prophet().scope == "suffix"
-    assert Prophet(Prophet(gap="all")).scope == "answer"
-    assert CreditDecoding(Prophet()).scope == "suffix"
-    assert Prophet(FixedSchedule(4)).max_steps(9) == FixedSchedule(4).max_steps(9)
-
-
-def test_a_wrapper_around_something_that_is_not_a_sampler_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The checks of types would refuse it first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match=r"Prophet must wrap a sampler such as .*, got 0\.9"):
-        Prophet(0.9)
 
 
 @pytest.mark.parametrize(
@@ -290,11 +245,6 @@ def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], me
     text = ", ".join(f"{name}={value!r}" for name, value in options.items())
     with pytest.raises(ValueError, match=message):
         parse(f"Prophet({text})")
-
-
-def test_the_repr_is_the_configuration() -> None:
-    sampler = Prophet(CreditDecoding(LocalLeap()), marker=(3, 4), gap="all", num_steps=64)
-    assert parse(repr(sampler)) == sampler
 
 
 def test_columns_that_are_not_the_rows_answer_are_not_averaged() -> None:

@@ -24,14 +24,12 @@ from dllm_decode import (
     SelfVerify,
     SettledCache,
     SubBlockCache,
-    SubBlocks,
     SuffixWindow,
-    Tree,
     decode,
     decode_many,
 )
 from dllm_decode.core.observers import StepEvent, final_tokens
-from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Prophet, Sampler, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler
 
 EDITING = JointThreshold(0.5, 0.0, 16)
 OPTIONS: dict[str, Any] = {"gen_length": 24, "block_length": 8, "stop_at_eos": False}
@@ -94,29 +92,6 @@ def test_self_verify_of_one_step_is_plain_decoding(
         verified = decode(model, asked, sampler, verifier=SelfVerify(1), **options)
         assert torch.equal(plain.tokens, verified.tokens)
         assert torch.equal(plain.nfe, verified.nfe)
-
-
-@pytest.mark.parametrize("drafting", [PathSearch(num_forwards=2), Tree(8, num_forwards=2)])
-@pytest.mark.parametrize(
-    ("sampler", "options"),
-    [
-        (ConfidenceThreshold(0.9), {"blocks": MultiBlock(8)}),
-        (ConfidenceThreshold(0.9), {"blocks": SubBlocks(8, 4)}),
-        (ConfidenceThreshold(0.9), {"blocks": AdaptiveBlocks((4,))}),
-        (EDITING, {}),
-        (Wino(), {}),
-        (Prophet(FixedSchedule(4)), {}),
-        (FixedSchedule(4), {"cache": PrefixCache(entry="official")}),
-    ],
-)
-def test_two_forwards_a_draft_slip_past_no_refusal(
-    drafting: PathSearch | Tree, sampler: Sampler, options: dict[str, Any]
-) -> None:
-    """Only drafts of one forward were refused."""
-    model = tiny("llada")
-    verifier = ARVerify(tiny_target(model.vocab_size), drafting=drafting)
-    with pytest.raises(ValueError, match=r"needs a verifier that .*, got ARVerify"):
-        decode(model, [[5, 6]], sampler, verifier=verifier, gen_length=8, **options)
 
 
 def test_two_forwards_a_draft_overwrite_no_given_token() -> None:

@@ -21,12 +21,6 @@ def test_threshold_zero_is_a_whole_block_and_one_a_single_token() -> None:
     assert committed(ConfidenceThreshold(1.0), view) == [[1]]
 
 
-def test_a_finished_row_is_left_alone_beside_a_busy_one() -> None:
-    view = with_confidences([0.95, 0.95], [0.95, 0.95])
-    view.eligible[0] = False
-    assert committed(ConfidenceThreshold(0.9), view) == [[], [0, 1]]
-
-
 def test_decisions_agree_in_all_precisions_away_from_the_threshold() -> None:
     generator = torch.Generator().manual_seed(0)
     view = with_confidences([0.5] * 32)

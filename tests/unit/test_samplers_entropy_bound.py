@@ -26,13 +26,6 @@ def test_it_takes_a_prefix_of_its_order_and_nothing_behind_a_failure() -> None:
     assert committed(EntropyBound(0.2, "margin"), view) == [[2, 3]]
 
 
-def test_the_running_maximum_belongs_to_the_row() -> None:
-    """A public implementation takes it over the batch."""
-    rows = [0.01, 0.05, 0.1], [0.6, 0.65, 0.69]
-    together = committed(EntropyBound(0.1), with_entropies(*rows))
-    assert together == [committed(EntropyBound(0.1), with_entropies(row))[0] for row in rows]
-
-
 def test_in_ascending_order_all_but_the_last_entropy_are_summed() -> None:
     generator = torch.Generator().manual_seed(3)
     rows = (0.3 * torch.rand(50, 8, generator=generator)).tolist()

@@ -20,14 +20,6 @@ def test_the_even_schedule_adds_up_to_each_rows_masks(steps_per_block: int) -> N
     assert (quotas[:steps_per_block].amax(0) - quotas[:steps_per_block].amin(0) <= 1).all()
 
 
-def test_rows_with_unequal_masks_have_their_own_schedules() -> None:
-    first = with_confidences([0.5] * 6, [0.5] * 6)
-    first.eligible[1, 3:] = False
-    second = with_confidences([0.5] * 6, [0.5] * 6)
-    second.eligible[1, 3:] = False
-    assert run(FixedSchedule(2), first, second) == [[[0, 1, 2], [0, 1]], [[3, 4, 5], [2]]]
-
-
 def test_given_tokens_in_the_block_are_not_counted() -> None:
     view = with_confidences([0.5, 0.9, 0.5, 0.6, 0.9, 0.7], committed=[1, 4])
     assert committed(FixedSchedule(2), view) == [[3, 5]]

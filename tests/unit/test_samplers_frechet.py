@@ -44,7 +44,3 @@ def test_a_joint_probability_is_never_below_zero() -> None:
     """Without the bound at 0 the second lead would be .2 - .9 - .9 = -1.6."""
     view = with_confidences([0.1, 0.1])
     assert committed(Frechet(-0.95), view) == [[0, 1]]
-
-
-def test_a_row_without_masks_commits_nothing() -> None:
-    assert committed(Frechet(-1.0), with_confidences([0.9, 0.9], committed=[0, 1])) == [[]]

@@ -33,10 +33,3 @@ def test_a_high_threshold_of_one_leaves_the_best_of_each_run() -> None:
 def test_below_the_low_threshold_only_the_rows_best_is_committed() -> None:
     view = with_confidences([0.2, 0.1, 0.3, 0.1, 0.1], committed=[1, 3])
     assert committed(Hierarchy(), view) == [[2]]
-
-
-def test_each_row_has_its_own_runs() -> None:
-    view = with_confidences([0.5, 0.6, 0.5, 0.7], [0.5, 0.6, 0.5, 0.7], [0.5, 0.6, 0.5, 0.7])
-    view.eligible[0, 2] = False
-    view.eligible[2] = False
-    assert committed(Hierarchy(), view) == [[1, 3], [3], []]

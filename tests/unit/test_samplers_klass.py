@@ -45,11 +45,6 @@ def test_a_stable_but_unsure_position_waits() -> None:
     assert run(Klass(), *views) == [[[0]], [[1]], [[2]]]
 
 
-def test_one_row_that_is_ready_does_not_cancel_the_fallback_of_another() -> None:
-    views = [with_confidences([0.95, 0.96, 0.97, 0.98], [0.5, 0.4, 0.3, 0.2]) for _ in range(3)]
-    assert run(Klass(), *views) == [[[3], [0]], [[2], [1]], [[0, 1], [2]]]
-
-
 def test_a_fallback_follows_the_schedule_and_never_exceeds_what_is_masked() -> None:
     """The official fallback also took committed positions, and wrote over their tokens."""
     views = still(0.5, 0.4, 0.3, 0.2, 0.1, steps=3)

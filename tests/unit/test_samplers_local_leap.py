@@ -31,11 +31,6 @@ def test_committed_tokens_are_no_anchors() -> None:
     assert committed(LocalLeap(relaxed_threshold=0.6), view) == [[1]]
 
 
-def test_anchors_of_one_row_do_not_reach_another() -> None:
-    view = with_confidences([0.95, 0.5, 0.8], [0.5, 0.8, 0.8])
-    assert committed(LocalLeap(), view) == [[0, 2], [1]]
-
-
 def test_without_relaxation_it_is_the_plain_threshold() -> None:
     view = with_confidences([0.95, 0.8, 0.91, 0.2], [0.1, 0.2, 0.3, 0.2])
     assert committed(LocalLeap(0.9, 0.9), view) == committed(ConfidenceThreshold(0.9), view)

@@ -8,7 +8,7 @@ import torch
 from spied import tiny
 from torch import Tensor
 
-from dllm_decode import MultiBlock, SelfVerify, SettledCache, StepEvent, decode
+from dllm_decode import StepEvent, decode
 from samplers import T2M, Decision, Fact, Sampler, View
 from samplers.logits.summary import Summary
 from samplers.t2m import Revised
@@ -157,30 +157,6 @@ def test_given_tokens_are_never_re_masked(sampler: T2M) -> None:
     assert seen.counts
     given = [at for at, token in enumerate(template) if token != mask]
     assert all(row[given].tolist() == [template[at] for at in given] for row in out.tokens)
-
-
-@pytest.mark.parametrize("sampler", REVISING, ids=repr)
-def test_rows_are_revised_alone_as_in_a_batch(sampler: T2M) -> None:
-    together = answer(sampler)
-    alone = [answer(sampler, prompts=[prompt]) for prompt in PROMPTS]
-    assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
-    assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"verifier": SelfVerify()}, "needs a verifier that runs one forward for each step"),
-        ({"cache": SettledCache()}, "computes the committed columns"),
-        ({"blocks": MultiBlock()}, "opens all masks of a block at once"),
-    ],
-)
-def test_plug_ins_that_cannot_follow_a_re_mask_are_refused_by_name(
-    options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said) as refused:
-        answer(T2M(), **options)
-    assert "T2M(" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from samplers import (
     ALL_SAMPLERS,
+    ConfidenceThreshold,
     CreditDecoding,
     Decision,
     FixedSchedule,
@@ -108,3 +110,22 @@ def test_a_wrapper_with_a_state_needs_whole_blocks_unless_it_says_otherwise() ->
     assert Fact.WHOLE_BLOCKS in Forgetful().needs
     assert Fact.WHOLE_BLOCKS not in CreditDecoding().needs
     assert Fact.WHOLE_BLOCKS in CreditDecoding(FixedSchedule()).needs
+
+
+@pytest.mark.parametrize("base", [0.9, ConfidenceThreshold, None])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_base_that_is_no_sampler_is_refused(
+    wrapper: Any, base: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse it first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    said = f"{wrapper.__name__} must wrap a sampler such as .*, got "
+    with pytest.raises(ValueError, match=said):
+        wrapper(base)
+
+
+def test_a_wrapper_sees_as_much_as_the_widest_of_both() -> None:
+    assert CreditDecoding().scope == "block"
+    assert CreditDecoding(Prophet()).scope == Prophet().scope == "suffix"
+    assert CreditDecoding(Prophet(marker=(3,))).scope == Prophet(Prophet(gap="all")).scope
+    assert Prophet(gap="all").scope == "answer"

@@ -9,7 +9,6 @@ from spied import FAMILIES, LAW_OPTIONS, Spied, load_tiny, tiny
 
 from dllm_decode import (
     CachePolicy,
-    DelayedCache,
     DualCache,
     FreeCache,
     NoCache,
@@ -21,8 +20,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.verify.self_verify.evaluated_states import EvaluatedStates
-from samplers import ConfidenceThreshold, FixedSchedule, Prophet, Wino
+from samplers import FixedSchedule, Prophet, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -93,27 +91,6 @@ def assert_same_or_certified(plain: list[StepEvent], verified: list[StepEvent]) 
         token_gap = ours.view.top_k(2).logits.diff(dim=-1).abs().min().double()
         assert min((first / second).log() / 2, token_gap) <= 2 * error
         return
-
-
-@pytest.mark.parametrize("place", [1, 2])
-def test_the_laws_notice_an_accept_rule_that_takes_any_draft(
-    place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: Any = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
-    plain = decode(DriftingModel(), PROMPTS, FixedSchedule(6), **options)
-    moved = EvaluatedStates.moved
-
-    def careless(known: Any, canvas: Any) -> EvaluatedStates:
-        right = moved(known, canvas)
-        if known.tokens.shape[1] <= place:
-            return right
-        # As if the sampler had gone where the draft went.
-        is_draft = (known.tokens[:, place] >= 0).all(-1) & (right.reached < 0)
-        return right._replace(reached=right.reached.masked_fill(is_draft, place))
-
-    monkeypatch.setattr(EvaluatedStates, "moved", careless)
-    broken = decode(DriftingModel(), PROMPTS, FixedSchedule(6), verifier=SelfVerify(4), **options)
-    assert not torch.equal(plain.tokens, broken.tokens)
 
 
 def assert_same_keys(verifier: SelfVerify, options: dict[str, Any]) -> None:
@@ -294,36 +271,6 @@ def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
     assert torch.equal(near.query_positions, far.query_positions)
 
 
-def test_the_laws_notice_drafts_that_reach_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking a bidirectional model with a cache for one that forgets blocks changes the text."""
-    width = SelfVerify._width
-    monkeypatch.setattr(SelfVerify, "_width", lambda *given: 2 * width(*given))
-    different = 0
-    for prompts in (TINY_PROMPTS[:1], TINY_PROMPTS[1:2], TINY_PROMPTS[2:]):
-        options: Any = {
-            "gen_length": 24, "block_length": 4, "cache": DualCache(), "stop_at_eos": False,
-        }  # fmt: skip
-        plain = decode(tiny("llada"), prompts, FixedSchedule(4), **options)
-        wrong = decode(tiny("llada"), prompts, FixedSchedule(4), verifier=SelfVerify(6), **options)
-        different += not torch.equal(plain.tokens, wrong.tokens)
-    assert different > 0
-
-
-def test_depth_one_is_plain_decoding() -> None:
-    model = DriftingModel()
-    plain = decode(model, PROMPTS, ConfidenceThreshold(0.4), gen_length=8, block_length=4)
-    verified = decode(
-        model,
-        PROMPTS,
-        ConfidenceThreshold(0.4),
-        verifier=SelfVerify(1),
-        gen_length=8,
-        block_length=4,
-    )
-    assert torch.equal(plain.tokens, verified.tokens)
-    assert torch.equal(plain.query_positions, verified.query_positions)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -342,18 +289,3 @@ def test_settings_out_of_range_are_refused(
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=sentence):
         SelfVerify(**options)
-
-
-@pytest.mark.parametrize(
-    "cache",
-    [DelayedCache(), PrefixCache(2), DualCache(2), FreeCache("official")],
-    ids=repr,
-)
-def test_a_cache_that_remembers_forwards_is_refused(cache: CachePolicy) -> None:
-    spied = Spied(tiny("llada"))
-    with pytest.raises(ValueError, match="not on the number of forwards, got"):
-        decode(
-            spied, [[1]], FixedSchedule(4), cache=cache, verifier=SelfVerify(4), gen_length=4,
-            block_length=4,
-        )  # fmt: skip
-    assert not spied.calls

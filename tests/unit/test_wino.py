@@ -11,7 +11,7 @@ from toys import HashModel
 from dllm_decode import CachePolicy, ForwardInputs, StepEvent, decode
 from dllm_decode.caches import PrefixCache
 from dllm_decode.models import new_llada
-from samplers import ConfidenceThreshold, View, Wino, parse
+from samplers import ConfidenceThreshold, View, Wino
 from samplers.logits.summary import Summary
 from samplers.wino import Committed
 
@@ -278,30 +278,6 @@ def test_query_positions_count_the_copy() -> None:
     assert out.query_positions.tolist() == [int(out.nfe) * (3 + 8 + 4)]
 
 
-def test_a_ragged_batch_is_decoded_as_each_row_alone_and_tokens_do_go_out() -> None:
-    model = HashModel(peak=14.0)
-    prompts = [[5], [6, 7, 8, 9], [1, 2]]
-    taken_back = []
-
-    def watch(event: StepEvent) -> None:
-        taken_back.append(int((~event.before.masked & event.after.masked).sum()))
-
-    options = {"gen_length": 21, "block_length": 8, "stop_at_eos": False}
-    together = decode(model, prompts, Wino(0.3), observers=[watch], **options)  # type: ignore[arg-type]
-    assert sum(taken_back) > 0
-    for row, prompt in enumerate(prompts):
-        alone = decode(model, [prompt], Wino(0.3), **options)  # type: ignore[arg-type]
-        assert torch.equal(alone.tokens[0], together.tokens[row])
-        assert alone.nfe[0] == together.nfe[row]
-
-
-def test_given_tokens_survive_a_decode() -> None:
-    template = [7, 23, 8, 23, 23, 9, 23, 23]
-    out = decode(HashModel(peak=14.0), [[5]], Wino(0.2, 1.0), gen_length=8, block_length=8,
-                 templates=[template], stop_at_eos=False)  # fmt: skip
-    assert [out.tokens[0, i].item() for i in (0, 2, 5)] == [7, 8, 9]
-
-
 @pytest.mark.parametrize(
     ("model", "cache", "message"),
     [
@@ -333,7 +309,3 @@ def test_what_wino_cannot_work_with_is_refused_by_name_before_any_forward(
 def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Wino(**options)  # type: ignore[arg-type]
-
-
-def test_the_repr_is_the_configuration() -> None:
-    assert parse(repr(Wino(0.7, max_accepts=9))) == Wino(0.7, max_accepts=9)
