@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dllm_decode import CausalTarget
 from dllm_decode.models.base import ForwardInputs
-from samplers.logits.noise import mix, uniform
+from samplers.logits.noise import mix, position_keys, uniform
+from samplers.logits.statistics import draw
 
 
 @dataclass
@@ -65,6 +66,44 @@ def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return logits
 
 
+def written_alone(
+    model: PreTrainedModel,
+    prompt: list[int],
+    given: list[int],
+    *,
+    gen_length: int,
+    stops: tuple[int, ...],
+    banned: tuple[int, ...] = (),
+    temperature: float = 0.0,
+    key: Tensor | None = None,
+    ends: bool = True,
+) -> list[int]:
+    """The target's own answer behind given tokens, one token and one whole forward at a time.
+
+    Args:
+        model: The target.
+        prompt: What it reads.
+        given: The beginning of its answer.
+        gen_length: Length of the answer.
+        stops: Tokens that end it; the first fills up what is left.
+        banned: Tokens that are never written.
+        temperature: At which tokens are drawn.
+        key: The row's noise, where the temperature is not 0.
+        ends: Whether `stops` end it.
+    """
+    answer = list(given)
+    while len(answer) < gen_length and not (ends and answer and answer[-1] in stops):
+        logits = logits_of(model, [*prompt, *answer])[-1].clone()
+        logits[list(banned)] = -torch.inf
+        if key is None:
+            answer.append(int(logits.argmax()))
+        else:
+            zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([[len(answer)]])
+            here = position_keys(key, zero, place)
+            answer.append(int(draw(logits[None, None], temperature, here)))
+    return answer + [stops[0]] * (gen_length - len(answer))
+
+
 def greedy(
     model: PreTrainedModel,
     prompt: list[int],
@@ -73,10 +112,5 @@ def greedy(
     stops: tuple[int, ...],
     banned: tuple[int, ...] = (),
 ) -> list[int]:
-    """The target's own greedy answer, one token and one whole forward at a time."""
-    answer: list[int] = []
-    while len(answer) < gen_length and not (answer and answer[-1] in stops):
-        logits = logits_of(model, [*prompt, *answer])[-1].clone()
-        logits[list(banned)] = -torch.inf
-        answer.append(int(logits.argmax()))
-    return answer + [stops[0]] * (gen_length - len(answer))
+    """The target's own greedy answer."""
+    return written_alone(model, prompt, [], gen_length=gen_length, stops=stops, banned=banned)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from drafted import greedy
+from drafted import written_alone
 from fuzzed_cases import MASK, Case, OneByOne, case_of
 
 from dllm_decode import (
@@ -35,6 +35,7 @@ from dllm_decode.decoder import Decoder
 from dllm_decode.join import Answered
 from dllm_decode.loop import new_decoder, run
 from samplers import JointThreshold
+from samplers.logits.noise import row_keys
 
 COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")
 RARE = (
@@ -47,6 +48,7 @@ RARE = (
     "ended by a stop rule", "drafts accepted by itself", "drafts accepted by a target",
     "several blocks open", "guidance", "deferred ids", "banned ids",
     "a model that computes no groups", "compared with the target alone",
+    "compared with the target's own sample",
 )  # fmt: skip
 
 
@@ -259,20 +261,26 @@ def _as_the_target(
 ) -> Iterator[str]:
     """Compares an answer with that of the target alone, one token and one whole forward a time."""
     verifier, given = case.decoder.verifier, list(request.template)
-    if not isinstance(verifier, ARVerify) or request.temperature or request.stop.reads_tokens:
+    if not isinstance(verifier, ARVerify) or request.stop.reads_tokens:
+        return
+    # Drawn drafts follow the target's law, but not its sample.
+    is_noisy = request.temperature > 0.0
+    if is_noisy and verifier.drafting.is_drawn:
         return
     model, ends = case.decoder.model, verifier.target.eos_ids
     if not request.stop_at_eos or MASK in given or any(token in ends for token in given):
         return
-    network = verifier.target.network.model
-    banned = (MASK, *model.banned_ids, *case.decoder.config.banned_ids)
-    own = greedy(
-        network, [*request.prompt, *given], gen_length=request.gen_length - len(given),
-        stops=ends, banned=banned,
+    own = written_alone(
+        verifier.target.network.model, list(request.prompt), given,
+        gen_length=request.gen_length, stops=ends,
+        banned=(MASK, *model.banned_ids, *case.decoder.config.banned_ids),
+        temperature=request.temperature,
+        key=row_keys(request.seed, torch.tensor([request.noise_index])) if is_noisy else None,
     )  # fmt: skip
     events["compared with the target alone"] += 1
-    if found.tokens != given + own:
-        yield f"row {request.index}: {found.tokens}, the target alone {given + own}"
+    events["compared with the target's own sample"] += is_noisy
+    if found.tokens != own:
+        yield f"row {request.index}: {found.tokens}, the target alone {own}"
 
 
 def _differences(

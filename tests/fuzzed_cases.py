@@ -70,6 +70,7 @@ SAMPLERS = (
     "CreditDecoding(LocalLeap(0.6, 0.4, 2))", "CreditDecoding(Klass(0.4, 0.5, 1, 3))",
     "Prophet(thresholds=(2.0, 1.0, 0.5))", "Prophet(FixedSchedule(2), (1.0,), (), gap='all')",
     "Prophet(CreditDecoding(FixedSchedule(3)), (1.5, 0.7, 0.3), answer_start=1, answer_length=2)",
+    "T2M(0.6, 'low_prob', 0.5, 2, 0.5, 3)", "T2M(0.3, 'logit_diff', 0.1, 3, eos_early_stop=False)",
     "Wino(0.2, 0.5)", "Wino(0.1, 0.8, 0.5, 2, 4)",
 )  # fmt: skip
 
@@ -289,7 +290,7 @@ def _blocks(rng: random.Random, block_length: int) -> BlockSchedule:
 
 def _verifier(rng: random.Random, align: int) -> Verifier:
     kind = rng.random()
-    if align and kind < 0.3:
+    if align and kind < 0.25:
         router = rng.choice(
             (
                 MinimumSpan(rng.randint(1, 2)), ScoreThreshold(-1.0), ScoreThreshold(0.3, -0.5),
@@ -297,13 +298,13 @@ def _verifier(rng: random.Random, align: int) -> Verifier:
             )
         )  # fmt: skip
         return S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
-    if kind < 0.6:
+    if kind < 0.55:
         return NoVerifier()
-    if kind < 0.85:
+    if kind < 0.75:
         evaluate = rng.choice(("batch", "batch", "tree", "sequential"))
         return SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
-    if kind < 0.9:
+    if kind < 0.8:
         return Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
     drafting = rng.choice(
         (PathSearch(), PathSearch(num_forwards=2), Tree(8), Tree(6, num_forwards=2), Sampled())

@@ -870,7 +870,7 @@ def record_joined(
     return recorder.steps
 
 
-@pytest.mark.exhaustive(4)
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("dtype", "method", "policy"),
     [

@@ -121,7 +121,7 @@ def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
     assert torch.equal(several.query_positions, plain.query_positions)
 
 
-@pytest.mark.exhaustive(12)
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("like", LIKE_SEQUENTIAL, ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
@@ -139,6 +139,7 @@ def test_the_same_with_every_cache_and_family(
             assert torch.equal(several.query_positions, plain.query_positions)
 
 
+@pytest.mark.exhaustive(12)
 @SCHEDULE
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_keeps_its_own_pace(family: str, blocks: BlockSchedule) -> None:
@@ -149,7 +150,7 @@ def test_a_row_keeps_its_own_pace(family: str, blocks: BlockSchedule) -> None:
         assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
 
 
-@pytest.mark.exhaustive(14)
+@pytest.mark.exhaustive(10)
 @SCHEDULE
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -167,6 +168,7 @@ def test_a_row_has_the_columns_it_would_have_alone(
         assert (together.query_positions >= fewest).all()
 
 
+@pytest.mark.exhaustive(8)
 @SCHEDULE
 @pytest.mark.parametrize(
     "cache", [PrefixCache(refresh_every=1), DualCache(before=100, after=100)], ids=repr

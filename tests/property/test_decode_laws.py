@@ -14,7 +14,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=9), min_siz
 
 
 @pytest.mark.parametrize("causal_block_length", [0, 4])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     sampler=st.sampled_from(INSTANCES),
     prompts=PROMPTS,

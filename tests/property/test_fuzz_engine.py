@@ -41,9 +41,14 @@ def decoded(seeds: range) -> Counter[str]:
 
 
 def test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows() -> None:
-    events = decoded(range(60))
-    assert events["decoded"] > 10
-    assert events["rows at different blocks"] > 0
+    events = decoded(range(200))
+    assert events["decoded"] > 70
+    for name in (
+        "rows at different blocks", "rows of different temperature", "drafts accepted by itself",
+        "drafts accepted by a target", "compared with the target alone", "a token re-masked",
+        "a row joined inside another row's block",
+    ):  # fmt: skip
+        assert events[name] > 0, name
 
 
 @pytest.mark.slow
@@ -52,7 +57,7 @@ def test_random_cases_decode_the_same_alone_together_and_with_few_rows() -> None
     classes = {type(parse(text)).__name__ for text in SAMPLERS}
     wanted = (*RARE, *PLUGINS, *classes, *EVERY_FAMILY)
     assert [name for name in wanted if not events[name]] == []
-    assert events["decoded"] > 0.45 * NUM_SEEDS
+    assert events["decoded"] > 0.4 * NUM_SEEDS
 
 
 def test_a_seed_gives_the_same_case_again() -> None:

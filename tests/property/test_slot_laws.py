@@ -124,7 +124,7 @@ def test_forwards_reach_slots_that_were_never_written(family: str) -> None:
     assert model.num_unwritten > 0
 
 
-@pytest.mark.exhaustive(14)
+@pytest.mark.exhaustive(7)
 @CASE
 def test_noise_in_a_new_cache_changes_no_token(
     family: str,

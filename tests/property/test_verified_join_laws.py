@@ -5,37 +5,23 @@ from typing import Any
 
 import pytest
 from drafted import DriftingModel, greedy, tiny_target
-from spied import tiny
 
 from dllm_decode import (
     ARVerify,
-    CachePolicy,
     Drafting,
     DraftLength,
-    DualCache,
-    FreeCache,
     PathSearch,
-    PrefixCache,
     Sampled,
-    SelfVerify,
     StepEvent,
     Tree,
-    Verifier,
     decode,
     decode_many,
 )
-from dllm_decode.blocks import MultiBlock
 from dllm_decode.loop import new_decoder
 from dllm_decode.options import DecodeConfig
-from samplers import ConfidenceThreshold, JointThreshold, Sampler
+from samplers import ConfidenceThreshold
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3, 4, 5], [3, 3], [7] * 20]
-SELF = (
-    SelfVerify(4),
-    SelfVerify(4, reach="block"),
-    SelfVerify(4, "tree"),
-    SelfVerify(4, "sequential"),
-)
 DRAFTINGS: tuple[Drafting, ...] = (
     PathSearch(),
     PathSearch(num_forwards=2),
@@ -65,49 +51,7 @@ def decoded(num_rows: int, **options: Any) -> tuple[list[list[int]], Counter[str
     return [out.tokens[0].tolist() for out in outs], events
 
 
-@pytest.mark.parametrize("verifier", SELF, ids=repr)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_self_verified_rows_that_join_decode_as_plainly_and_alone(
-    verifier: Verifier, temperature: float
-) -> None:
-    options: Any = {
-        "model": DriftingModel(drift=0.2, eos_ids=(22, 13)), "sampler": ConfidenceThreshold(0.25),
-        "block_length": 4, "temperature": temperature,
-    }  # fmt: skip
-    # Noise depends on the number of a prompt, so that a prompt alone has those before it.
-    plain = [
-        decode(prompts=PROMPTS[: row + 1], gen_length=12, **options).tokens[row].tolist()
-        for row in range(len(PROMPTS))
-    ]
-    events: Counter[str] = Counter()
-    for num_rows in (1, 2, 3):
-        answers, found = decoded(num_rows, verifier=verifier, **options)
-        assert answers == plain
-        assert found["joined"] == len(PROMPTS) - num_rows
-        assert found["saved"] > 0, "no draft was accepted"
-        events += found
-    assert events["different blocks"] > 0
-    assert events["some rows wait"] > 0
-
-
-@pytest.mark.parametrize("cache", [PrefixCache(), DualCache(), FreeCache("clean")], ids=repr)
-@pytest.mark.parametrize("family", ["llada", "sdar"])
-def test_self_verified_rows_with_a_cache_decode_as_plainly_and_alone(
-    family: str, cache: CachePolicy
-) -> None:
-    options: Any = {
-        "model": tiny(family), "sampler": ConfidenceThreshold(0.05), "block_length": 4,
-        "cache": cache, "stop_at_eos": False,
-    }  # fmt: skip
-    plain = [
-        decode(prompts=[prompt], gen_length=12, **options).tokens[0].tolist() for prompt in PROMPTS
-    ]
-    for verifier in SELF:
-        answers, found = decoded(2, verifier=verifier, **options)
-        assert answers == plain, verifier
-        assert found["joined"] == 3
-
-
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("drafting", DRAFTINGS, ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_of_a_target_that_join_are_answered_as_by_the_target_alone(
@@ -135,27 +79,6 @@ def test_rows_of_a_target_that_join_are_answered_as_by_the_target_alone(
         assert answers == alone
         assert found["joined"] == len(PROMPTS) - num_rows
         assert found["saved"] > 0, "no draft was accepted"
-
-
-@pytest.mark.parametrize(
-    ("sampler", "options"),
-    [
-        (JointThreshold(0.5, 0.2, 8), {"block_length": 4}),
-        (ConfidenceThreshold(0.25), {"blocks": MultiBlock(4, 0.1, 0.3)}),
-        (ConfidenceThreshold(0.25), {"blocks": MultiBlock(4), "temperature": 0.8}),
-    ],
-    ids=repr,
-)
-def test_one_state_a_forward_is_plain_decoding(sampler: Sampler, options: Any) -> None:
-    """It dropped edits, and skipped the hooks of schedules that open parts of blocks."""
-    given: Any = {
-        "model": DriftingModel(), "prompts": PROMPTS, "sampler": sampler, "gen_length": 12,
-        "stop_at_eos": False, **options,
-    }  # fmt: skip
-    plain, verified = (decode(**given, **extra) for extra in ({}, {"verifier": SelfVerify(1)}))
-    for name in ("tokens", "nfe", "query_positions", "drafted", "accepted"):
-        assert getattr(plain, name).tolist() == getattr(verified, name).tolist()
-    assert len(plain.nfe.unique()) > 1, "all rows went at the same pace"
 
 
 def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn() -> None:
