@@ -21,10 +21,13 @@ PIP := --quiet --no-compile --constraint constraints.txt
 
 # Checks types and shapes of all arguments at run time, which takes three times as long.
 TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,beartype.beartype
-# Modules that call every room.
-TYPED_TESTS := $(patsubst %,tests/unit/test_%.py,view canvas forward caches decode drafting guided \
-  groups moe layers block_diffusion samplers_local_leap wino learn2pd certainty likelihood metrics \
-  trace)
+# Modules that call every room, with recorded runs among them.
+TYPED_TESTS := $(addprefix tests/,golden/test_models.py golden/test_family_traces.py \
+  property/test_fuzz_engine.py property/test_family_laws.py property/test_acceptance_laws.py \
+  unit/test_view.py unit/test_forward.py unit/test_caches.py unit/test_guided.py \
+  unit/test_groups.py unit/test_moe.py unit/test_layers.py unit/test_block_diffusion.py \
+  unit/test_learn2pd.py unit/test_certainty.py unit/test_likelihood.py unit/test_metrics.py \
+  unit/test_trace.py)
 
 .PHONY: help demo test test-all test-gpu gpu-day bench docs fix lint types check clean
 .DELETE_ON_ERROR:

@@ -3,7 +3,7 @@
 import torch
 from spied import Spied, tiny
 
-from dllm_decode import ForwardInputs
+from dllm_decode.models.base import ForwardInputs
 
 TINY_PROMPTS = [
     [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],

@@ -471,20 +471,6 @@ def fixed_schedule(
     return decode(_by_function(logits_of, mask_id), row, fixed_rule(steps_per_block))
 
 
-def threshold(
-    logits_of: LogitsOf,
-    prompt: Sequence[int],
-    *,
-    gen_length: int,
-    block_length: int,
-    threshold: float,
-    mask_id: int,
-) -> Reference:
-    """Commits every position whose confidence reaches the threshold, or else the best one."""
-    row = Row(prompt=prompt, gen_length=gen_length, block_length=block_length)
-    return decode(_by_function(logits_of, mask_id), row, threshold_rule(threshold))
-
-
 def _by_function(logits_of: LogitsOf, mask_id: int) -> Asked:
     def look(canvas: list[int], block: range, step: int) -> list[list[float] | None]:
         found: list[list[float] | None] = logits_of(torch.tensor([canvas]))[0].double().tolist()

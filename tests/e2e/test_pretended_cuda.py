@@ -39,7 +39,7 @@ from dllm_decode import (
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
 from dllm_decode.models.network import fused as choice
-from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Prophet, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Wino
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 OPTIONS: dict[str, Any] = {"gen_length": 8, "block_length": 4}
@@ -310,12 +310,3 @@ def test_a_filter_follows_models_to_their_devices() -> None:
     length = sampler.loaded.block_length
     for _ in range(2):
         model.decode(sampler, prompts=prompts, gen_length=length, block_length=length)
-
-
-@pytest.mark.parametrize("marker", [(), (41, 300)], ids=["everywhere", "behind a marker"])
-def test_prophet_fills_what_is_decided_as_on_the_cpu(
-    marker: tuple[int, ...], pairs: dict[str, Pair]
-) -> None:
-    sampler = Prophet(FixedSchedule(4), thresholds=(2.0, 1.0, 0.5), marker=marker, num_steps=8)
-    out = pairs["llada"].decode(sampler, stop_at_eos=False)
-    assert marker or (out.nfe < 8).any(), "nothing was filled early"

@@ -27,10 +27,9 @@ from dllm_decode import (
     SubBlocks,
     SuffixWindow,
     decode,
-    decode_many,
 )
 from dllm_decode.blocks import ALL_SCHEDULES, parse
-from samplers import ConfidenceThreshold, CreditDecoding, EntropyThreshold, Sampler
+from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -137,17 +136,6 @@ def test_the_same_with_every_cache_and_family(
             assert torch.equal(several.tokens, plain.tokens)
             assert torch.equal(several.nfe, plain.nfe)
             assert torch.equal(several.query_positions, plain.query_positions)
-
-
-@pytest.mark.exhaustive(12)
-@SCHEDULE
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_keeps_its_own_pace(family: str, blocks: BlockSchedule) -> None:
-    for sampler in (ConfidenceThreshold(0.6), STATEFUL, EntropyThreshold(0.5)):
-        together = answer(family, sampler, blocks)
-        alone = [answer(family, sampler, blocks, prompts=[prompt]) for prompt in PROMPTS]
-        assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
-        assert torch.equal(together.nfe, torch.cat([out.nfe for out in alone]))
 
 
 @pytest.mark.exhaustive(10)
@@ -301,17 +289,6 @@ def test_nothing_opens_behind_an_eos_where_the_answer_ends_with_it() -> None:
         (rows,) = zip(*(event.rows for event in watch.events), strict=True)
         seen[stops] = max(row.opening.stop - row.first for row in rows)
     assert seen == {True: 4, False: 14}
-
-
-@SCHEDULE
-def test_many_prompts_are_answered_as_in_one_batch(blocks: BlockSchedule) -> None:
-    model = tiny("llada")
-    prompts = [*PROMPTS, [1, 2, 3], [400] * 4]
-    options: dict[str, Any] = {"blocks": blocks, "gen_length": 14}
-    whole = decode(model, prompts, STATEFUL, **options)
-    many = list(decode_many(model, prompts, STATEFUL, num_rows=2, **options))
-    assert torch.equal(torch.cat([out.tokens for out in many]), whole.tokens)
-    assert torch.equal(torch.cat([out.nfe for out in many]), whole.nfe)
 
 
 def test_only_open_masks_have_logits() -> None:

@@ -87,16 +87,6 @@ def test_exact_caches_are_no_cache(family: str, sampler: Sampler) -> None:
         assert torch.equal(cached.nfe, exact.nfe)
 
 
-@IN_TURN
-def test_a_batch_is_decoded_as_each_row_alone(family: str) -> None:
-    model, sampler = tiny(family), ConfidenceThreshold(0.6)
-    together = decode(model, PROMPTS, sampler, **OPTIONS)
-    for row, prompt in enumerate(PROMPTS):
-        alone = decode(model, [prompt], sampler, **OPTIONS)
-        assert torch.equal(alone.tokens[0], together.tokens[row])
-        assert alone.nfe[0] == together.nfe[row]
-
-
 def test_all_four_kinds_of_attention_and_shift_are_among_the_families() -> None:
     kinds = {
         (tiny(family).logit_shift, tiny(family).causal_block_length > 0) for family in EVERY_FAMILY

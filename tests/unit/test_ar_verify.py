@@ -192,6 +192,7 @@ def ended(law: Law, eos: int) -> Law:
     return ends
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("drafting", "is_biased", "stop_at_eos"),
     [(ARGMAX, False, True), (PathSearch(1, weight=1.0, num_forwards=2), False, True),

@@ -19,6 +19,7 @@ TINY = Setting(
 WORDS = ["--quick", "--device", "cpu", "--geometry", "tiny"]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("part", ["collection", "split-attention", "batch", "free-cache", "tree"])
 def test_a_part_measures_something(part: str) -> None:
     rows, _ = PARTS[part](TINY)

@@ -42,6 +42,7 @@ def poisoned(family: str) -> MaskedTransformer:
     return model
 
 
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -101,6 +101,7 @@ SIZES = {
 }
 
 
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize(
     ("kinds", "size", "family"),
     [

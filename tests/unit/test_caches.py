@@ -287,14 +287,6 @@ class Boasting(CachePolicy):
 
 
 @dataclass(frozen=True)
-class Slices(CachePolicy):
-    """Returns a slice, not ranges."""
-
-    def recompute(self, query: CacheQuery) -> Any:
-        return slice(0, query.end)
-
-
-@dataclass(frozen=True)
 class Beyond(CachePolicy):
     """Computes one column more than there are."""
 
@@ -318,7 +310,6 @@ class Shares(CachePolicy):
     [
         (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
         (Boasting(), r"Boasting\(\) must not give EVERY_COLUMN"),
-        (Slices(), r"recompute of Slices\(\) must return ranges of columns .*got slice"),
         (Beyond(), r"recompute of Beyond\(\) must return ranges .*all within \[0, "),
         (Shares(), r"numbers of Shares\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),
     ],

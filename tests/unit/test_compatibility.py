@@ -139,6 +139,7 @@ def run(model: Any, sampler: Sampler, **options: Any) -> Any:
     return decode(model, [[5, 6, 7, 8]], sampler, gen_length=8, block_length=4, **options)
 
 
+@pytest.mark.exhaustive(110)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind[:4])))
 def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, cache: str) -> None:

@@ -3,7 +3,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
-import reference
 import torch
 from toys import HashModel
 
@@ -23,56 +22,6 @@ from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, Stat
 from samplers.facts import Fact
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
-
-
-def commits_of(trace: Trace, row: int) -> list[list[int]]:
-    steps = trace.steps[row].tolist()
-    return [
-        [position for position, at in enumerate(steps) if at == step]
-        for step in range(trace.rounds[row])
-    ]
-
-
-@pytest.mark.parametrize("logit_shift", [0, 1])
-@pytest.mark.parametrize("steps_per_block", [1, 3, 6])
-@pytest.mark.parametrize("block_length", [6, 5, 12])
-def test_the_fixed_schedule_agrees_with_the_plain_loop(
-    logit_shift: int, steps_per_block: int, block_length: int
-) -> None:
-    model, trace = HashModel(logit_shift=logit_shift), Trace()
-    sampler = FixedSchedule(steps_per_block)
-    out = decode(
-        model, PROMPTS, sampler, gen_length=12, block_length=block_length, stop_at_eos=False,
-        observers=[trace],
-    )  # fmt: skip
-    for row, prompt in enumerate(PROMPTS):
-        expected = reference.fixed_schedule(
-            model.logits_of, prompt, gen_length=12, block_length=block_length,
-            steps_per_block=steps_per_block, mask_id=model.mask_id,
-        )  # fmt: skip
-        assert out.tokens[row].tolist() == expected.tokens
-        assert commits_of(trace, row) == expected.commits
-        assert out.nfe[row] == len(expected.commits)
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.7, 1.0])
-def test_the_threshold_agrees_with_the_plain_loop(threshold: float) -> None:
-    model, trace = HashModel(peak=30.0), Trace()
-    out = decode(
-        model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
-        stop_at_eos=False, observers=[trace],
-    )  # fmt: skip
-    sizes = set()
-    for row, prompt in enumerate(PROMPTS):
-        expected = reference.threshold(
-            model.logits_of, prompt, gen_length=12, block_length=4, threshold=threshold,
-            mask_id=model.mask_id,
-        )  # fmt: skip
-        assert out.tokens[row].tolist() == expected.tokens
-        assert commits_of(trace, row) == expected.commits
-        sizes |= {len(step) for step in expected.commits}
-    if threshold in (0.5, 0.7):
-        assert len(sizes) > 1, "no step committed several tokens: the test shows nothing"
 
 
 def test_a_row_that_ended_is_no_longer_computed_and_its_tail_is_eos() -> None:
@@ -276,28 +225,6 @@ def test_the_bill_is_what_the_observers_counted() -> None:
     assert out.forwards == len(events) == events[-1].forwards
     assert torch.equal(out.nfe, nfe)
     assert torch.equal(out.query_positions, positions)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"gen_length": 0}, "gen_length must be between 1 and 1048576, got 0"),
-        ({"gen_length": 8, "block_length": 9}, "between 1 and gen_length=8 tokens, got 9"),
-        ({"gen_length": 8, "block_length": 0}, "block_length must be between 1 and 1048576, got 0"),
-        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
-        ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(options: dict[str, int], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        decode(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
-
-
-def test_a_block_causal_model_refuses_blocks_that_cut_its_own() -> None:
-    with pytest.raises(ValueError, match="attends in blocks of 4 tokens"):
-        decode(
-            HashModel(causal_block_length=4), [[1]], FixedSchedule(4), gen_length=12, block_length=6
-        )
 
 
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)

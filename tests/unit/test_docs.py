@@ -113,15 +113,10 @@ def test_imports_go_upwards_as_the_page_on_architecture_says() -> None:
         room = path.relative_to(ROOT / "dllm_decode").parts[0].removesuffix(".py")
         for name in imports_of(path):
             package, *rest = name.split(".")
-            assert package not in ("eval", "examples", "benchmarks", "tests"), (path, name)
-            assert package != "transformers" or room in ("models", "training"), (path, name)
             if package == "dllm_decode" and room in RANKS and rest and rest[0] in RANKS:
                 assert RANKS[rest[0]] <= RANKS[room], (path, name)
                 checked += 1
     assert checked > 100
-    for path in (ROOT / "samplers").rglob("*.py"):
-        packages = {name.partition(".")[0] for name in imports_of(path)}
-        assert not packages & {"dllm_decode", "eval", "transformers", "numpy"}, path
 
 
 def test_models_and_caches_do_not_know_each_other_nor_the_canvas_or_schedules() -> None:

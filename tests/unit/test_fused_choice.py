@@ -184,6 +184,7 @@ def test_operations_that_agree_are_used(family: str, monkeypatch: pytest.MonkeyP
     assert kernels.num_calls > 10 * len(operations._chosen)
 
 
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_once_and_changes_no_token(

@@ -211,6 +211,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_once_and_changes_no_token(fault: Any, family: str) -> None:

@@ -102,34 +102,21 @@ def test_an_eos_ends_the_answer_once_its_block_is_edited() -> None:
 
 @dataclass(frozen=True)
 class Careless(Sampler[None]):
-    """Keeps tokens open against what it needs and gives, or settles positions without one."""
-
-    is_final: bool
-    sees_committed: bool
+    """Settles positions without a token."""
 
     @property
     def needs(self) -> frozenset[Fact]:
-        return super().needs | ({Fact.LOGITS_OF_COMMITTED} if self.sees_committed else set())
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
 
     @property
     def gives(self) -> frozenset[Fact]:
-        return super().gives if self.is_final else frozenset()
+        return frozenset()
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
-        tokens = torch.where(view.masked, view.proposal, 3)
         first = view.eligible & (view.eligible.cumsum(-1) == 1)
-        return Decision(first, tokens, settle=view.eligible), None
+        return Decision(first, settle=view.eligible), None
 
 
-@pytest.mark.parametrize(
-    ("sampler", "said"),
-    [
-        (Careless(is_final=False, sees_committed=True), "settle positions only that hold a token"),
-        (Careless(is_final=False, sees_committed=False), "must need LOGITS_OF_COMMITTED"),
-        (Careless(is_final=True, sees_committed=True), "gives FINAL_TOKENS"),
-    ],
-)
-def test_a_careless_edit_is_reported(sampler: Sampler, said: str) -> None:
-    template = [5] + [tiny("llada").mask_id] * 13
-    with pytest.raises(RuntimeError, match=said):
-        answer(sampler, templates=[template] * 3)
+def test_a_position_that_is_settled_without_a_token_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="settle positions only that hold a token"):
+        answer(Careless())

@@ -425,19 +425,6 @@ def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     assert progress.history[-1]["loss"] < progress.history[0]["loss"]
 
 
-@pytest.mark.parametrize("counted", ["all", "masked"])
-def test_training_is_a_function_of_its_seed(counted: str) -> None:
-    splits = split(toy_examples(), seed=0)
-
-    def weights(seed: int) -> Tensor:
-        settings = FilterSettings(num_steps=5, seed=seed, counted=counted)  # type: ignore[arg-type]
-        network = train_filter(splits.train, splits.val, settings)
-        return torch.cat([weight.flatten() for weight in network.parameters()])
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
 def test_no_prompt_is_in_two_splits() -> None:
     splits = split(toy_examples(), seed=3)
     parts = [set(part.prompts.tolist()) for part in (splits.train, splits.val, splits.test)]
@@ -469,15 +456,6 @@ def test_the_repr_is_the_configuration_and_needs_no_file() -> None:
     sampler = Learn2PD("some/filter.safetensors", threshold=0.9)
     assert parse(repr(sampler)) == sampler
     assert parse("Learn2PD") == Learn2PD("mini")
-
-
-def test_observers_see_a_filter_at_work(tmp_path: Path) -> None:
-    rounds: list[StepEvent] = []
-    sampler = Learn2PD(saved(tmp_path, gate(threshold=0.2)), threshold=0.5)
-    out = decode(HashModel(peak=12.0), [[1]], sampler, gen_length=12, block_length=6,
-                 stop_at_eos=False, observers=[rounds.append])  # fmt: skip
-    assert len(rounds) == out.forwards
-    assert out.forwards < 12
 
 
 class Ending(HashModel):

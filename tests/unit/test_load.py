@@ -1,7 +1,9 @@
 import json
+import re
 import shutil
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -317,82 +319,88 @@ def test_damage_is_found_before_memory_is_allocated(folder, monkeypatch) -> None
         load_model(folder)
 
 
-@pytest.mark.parametrize("num_bytes", [4, 100, 4000])
-def test_a_file_that_was_cut_short_is_named(num_bytes, folder) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:num_bytes])
-    with pytest.raises(ValueError, match=r"model\.safetensors' is damaged or cut short"):
-        load_model(folder)
+def written(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text, encoding="latin-1")
 
 
-def test_quantised_weights_are_refused(folder) -> None:
-    name = "model.transformer.blocks.0.up_proj.weight"
-    edit_weights(folder, **{name: torch.zeros((24, 16), dtype=torch.int8)})
-    message = rf"as F64, F32, BF16, F16, got I8 for {name} in '.*model\.safetensors'"
-    with pytest.raises(ValueError, match=message):
-        load_model(folder)
+def cut(num_bytes: int) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:num_bytes])
+
+    return damage
 
 
-def test_a_missing_shard_is_named(folder) -> None:
+def removed(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def quantised(folder: Path) -> None:
+    weight = torch.zeros((24, 16), dtype=torch.int8)
+    edit_weights(folder, **{"model.transformer.blocks.0.up_proj.weight": weight})
+
+
+def sharded(folder: Path) -> list[Path]:
     save_model(small(), folder, max_shard_bytes=4000)
-    (folder / "model-00002-of-00006.safetensors").unlink(missing_ok=True)
-    shards = sorted(folder.glob("*.safetensors"))
-    shards[-1].unlink()
-    with pytest.raises(FileNotFoundError, match=f"{shards[-1].name} are missing"):
-        load_model(folder)
+    return sorted(folder.glob("*.safetensors"))
 
 
-def test_a_shard_without_a_tensor_of_the_index_is_named(folder) -> None:
+def without_a_shard(folder: Path) -> None:
+    sharded(folder)[-1].unlink()
+
+
+def with_an_index_of_another_file(folder: Path) -> None:
     """Only the tensor was named, as missing, and if another file had it nothing was."""
-    save_model(small(), folder, max_shard_bytes=4000)
-    path = folder / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    shards = sorted(set(index["weight_map"].values()))
-    name = next(key for key, place in index["weight_map"].items() if place == shards[0])
-    index["weight_map"][name] = shards[1]
-    path.write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=rf"{shards[1]}' must hold .* got a file without {name}\."):
-        load_model(folder)
+    first, second = sharded(folder)[:2]
+    index = json.loads((folder / INDEX).read_text())
+    name = next(key for key, place in index["weight_map"].items() if place == first.name)
+    index["weight_map"][name] = second.name
+    (folder / INDEX).write_text(json.dumps(index))
 
 
-def test_a_tensor_in_two_files_is_refused(folder) -> None:
+def with_a_tensor_twice(folder: Path) -> None:
     """The one that was read last won."""
-    save_model(small(), folder, max_shard_bytes=4000)
-    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    first, second = sharded(folder)[:2]
     name, tensor = next(iter(load_file(first).items()))
     save_file({**load_file(second), name: tensor + 1}, second)
-    with pytest.raises(ValueError, match=rf"one weight file, got {name} in .*{second.name}'"):
-        load_model(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}'], ids=str)
-def test_a_damaged_index_is_named(text, folder) -> None:
-    (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json'"):
-        load_model(folder)
+INDEX = "model.safetensors.index.json"
+NAMES_NO_FILES = rf"{re.escape(INDEX)}': 'weight_map' must say in which file"
+DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    *((cut(size), ValueError, r"model\.safetensors' is damaged or cut short")
+      for size in (4, 100, 4000)),
+    (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
+     r"proj\.weight in '.*model\.safetensors'"),
+    (without_a_shard, FileNotFoundError, r"model-0000\d-of-0000\d\.safetensors are missing"),
+    (with_an_index_of_another_file, ValueError, r"-00002-of-.*' must hold .* got a file without"),
+    (with_a_tensor_twice, ValueError, r"one weight file, got .* in .*-00002-of-.*'"),
+    (pickled, FileNotFoundError, r"files only, got pytorch_model\.bin"),
+    (removed("model.safetensors"), FileNotFoundError, r"model\.safetensors are missing"),
+    (removed("config.json"), FileNotFoundError, r"A model folder holds a config\.json"),
+    *((written(INDEX, text), ValueError, rf"{re.escape(INDEX)}'")
+      for text in ("{", "[]", '{"weight_map": 3}')),
+    *((written(INDEX, json.dumps({"weight_map": files})), ValueError, NAMES_NO_FILES)
+      for files in (None, [], {}, {"a": 1}, {"a": ""}, {"a": "../model.safetensors"})),
+    *((written("config.json", text), ValueError, r"config\.json' (is not valid|must hold a JSON)")
+      for text in ("{", "[]", "\xff")),
+    (written("config.json", '{"a":' * 100_000 + "1" + "}" * 100_000), ValueError,
+     r"config\.json' must not be nested deeper"),
+    *((written("tokenizer.json", text), ValueError, r"The tokenizer files in .* cannot be read")
+      for text in ("{", "[]", '{"model": 3}', "\xff")),
+]  # fmt: skip
 
 
-def test_pickled_weights_are_refused_with_a_remedy(folder) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"files only, got pytorch_model\.bin"):
-        load_model(folder)
-
-
-def test_a_folder_without_weights_is_refused(folder) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors are missing"):
-        load_model(folder)
-
-
-def test_a_folder_without_configuration_is_refused(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"A model folder holds a config\.json"):
-        load_model(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"], ids=["cut", "a list", "garbage"])
-def test_a_damaged_configuration_is_named(text, folder) -> None:
-    (folder / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"config\.json' (is not valid|must hold a JSON)"):
+@pytest.mark.parametrize(("damage", "kind", "message"), DAMAGES)
+def test_damage_is_named_by_its_file(
+    damage: Callable[[Path], object], kind: type[Exception], message: str, folder: Path
+) -> None:
+    damage(folder)
+    with pytest.raises(kind, match=message):
         load_model(folder)
 
 
@@ -417,29 +425,6 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
     load_model(folder)
     with pytest.raises(ValueError, match=r"finite number in torch\.float16, got .*infinity"):
         load_model(folder, dtype="float16")
-
-
-@pytest.mark.parametrize(
-    "weight_map", [None, [], {}, {"a": 1}, {"a": ""}, {"a": "../model.safetensors"}], ids=str
-)
-def test_an_index_that_names_no_files_is_refused(weight_map, folder) -> None:
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(ValueError, match=r"index\.json': 'weight_map' must say in which file"):
-        load_model(folder)
-
-
-def test_deeply_nested_json_is_named(folder) -> None:
-    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(ValueError, match=r"config\.json' must not be nested deeper"):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"model": 3}', "\xff"], ids=str)
-def test_a_corrupt_tokenizer_is_named(text, folder) -> None:
-    (folder / "tokenizer.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"The tokenizer files in .* cannot be read"):
-        load_model(folder)
 
 
 # Options

@@ -74,6 +74,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize(("num_rows", "sampler", "verifier", "given"), WAYS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_traces_and_gains_are_those_of_one_batch(

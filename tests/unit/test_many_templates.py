@@ -32,6 +32,7 @@ def assert_given(tokens: torch.Tensor, templates: list[list[int]], mask_id: int)
             assert given in (mask_id, token)
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "cache", [NoCache(), PrefixCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr

@@ -77,6 +77,7 @@ def test_self_verification_decodes_without_float64(evaluate: Any, pairs: dict[st
     pairs["llada"].decode(FixedSchedule(4), cache=DualCache(), verifier=SelfVerify(3, evaluate))
 
 
+@pytest.mark.exhaustive(16)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_every_sampler_decodes_without_float64(

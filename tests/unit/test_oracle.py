@@ -194,18 +194,6 @@ def test_one_position_a_step_loses_nothing_and_changes_nothing() -> None:
     assert joint.lost_bits(partition) == pytest.approx(0.0)
 
 
-def test_identities_between_tasks() -> None:
-    for n in (3, 4, 5):
-        remove = one_step(listed("remove_any", n))
-        assert remove == 2 ** (n - 1) * one_step(listed("shuffle", n))
-        insert = one_step(listed("insert_any", n, "new"))
-        assert insert == one_step(listed("remove_any", n + 1)) / (n + 1)
-
-
-def one_step(joint: Joint) -> Fraction:
-    return joint.accuracy([range(joint.length)])
-
-
 @pytest.mark.parametrize(
     ("answers", "message"),
     [

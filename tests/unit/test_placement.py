@@ -80,6 +80,7 @@ DISK_MAPS: dict[str, DeviceMap] = {
 }
 
 
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("with_kv_cache", [False, True], ids=["afresh", "kv_cache"])
 @pytest.mark.parametrize("device_map", DISK_MAPS.values(), ids=DISK_MAPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

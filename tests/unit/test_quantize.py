@@ -14,8 +14,8 @@ from dllm_decode.models.loading import quantize
 from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
 
-# In an environment that has the extra `int8`, torchao's own sources raise warnings:
-# python -m pytest -W "ignore:invalid escape sequence" tests/unit/test_quantize.py
+# In an environment that has the extra `int8`, torchao's own sources raise warnings: give pytest
+# -W "ignore:invalid escape sequence".
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs the extra int8"
 )

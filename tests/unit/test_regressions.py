@@ -72,6 +72,7 @@ def test_tokens_that_are_called_final_never_change() -> None:
     assert changed
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("sampler", "blocks"),
     [

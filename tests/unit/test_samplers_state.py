@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[Callable[[View, int], Any], str]] = {
 }
 
 
+@pytest.mark.exhaustive(16)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -121,18 +122,3 @@ def test_rows_are_taken_and_put_back_in_every_part() -> None:
     assert put.first.tolist() == [0, -1, 2, -3]
     assert put.second.first.tolist() == [[0, 1], [-2, -3], [4, 5], [-6, -7]]
     assert state.first.tolist() == [0, 1, 2, 3]
-
-
-@dataclass(frozen=True)
-class Editing(Sampler[None]):
-    """Says what it settles, as a rule that edits does."""
-
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
-        commit = highest_one(view.confidence, view.eligible)
-        return Decision(commit, settle=commit), None
-
-
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-def test_an_edit_is_never_ignored_silently(verifier: Verifier) -> None:
-    with pytest.raises(RuntimeError, match=r"^Editing\(\) gives FINAL_TOKENS"):
-        decode(DriftingModel(), [[1], [2]], Editing(), verifier=verifier, gen_length=6)

@@ -30,6 +30,7 @@ def tiny_in(family: str, dtype: torch.dtype) -> MaskedTransformer:
     return load_tiny(family, dtype=dtype, **LAW_OPTIONS[family])
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: CachePolicy) -> None:

@@ -125,6 +125,7 @@ def test_the_host_reads_once_a_step_where_columns_differ_by_row(
     assert all(reads(step) == READS for step in waits)
 
 
+@pytest.mark.exhaustive(14)
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_the_host_waits_once_a_step_with_every_sampler(
     sampler: Any, watched: dict[str, Watched]

@@ -12,11 +12,9 @@ from toys import HashModel
 from dllm_decode import (
     CachePolicy,
     DecodeOutput,
-    DelayedCache,
     DualCache,
     NoCache,
     NoVerifier,
-    SettledCache,
     decode,
     load_model,
 )
@@ -129,25 +127,6 @@ def test_columns_that_were_never_computed_are_added() -> None:
     # One block, so that both compute everything once.
     assert torch.equal(alone.tokens, dual.tokens)
     assert torch.equal(alone.query_positions, dual.query_positions)
-
-
-@dataclass(frozen=True)
-class Reading(Sampler[None]):
-    """Reads committed positions."""
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
-        return ConfidenceThreshold(0.9).step(view, state)
-
-
-@pytest.mark.parametrize("cache", [DelayedCache(), SettledCache()], ids=repr)
-def test_who_reads_committed_positions_is_refused_where_they_are_frozen(cache: Any) -> None:
-    """Once it read certainty there, though it had asked for what the model says."""
-    with pytest.raises(ValueError, match=r"^Reading\(\) needs a cache policy that computes"):
-        run(Reading(), cache=cache)
 
 
 @pytest.mark.parametrize(
