@@ -21,13 +21,15 @@ PIP := --quiet --no-compile --constraint constraints.txt
 
 # Checks types and shapes of all arguments at run time, which takes three times as long.
 TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,beartype.beartype
-# Modules that call every room, with recorded runs among them.
+# Modules that call every room, with recorded runs among them, and a quarter of the random decodes.
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py golden/test_family_traces.py \
-  property/test_fuzz_engine.py property/test_family_laws.py property/test_acceptance_laws.py \
+  property/test_family_laws.py property/test_acceptance_laws.py \
   unit/test_view.py unit/test_forward.py unit/test_caches.py unit/test_guided.py \
   unit/test_groups.py unit/test_moe.py unit/test_layers.py unit/test_block_diffusion.py \
   unit/test_learn2pd.py unit/test_certainty.py unit/test_likelihood.py unit/test_metrics.py \
   unit/test_trace.py)
+
+FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows
 
 .PHONY: help demo test test-all test-gpu gpu-day bench docs fix lint types check clean
 .DELETE_ON_ERROR:
@@ -40,7 +42,7 @@ demo: $(BASE)  ## set up, then run the main example
 
 test: $(READY)  ## set up, then run the tests (CPU, no network)
 	$(PY) -m pytest -n 2
-	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS)
+	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS) "tests/property/test_fuzz_engine.py::$(FEW)[0]"
 
 test-all: $(READY)  ## the slow tests too, all with types checked
 	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu"
