@@ -65,9 +65,10 @@ class Reply:
         choices = [self._choice(part, "message") for part in parts]
         return {**self._head(_WHOLE), "choices": choices, "usage": usage.body()}
 
-    def chunk(self, part: Part) -> str:
-        """Returns an event with new text of one choice."""
-        return event({**self._head(_CHUNK), "choices": [self._choice(part, "delta")]})
+    def chunk(self, part: Part, usage: Usage | None = None) -> str:
+        """Returns an event with new text of one choice, and the numbers of tokens so far."""
+        counted = {} if usage is None else {"usage": usage.body()}
+        return event({**self._head(_CHUNK), "choices": [self._choice(part, "delta")], **counted})
 
     def draft(self, choice: Choice, tokens: Sequence[int | None], number: int) -> str:
         """Returns an event with the answer as it is after a round, open positions as null."""

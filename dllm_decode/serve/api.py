@@ -14,7 +14,7 @@ from dllm_decode.serve import read as reads
 from dllm_decode.serve.answers import Kind, Reply
 from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.errors import add_handlers
-from dllm_decode.serve.fields import Chat, Completion, Read
+from dllm_decode.serve.fields import Chat, Completion, Read, StreamOptions
 from dllm_decode.serve.guard import App, Guard, Message, Receive, Scope, Send
 from dllm_decode.serve.responses import EventStream, Exchange, unless_hung_up
 from dllm_decode.serve.service import Channel, Service
@@ -124,13 +124,14 @@ async def _answer(
     channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
     prompts = prompts_of(service, asked)
     choices = choices_of(service, asked, prompts, channel)
-    options = asked.stream_options
+    options = asked.stream_options or StreamOptions()
     exchange = Exchange(
         reply=Reply(service, kind, int(time.time())),
         channel=channel,
         choices=choices,
         num_prompt_tokens=sum(len(prompt) for prompt in prompts),
-        wants_usage=options is not None and bool(options.include_usage),
+        wants_usage=bool(options.include_usage),
+        counts_chunks=bool(options.continuous_usage_stats),
         began_s=began_s,
     )
     channel.submit([choice.job for choice in choices])

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -56,7 +57,8 @@ def prompts_of(service: Service, asked: Completion | Chat) -> list[list[int]]:
         RefusedError: If a prompt cannot be tokenized.
     """
     if isinstance(asked, Chat):
-        return [chat_ids(service, asked.messages)]
+        tools = [tool.model_dump() for tool in asked.tools or []]
+        return [chat_ids(service, asked.messages, tools)]
     tokenizer = service.tokenizer
     return [
         list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else prompt
@@ -64,26 +66,42 @@ def prompts_of(service: Service, asked: Completion | Chat) -> list[list[int]]:
     ]
 
 
-def chat_ids(service: Service, messages: Sequence[Turn]) -> list[int]:
+def chat_ids(
+    service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()
+) -> list[int]:
     """Returns the token ids of a chat, in the model's own template.
 
     Raises:
-        RefusedError: If the model has no template, or it refuses the turns.
+        RefusedError: If the model has no template, or it refuses the turns or ignores the tools.
     """
     tokenizer = service.tokenizer
     if tokenizer.chat_template is None:
         message = "This model has no chat template. Use /v1/completions."
         raise RefusedError(400, message, param="messages")
+    text = _rendered(service, messages, tools)
+    if tools and text == _rendered(service, messages, ()):
+        message = "The chat template of this model ignores tools; leave them out."
+        raise RefusedError(400, message, param="tools", code="unsupported_parameter")
+    # The template writes the special tokens itself.
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _rendered(
+    service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]]
+) -> str:  # fmt: skip
     # Templates know the older name.
     roles = {"developer": "system"}
     chat = [{"role": roles.get(turn.role, turn.role), "content": turn.content} for turn in messages]
     try:
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
+        text: str = service.tokenizer.apply_chat_template(
+            chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
+        text.encode()
+    # What a template does with tools of an unusual shape is not known.
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         message = f"The model's chat template refuses these messages: {error}"
         raise RefusedError(400, message, param="messages") from None
-    # The template writes the special tokens itself.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text
 
 
 def choices_of(

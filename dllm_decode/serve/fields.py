@@ -30,6 +30,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 MAX_SLOTS = 64
 MAX_STOPS = 16
+MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 
 
@@ -92,7 +93,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """The parts of a stream besides its text."""
+    """The parts of a stream besides its text: the numbers of tokens, at its end or in each chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -145,8 +146,9 @@ class Completion(Asked):
 class Turn(_Strict):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Text, BeforeValidator(_content)]
+    tool_call_id: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -157,10 +159,25 @@ class Turn(_Strict):
         return {name: value for name, value in values.items() if value not in (None, [])}
 
 
+class Function(BaseModel):
+    """A function that the model may call; its further fields are for the chat template."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str
+
+
+class Tool(_Strict):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class Chat(Asked):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -170,6 +187,13 @@ class Chat(Asked):
         if self.top_logprobs is not None and not self.logprobs:
             message = "'top_logprobs' needs \"logprobs\": true."
             raise RefusedError(400, message, param="top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _with_tools(self) -> "Chat":
+        if not self.tools and any(turn.role == "tool" for turn in self.messages):
+            message = "A message with the role tool needs 'tools'."
+            raise RefusedError(400, message, param="messages")
         return self
 
     @property

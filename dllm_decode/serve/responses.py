@@ -29,6 +29,7 @@ class Exchange:
         choices: The answers.
         num_prompt_tokens: Tokens of the prompts, each counted once.
         wants_usage: True if a stream ends with the numbers of tokens.
+        counts_chunks: True if each chunk of a stream has the numbers so far.
         began_s: When the request came, by `time.perf_counter`.
     """
 
@@ -37,6 +38,7 @@ class Exchange:
     choices: list[Choice]
     num_prompt_tokens: int
     wants_usage: bool
+    counts_chunks: bool
     began_s: float
 
     async def whole(self) -> dict[str, Any]:
@@ -92,13 +94,16 @@ class Exchange:
                 return ""
             tokens = choice.prose.kept(told.tokens)
             sent[choice.number] = len(tokens)
-            return self.reply.chunk(Part(choice, text, tokens, first))
+            return self._chunk(Part(choice, text, tokens, first), sent)
         assert isinstance(told, Finished)
         tokens = choice.tokens(told.output)
         part = Part(choice, choice.prose.rest(tokens), tokens, first, told.output)
         sent[choice.number] = len(tokens)
         self._count(part)
-        return self.reply.chunk(part)
+        return self._chunk(part, sent)
+
+    def _chunk(self, part: Part, sent: list[int]) -> str:
+        return self.reply.chunk(part, self._usage(sent) if self.counts_chunks else None)
 
     def _count(self, part: Part) -> None:
         assert part.output is not None

@@ -29,8 +29,7 @@ class Prose:
 
     def stops(self, tokens: list[int]) -> bool:
         """Returns whether the text of tokens contains a stop string."""
-        text = self._decoded(tokens)
-        return any(string in text for string in self._stop_strings)
+        return bool(self._stop_strings) and self._has_stop(self._decoded(tokens))
 
     def more(self, tokens: list[int]) -> str:
         """Returns the text that can be sent now, of an answer that begins with these tokens.
@@ -39,7 +38,7 @@ class Prose:
         held back.
         """
         text = self._decoded(tokens)
-        if self.stops(tokens):
+        if self._has_stop(text):
             return self._send(cut_at(text, self._stop_strings))
         text = text.rstrip(_UNFINISHED)
         return self._send(text[: len(text) - self._num_held(text)])
@@ -60,6 +59,9 @@ class Prose:
 
     def _decoded(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _has_stop(self, text: str) -> bool:
+        return any(string in text for string in self._stop_strings)
 
     def _send(self, text: str) -> str:
         # Some tokenizers change a space before the end once more text follows.

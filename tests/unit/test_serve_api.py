@@ -82,6 +82,11 @@ def test_a_stream_is_the_whole_answer_in_chunks_without_an_empty_first_one(clien
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
     assert usage["choices"] == []
     assert usage["usage"] == whole["usage"]
+    asked["stream_options"]["continuous_usage_stats"] = True
+    *chunks, usage = events_of(client, "/v1/chat/completions", asked)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(set(counts))
+    assert chunks[-1]["usage"] == usage["usage"]
 
 
 @pytest.mark.parametrize("form", ["text", "texts", "ids", "lists"])
@@ -269,6 +274,33 @@ def test_health_models_and_metrics(client: Any) -> None:
     assert 'dllm_running{sampler="slow"} 0.0' in metrics
 
 
+def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any) -> None:
+    """Their texts are the client's, so that what cannot be encoded is its error."""
+    tokenizer, prompts = server[1].tokenizer, []
+    before = tokenizer.chat_template
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        "{% for turn in messages %}{{ turn.content }} {% endfor %}"
+    )
+    try:
+        for name in ("apples", "emma has apples"):
+            tools = [{"type": "function", "function": {"name": name, "strict": True}}]
+            messages = [*CHAT["messages"], {"role": "tool", "content": "12", "tool_call_id": "a"}]
+            asked = {**CHAT, "messages": messages, "tools": tools, "tool_choice": "auto"}
+            usage = client.post("/v1/chat/completions", json=asked).json()["usage"]
+            prompts.append(usage["prompt_tokens"])
+        tools[0]["function"]["name"] = "\ud800"
+        content = json.dumps({**CHAT, "tools": tools}).encode()
+        refused = client.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+    finally:
+        tokenizer.chat_template = before
+    assert prompts[1] == prompts[0] + 2
+    assert refused.status_code == 400
+    require_shape(refused)
+
+
 MALFORMED: list[tuple[dict[str, Any], str | None]] = [
     ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
     ({"temperature": True}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"),
@@ -282,13 +314,18 @@ MALFORMED: list[tuple[dict[str, Any], str | None]] = [
     ({"stream": "yes"}, "stream"), ({"stream_options": {"what": 1}}, "stream_options.what"),
     ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [{}]}, None),
     ({"messages": [{"role": "user", "content": 5}]}, None),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "critic", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, None),
     ({"messages": [{"role": "user", "content": "a " * 600}]}, None),
     ({"model": "another"}, "model"), ({"model": 5}, "model"), ({"sampler": "Wino()"}, "sampler"),
     ({"sampler": "os:system"}, "sampler"), ({"wrong": 1}, "wrong"), ({"\ud800": 1}, None),
-    ({"tools": [{"type": "function"}]}, "tools"), ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"tools": [{"type": "function", "function": {"name": "add"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "required"},
+     "tool_choice"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"), ({"best_of": True}, "best_of"),
     ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 5}, "top_logprobs"),
