@@ -6,4 +6,5 @@ text.py      tokens as text              answers.py  the JSON of answers
 read.py      typed reads                 metrics.py  counters
 errors.py    refusals in OpenAI's shape  guard.py    key, host and size of a request
 api.py       the routes                  server.py   the process
+web.py       the page at /
 """

@@ -18,9 +18,12 @@ from dllm_decode.serve.fields import Chat, Completion, Read, StreamOptions
 from dllm_decode.serve.guard import App, Guard, Message, Receive, Scope, Send
 from dllm_decode.serve.responses import EventStream, Exchange, unless_hung_up
 from dllm_decode.serve.service import Channel, Service
+from dllm_decode.serve.web import PAGE, add_page
 
 # A forward that takes longer than this is taken for a hang.
 _LATE_S = 60.0
+# Anyone may see these, also without the key.
+_OPEN_PATHS = ("/health", *PAGE)
 # The client is gone: nobody reads it.
 _HUNG_UP = 499
 
@@ -43,13 +46,14 @@ def create_app(service: Service, *, api_key: str | None = None, is_local: bool =
         title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
     )
     add_handlers(app)
+    add_page(app)
     _add_state(app, service)
     _add_answers(app, service)
     counted = _Counted(app, service)
     limits = service.limits
     return Guard(
         counted, max_body_bytes=limits.max_body_bytes, body_s=limits.deadline_s, api_key=api_key,
-        is_local=is_local,
+        is_local=is_local, open_paths=_OPEN_PATHS,
     )  # fmt: skip
 
 

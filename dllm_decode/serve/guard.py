@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, TypeAlias
 
 from dllm_decode.serve.errors import RefusedError
@@ -14,7 +14,6 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
-_OPEN_PATHS = ("/health",)
 
 
 class Guard:
@@ -28,6 +27,7 @@ class Guard:
         body_s: float,
         api_key: str | None,
         is_local: bool,
+        open_paths: Collection[str],
     ) -> None:
         """Wraps an app.
 
@@ -35,15 +35,17 @@ class Guard:
             app: Gets the requests that are not refused.
             max_body_bytes: Size of a body, at most.
             body_s: Seconds in which a body must come.
-            api_key: The token of `Authorization: Bearer`, except at /health; `None`: no token.
+            api_key: The token of `Authorization: Bearer`; `None`: no token.
             is_local: Refuse names other than those of this machine, so that a web page cannot
                 reach the server through a name of its own.
+            open_paths: Paths that need no token.
         """
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._body_s = body_s
         self._api_key = api_key
         self._is_local = is_local
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +70,7 @@ class Guard:
             return RefusedError(
                 400, "The server answers requests to this machine's own names only."
             )
-        if self._api_key is not None and path not in _OPEN_PATHS:
+        if self._api_key is not None and path not in self._open_paths:
             said = headers.get("authorization", b"")
             if not hmac.compare_digest(said, b"Bearer " + self._api_key.encode()):
                 message = "The request must have the API key of this server as its bearer token."

@@ -398,7 +398,7 @@ def test_a_malformed_read_is_refused(client: Any, wrong: dict[str, Any]) -> None
 
 def test_paths_and_methods_that_do_not_exist_are_refused_in_the_same_shape(client: Any) -> None:
     for method, path, status in (
-        ("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405),
+        ("POST", "/", 405), ("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405), ("GET", "/docs", 404),
     ):  # fmt: skip
         response = client.request(method, path)

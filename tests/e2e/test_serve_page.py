@@ -1,0 +1,94 @@
+"""The page of the server, in a browser."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Browser, browser
+from served import QUESTIONS, chat_of, decoder_of, served
+
+from dllm_decode import generate, load_model
+from samplers import FixedSchedule
+
+httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
+pytest.importorskip("fastapi", reason="needs the extra serve")
+MODEL, TOKENIZER = load_model("mini")
+KEY = "a-key-of-the-test"
+NEEDS_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    decoders = {"default": decoder_of(MODEL), "slow": decoder_of(MODEL, FixedSchedule(16))}
+    with served(decoders) as (found, _):
+        yield found
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css"])
+def test_the_page_loads_nothing_from_elsewhere_and_holds_no_secret(path: str) -> None:
+    with served(api_key=KEY) as (url, _):
+        response = httpx.get(url + path)
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert response.status_code == 200
+    assert KEY not in response.text
+    assert not re.search(r"https?://|innerHTML|eval\(|<script>|<style>| style=| on\w+=", response.text)
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: Any) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
+        yield found
+
+
+def send(page: Browser, url: str, fields: dict[str, str], **options: Any) -> str:
+    """Sends the form with some fields, and returns the text of the answer's turn."""
+    page.open(url, **options)
+    page.wait_for("document.readyState == 'complete' && byId('sampler').options.length == 2")
+    for name, value in {"pause": "0", **fields}.items():
+        page.value(f"byId({name!r}).value = {value!r}")
+    page.value("byId('form').requestSubmit()")
+    page.wait_for("document.querySelector('[data-state]') !== null")
+    return str(page.value("document.querySelector('[data-state]').innerText"))
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+@pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (400, True)])
+def test_a_question_is_answered_on_the_page(
+    page: Browser, url: str, tmp_path: Path, width: int, is_dark: bool
+) -> None:
+    fields = {"message": QUESTIONS[0], "sampler": "slow"}
+    text = send(page, url, fields, width=width, is_dark=is_dark)
+    chat = chat_of(QUESTIONS[0])
+    wanted = generate(MODEL, TOKENIZER, chat, FixedSchedule(16), gen_length=64).texts[0]
+    assert wanted in text
+    assert "tokens a forward" in text
+    assert page.value("document.documentElement.scrollWidth") <= width
+    (tmp_path / "page.png").write_bytes(page.picture())
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+def test_parts_of_an_answer_are_given_on_the_page(page: Browser, url: str) -> None:
+    template = "emma now has {5} . after giving some away emma has {5} ."
+    text = send(page, url, {"message": QUESTIONS[0], "template": template})
+    assert "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ." in text
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+def test_nothing_that_is_typed_is_read_as_html(page: Browser, url: str) -> None:
+    typed = '<img src=x onerror="document.title = 5"><b>bold</b>'
+    send(page, url, {"message": typed, "length": "5000"})
+    assert page.value("document.querySelectorAll('#chat img, #chat b').length") == 0
+    assert page.value("document.querySelector('.user').textContent") == typed
+    assert page.value("document.title") == "dllm-decode"
+    refusal = page.value("document.querySelector('.wrong').textContent")
+    assert "'max_tokens' must be at most 128" in refusal
+    # It can be sent again.
+    assert page.value("byId('message').value") == typed
