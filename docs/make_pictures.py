@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/architecture.md, as SVG in docs/img.
+"""Draws the pictures of docs/architecture.md and the README, as SVG in docs/img.
 
 python docs/make_pictures.py
 """
@@ -334,7 +334,40 @@ def _calls_of_a_round(picture: Picture) -> None:
     picture.arrow((550, 474), (620, 474))
 
 
-PICTURES = {"canvas": canvas, "forward": forward, "states": states, "round": one_round}
+_ANSWER = "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 . #### 34"
+# Positions of the answer that are masked after each round: mini, ConfidenceThreshold(0.999),
+# gen_length 32, on the question of the README.
+_MASKED = ((7, 15, 19, 22), (15, 19, 22), (19, 22), (19,), ())
+
+
+def stream() -> Picture:
+    """Returns an answer after each round, and the chunks of text that its stream has."""
+    picture = Picture(860, 308, "An answer after each round, and the chunks of its stream")
+    words, num_sent = _ANSWER.split(), 0
+    for number, masked in enumerate(_MASKED):
+        x, y = 84.0, 20 + 46 * number
+        picture.text(20, y + 20, "name", f"round {number + 1}")
+        first = min(masked, default=len(words))
+        for at, word in enumerate(words):
+            is_new = num_sent <= at < first
+            kind = "later" if at in masked else "settled" if at < first else "open"
+            width = 11 + 8 * len(word)
+            picture.cell(x, y, "" if at in masked else word, kind + " bold" * is_new, width)
+            x += width + 1
+        num_sent = first
+    entries = (("", "settled bold", "sent in this round"), ("", "settled", "sent before"))
+    more = (("", "open", "settled, but not sent yet"), ("", "later", "masked"))
+    picture.legend(20, 262, (*entries, *more))
+    return picture
+
+
+PICTURES = {
+    "canvas": canvas,
+    "forward": forward,
+    "states": states,
+    "round": one_round,
+    "stream": stream,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

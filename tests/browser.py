@@ -38,7 +38,9 @@ class Browser:
                 assert "error" not in found, found
                 return dict(found["result"])
 
-    def open(self, url: str, *, width: int = 1280, height: int = 800, is_dark: bool = False) -> None:
+    def open(
+        self, url: str, *, width: int = 1280, height: int = 800, is_dark: bool = False
+    ) -> None:
         theme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[theme])
         self.ask(

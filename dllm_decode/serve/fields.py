@@ -93,7 +93,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """The parts of a stream besides its text: the numbers of tokens, at its end or in each chunk."""
+    """The numbers of tokens in a stream: at its end, or in each chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

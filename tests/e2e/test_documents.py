@@ -128,4 +128,4 @@ def test_every_target_that_is_named_has_a_rule() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 210
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 220

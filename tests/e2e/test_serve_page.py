@@ -33,7 +33,9 @@ def test_the_page_loads_nothing_from_elsewhere_and_holds_no_secret(path: str) ->
         assert httpx.get(f"{url}/v1/models").status_code == 401
     assert response.status_code == 200
     assert KEY not in response.text
-    assert not re.search(r"https?://|innerHTML|eval\(|<script>|<style>| style=| on\w+=", response.text)
+    assert not re.search(
+        r"https?://|innerHTML|eval\(|<script>|<style>| style=| on\w+=", response.text
+    )
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
