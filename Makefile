@@ -23,11 +23,12 @@ PIP := --quiet --no-compile --constraint constraints.txt
 TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,beartype.beartype
 # Modules that call every room, with recorded runs among them, and a quarter of the random decodes.
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py golden/test_family_traces.py \
-  property/test_family_laws.py property/test_acceptance_laws.py \
-  unit/test_view.py unit/test_forward.py unit/test_caches.py unit/test_guided.py \
-  unit/test_groups.py unit/test_moe.py unit/test_layers.py unit/test_block_diffusion.py \
-  unit/test_learn2pd.py unit/test_certainty.py unit/test_likelihood.py unit/test_metrics.py \
-  unit/test_trace.py)
+  property/test_family_laws.py property/test_acceptance_laws.py unit/test_layers.py \
+  unit/dllm_decode/test_forward.py unit/samplers/test_view.py \
+  $(patsubst %,unit/dllm_decode/%.py,caches/test_caches verify/test_guided core/test_trace \
+    models/network/test_groups models/network/test_moe training/test_block_diffusion \
+    training/test_learn2pd training/test_certainty) \
+  unit/eval/lm_harness/test_likelihood.py unit/eval/metrics/test_metrics.py)
 
 FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows
 

@@ -1,11 +1,15 @@
-"""Toy runs for the tests of the runner; as a script it runs them in a process of its own.
+"""Toy runs, models and tasks for the tests of `eval`; as a script, a run in a process of its own.
 
 python tests/eval_runs.py FOLDER SECONDS_PER_FORWARD
 """
 
+import json
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import factorial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,16 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, ForwardInputs
+from dllm_decode import DecodeConfig, ForwardInputs, KVCache
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 from eval.runs.names import parse_task
 from eval.runs.records import Record, Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
+from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
@@ -123,6 +130,192 @@ def runs(
         )
         for sampler in samplers
     ]  # fmt: skip
+
+
+ANSWER = TOKENIZER.encode("answer")[0]
+
+
+@dataclass
+class ExactLists:
+    """Reads `shuffle : [ a b c ] answer :` and knows every right answer, brackets and EOS included.
+
+    The oracle speaks in symbols; each row's symbols are its words, in the order of the answers.
+    """
+
+    mask_id: int = 1
+    eos_ids: tuple[int, ...] = (0,)
+    banned_ids: tuple[int, ...] = ()
+    logit_shift: int = 0
+    causal_block_length: int = 0
+    max_length: int | None = None
+    vocab_size: int = len(TOKENIZER)
+    name: str = "exact lists"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        raise ValueError("No keys and values.")
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        logits = torch.full((*inputs.wanted.shape, self.vocab_size), -1e9, dtype=torch.float64)
+        for row, tokens in enumerate(inputs.tokens.tolist()):
+            end = tokens.index(ANSWER) + 2
+            start = int((inputs.positions[row] == 0).sum()) - 1
+            logits[row] = self._row(tokens[start:], inputs.wanted[row] - start, end - start)
+        return logits
+
+    def _row(self, tokens: list[int], wanted: Tensor, end: int) -> Tensor:
+        (
+            keyword,
+            *_,
+        ) = words = TOKENIZER.decode(tokens[: end - 2]).split()
+        items = tuple(words[words.index("[") + 1 : words.index("]")])
+        new = words[1] if keyword in ("replace_any", "insert_any") else None
+        answers = [
+            TOKENIZER.encode(" ".join(["[", *answer, "]"]))
+            for answer in valid_outputs(Request(keyword, items, word=new))
+        ]
+        ids = list(dict.fromkeys(token for answer in answers for token in answer))
+        oracle = OracleModel([Joint.uniform(answers)])
+        symbols = {**{token: i for i, token in enumerate(ids)}, 0: oracle.eos_ids[0]}
+        # The noise of ties is keyed by the prompt.
+        prompt = oracle.prompt(hash(tuple(tokens[:end])) % 1_000_000_007)
+        region = [symbols.get(token, oracle.mask_id) for token in tokens[end:]]
+        canvas = torch.tensor([[*prompt, *region]])
+        positions = torch.arange(canvas.shape[1])[None]
+        found = oracle.predict(
+            ForwardInputs(
+                tokens=canvas, positions=positions, wanted=(wanted - end + len(prompt))[None]
+            )
+        )[0]
+        logits = torch.full((len(wanted), self.vocab_size), -1e9, dtype=torch.float64)
+        logits[:, [*ids, 0]] = found[:, : oracle.mask_id]
+        return logits
+
+
+def replace_any_accuracy(n: int) -> Fraction:
+    """Returns ((n-1)/n)^(n-1)."""
+    return Fraction(n - 1, n) ** (n - 1)
+
+
+def remove_any_accuracy(n: int) -> Fraction:
+    """Returns (n-1)! 2^(n-1) / n^(n-1)."""
+    return Fraction(factorial(n - 1) * 2 ** (n - 1), n ** (n - 1))
+
+
+def insert_any_accuracy(n: int) -> Fraction:
+    """Returns n! 2^n / (n+1)^(n+1)."""
+    return Fraction(factorial(n) * 2**n, (n + 1) ** (n + 1))
+
+
+def shuffle_accuracy(n: int) -> Fraction:
+    """Returns n! / n^n."""
+    return Fraction(factorial(n), n**n)
+
+
+def agree_accuracy(n: int, num_symbols: int = NUM_SYMBOLS) -> Fraction:
+    """Returns m^(1-n) for n copies of one of m symbols."""
+    return Fraction(1, num_symbols ** (n - 1))
+
+
+def pair_sum_accuracy(total: int) -> Fraction:
+    """Returns 1/(N-1): the second number must match the first of N-1."""
+    return Fraction(1, total - 1)
+
+
+ONE_STEP: Mapping[str, Callable[[int], Fraction]] = {
+    "replace_any": replace_any_accuracy,
+    "remove_any": remove_any_accuracy,
+    "insert_any": insert_any_accuracy,
+    "shuffle": shuffle_accuracy,
+    "agree": agree_accuracy,
+    "pair_sum": pair_sum_accuracy,
+    "city": lambda n: Fraction(1, 2),
+}
+
+
+def one_step_accuracy(request: Request) -> Fraction:
+    """Returns the accuracy of drawing every position at once from its exact marginal.
+
+    It is 1 where there is one right answer. The model is exact and draws at temperature 1.
+    """
+    if request.keyword not in ONE_STEP:
+        return Fraction(1)
+    length = len(request.items) if request.number is None else request.number
+    return ONE_STEP[request.keyword](length)
+
+
+_HEAD = """\
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {file}}}
+  cache_dir: {cache}
+test_split: test
+doc_to_text: "{{{{question}}}} answer :"
+target_delimiter: " "
+num_fewshot: 0
+"""
+
+_GENERATE = """\
+output_type: generate_until
+doc_to_target: "{{number}}"
+generation_kwargs:
+  until: ["Question:"]
+  do_sample: false
+  max_gen_toks: 40
+filter_list:
+  - name: strict
+    filter:
+      - {function: regex, regex_pattern: "#### (\\\\d+)"}
+      - {function: take_first}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+_CHOOSE = """\
+output_type: multiple_choice
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{right}}"
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+
+_SCORE = """\
+output_type: loglikelihood
+doc_to_target: " {{answer}}"
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+
+_ROLL = """\
+output_type: loglikelihood_rolling
+doc_to_target: "{{answer}}"
+metric_list:
+  - {metric: word_perplexity}
+"""
+
+NAMES = ("words_generate", "words_choose", "words_score", "words_roll")
+
+
+def write_tasks(folder: Path, num_docs: int = 7) -> Path:
+    """Writes one task of each output type on the same documents, and returns the folder."""
+    examples = parse_task(f"word_problems?split=test&limit={num_docs}").examples()
+    lines = []
+    for index, example in enumerate(examples):
+        solution, number = str(example.target).rsplit(" ", 1)
+        wrong = f"{solution} {int(number) % 90 + 1}"
+        choices = [example.target, wrong] if index % 2 else [wrong, example.target]
+        lines.append(
+            {"question": example.prompt, "answer": example.target, "number": number,
+             "choices": choices, "right": 1 - index % 2}
+        )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "problems.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, rest in zip(NAMES, (_GENERATE, _CHOOSE, _SCORE, _ROLL), strict=True):
+        head = _HEAD.format(name=name, file=file, cache=folder / "cache")
+        (folder / f"{name}.yaml").write_text(head + rest)
+    return folder
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from drafted import written_alone
 from fuzzed_cases import MASK, Case, OneByOne, case_of
+from toys import written_alone
 
 from dllm_decode import (
     S2D2,

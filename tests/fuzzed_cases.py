@@ -7,10 +7,9 @@ from functools import cache as cached
 from typing import Any, NamedTuple
 
 import torch
-from drafted import DriftingModel, tiny_target
-from families_under_test import EVERY_FAMILY, REGISTERED, shape_of
-from spied import Spied
+from tiny_models import EVERY_FAMILY, REGISTERED, Spied, shape_of
 from torch import Tensor
+from toys import DriftingModel, tiny_target
 
 from dllm_decode import (
     S2D2,

@@ -1,12 +1,21 @@
-"""The samplers that the laws are tested on: add an instance here and every law covers it."""
+"""The samplers that the laws are tested on, and views made by hand.
+
+Add an instance to `INSTANCES`, and every law covers it.
+"""
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
 
 from samplers import (
     T2M,
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,
+    Decision,
     EntropyBound,
     EntropyThreshold,
     Factor,
@@ -21,9 +30,13 @@ from samplers import (
     Prophet,
     QuotaThreshold,
     Sampler,
+    State,
+    View,
     Wino,
 )
 from samplers.facts import Fact
+from samplers.logits.noise import row_keys
+from samplers.logits.summary import Summary
 
 INSTANCES: tuple[Sampler, ...] = (
     ConfidenceThreshold(),
@@ -77,3 +90,202 @@ FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
 
 # Their filters read blocks of one length, by that length; their own tests hold these laws.
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
+
+
+Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
+STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
+
+_FILLERS = 40
+
+
+def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: Any) -> View:
+    """A window of masks whose softmax is the given (B, W, V); ineligible positions hold token 0.
+
+    One more token, [MASK], is appended; it is banned.
+    """
+    B, W, V = probabilities.shape
+    eligible = torch.ones(B, W, dtype=torch.bool) if eligible is None else eligible
+    logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
+    options = {"masked": eligible, "start": 0, "gen_length": W} | options
+    tokens = torch.where(options["masked"], V, 0)
+    return View(tokens=tokens, computed=Summary(logits), eligible=eligible, **options)
+
+
+def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:
+    """Token 0 has the given probability, forty others share the rest, at least 1/41 each."""
+    first = torch.tensor(rows, dtype=torch.float64)[..., None]
+    others = ((1.0 - first) / _FILLERS).expand(-1, -1, _FILLERS)
+    eligible = torch.ones(first.shape[:2], dtype=torch.bool)
+    eligible[:, list(committed)] = False
+    return view_of(torch.cat([first, others], -1), eligible)
+
+
+def with_entropies(*rows: Sequence[float]) -> View:
+    """Two tokens, whose entropy is given in nats."""
+    first = torch.tensor([[_binary(entropy) for entropy in row] for row in rows]).double()
+    return view_of(torch.stack([first, 1.0 - first], -1))
+
+
+def _binary(entropy: float) -> float:
+    low, high = 0.5, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        rest = 1.0 - middle
+        value = -middle * math.log(middle) - (rest * math.log(rest) if rest else 0.0)
+        low, high = (low, middle) if value < entropy else (middle, high)
+    return high
+
+
+def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
+    """The view with some statistics at exactly these values, free of a softmax' rounding."""
+    for name, values in statistics.items():
+        # Where a cached property keeps its value.
+        view.__dict__[name] = torch.tensor(values, dtype=torch.float64)
+    return view
+
+
+def raised(view: View) -> View:
+    """The view with the most likely token of each mask made likelier."""
+    tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
+    values = torch.zeros(tokens.shape)
+    values[..., 0] = 0.7 * view.masked
+    return view.with_logit_bias(tokens, values)
+
+
+def statistics(view: View) -> dict[str, Tensor]:
+    """What a view says of each position."""
+    names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
+    found = {name: getattr(view, name) for name in names}
+    found["uniform"] = view.uniform()
+    found["probability"] = view.probability(torch.full_like(view.tokens, 4))
+    found["second"] = view.top_k(3).logits[..., 1]
+    found["third token"] = view.top_k(3).tokens[..., 2]
+    found["logit"] = view.logits[..., 5]
+    return found
+
+
+def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
+    """Which positions of each row a sampler commits at one step."""
+    state = sampler.init(view) if state is None else state
+    decision, _ = sampler.step(view, state)
+    return positions(decision.commit)
+
+
+def positions(selected: Tensor) -> list[list[int]]:
+    return [row.nonzero().flatten().tolist() for row in selected]
+
+
+def run(sampler: Sampler, *views: View) -> list[list[list[int]]]:
+    """Steps through views of one block; what is committed in one is closed in the next."""
+    state, closed, steps = sampler.init(views[0]), torch.zeros_like(views[0].eligible), []
+    for view in views:
+        view.eligible[closed] = False
+        decision, state = sampler.step(view, state)
+        closed |= decision.commit
+        steps.append(positions(decision.commit))
+    return steps
+
+
+def still(*confidences: float, steps: int) -> list[View]:
+    return [with_confidences(confidences) for _ in range(steps)]
+
+
+class Turn(NamedTuple):
+    """One step of a play."""
+
+    view: View
+    state: State
+    decision: Decision
+    next_state: State
+
+
+def play(
+    sampler: Sampler,
+    seed: int,
+    *,
+    style: Style = "drifting",
+    temperature: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    width: int = 7,
+) -> Iterator[Turn]:
+    """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
+
+    Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
+    the block gets a window with columns before and behind it.
+    """
+    B, W, V = 3, width, 12
+    generator = torch.Generator().manual_seed(seed)
+    margin = 0 if sampler.scope == "block" else 2
+    before = margin if sampler.scope == "answer" else 0
+    width = before + W + margin
+    block = slice(before, before + W)
+    masked = torch.rand(B, width, generator=generator) < 0.8
+    masked[:, :before] = False
+    masked[:-1, before] = True
+    masked[-1, : block.stop] = False
+    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, width), generator=generator))
+    in_block = torch.zeros(width, dtype=torch.bool)
+    in_block[block] = True
+    state: State = None
+    unsettled = masked
+    for step in range(sampler.max_steps(W) + 1):
+        logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
+        view = View(
+            tokens=tokens,
+            computed=Summary(logits),
+            masked=masked,
+            eligible=unsettled & in_block,
+            start=4,
+            gen_length=4 + width + 2,
+            committed=4 + (~masked).sum(-1),
+            temperature=temperature,
+            noise_keys=row_keys(seed, torch.arange(B)),
+            block_start=before,
+            block_length=W,
+            leave_one_out=torch.rand(B, width, generator=generator) * ~masked
+            if sampler.leave_one_out
+            else None,
+        )
+        state = sampler.init(view) if step == 0 else state
+        decision, next_state = sampler.step(view, state)
+        yield Turn(view, state, decision, next_state)
+        state = next_state
+        written = view.proposal if decision.tokens is None else decision.tokens
+        tokens = torch.where(decision.commit, written, tokens)
+        masked = masked & ~decision.commit
+        unsettled = unsettled & ~settled_by(decision)
+        if decision.remask is not None:
+            masked, unsettled = masked | decision.remask, unsettled | decision.remask
+            tokens = torch.where(decision.remask, V - 1, tokens)
+        if not (unsettled & in_block).any():
+            return
+
+
+def settled_by(decision: Decision) -> Tensor:
+    """The positions that a decision settles."""
+    return decision.commit if decision.settle is None else decision.settle
+
+
+def logits_of(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
+    """What a model might say: from settled opinions to the least helpful ones."""
+    generator = torch.Generator().manual_seed(seed)
+    B, W, V = shape
+    base = torch.randn(shape, generator=generator).double()
+    base = base * torch.tensor([0.3, 2.0, 6.0])[torch.randint(0, 3, (B, W, 1), generator=generator)]
+    match style:
+        case "drifting":
+            moving = torch.rand(B, W, 1, generator=generator) < 0.4
+            generator.manual_seed(1000 * seed + step)
+            logits = base + moving * torch.randn(shape, generator=generator)
+        case "constant":
+            logits = torch.zeros_like(base)
+        case "alternating":
+            logits = torch.zeros_like(base)
+            logits[..., step % 2] = 8.0
+        case "saturated":
+            logits = 1e4 * torch.nn.functional.one_hot(base[..., :-1].argmax(-1), V).double()
+        case "excluded":
+            logits = base.masked_fill(torch.rand(shape, generator=generator) < 0.8, -torch.inf)
+            logits[..., 0] = 0.0
+    logits[..., -1] = -torch.inf
+    return logits

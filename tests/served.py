@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 in a thread of the test, and jobs without HTTP."""
+"""A server on 127.0.0.1 in a thread of the test, jobs without HTTP, and a streamer."""
 
 import queue
 import threading
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
+
+from torch import Tensor
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
 from dllm_decode.decoder import Decoder
@@ -102,3 +104,19 @@ def served(
         server.should_exit = True
         thread.join(20.0)
         bound.close()
+
+
+class Streamer:
+    def __init__(self) -> None:
+        self.drafts: list[Tensor] = []
+        self.texts: list[Tensor] = []
+        self.ended = 0
+
+    def put_draft(self, value: Tensor) -> None:
+        self.drafts.append(value)
+
+    def put(self, value: Tensor) -> None:
+        self.texts.append(value)
+
+    def end(self) -> None:
+        self.ended += 1

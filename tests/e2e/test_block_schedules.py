@@ -6,7 +6,7 @@ from pathlib import Path
 
 import eval_runs
 import pytest
-from spied import MODELS, tiny
+from tiny_models import MODELS, tiny
 
 from dllm_decode import decode, load_model
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential

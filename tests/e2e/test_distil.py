@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from two_processes import in_two_processes
+from processes import in_two_processes
 
 from dllm_decode import load_model
 from eval.cli import main

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from many_prompts import TINY_PROMPTS, ending
 from rich.progress import Progress
+from tiny_models import TINY_PROMPTS, ending
 
 from dllm_decode import StepEvent, decode_many
 from samplers import FixedSchedule

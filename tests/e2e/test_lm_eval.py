@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_tasks import write_tasks
+from eval_runs import write_tasks
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from drafted import tiny_llama
-from families_under_test import load_without_tokenizer as load_model
 from pretended import DEVICE, Accelerator, Pretended
 from samplers_under_test import INSTANCES
-from spied import FAMILIES, LAW_OPTIONS, MODELS
+from tiny_models import FAMILIES, LAW_OPTIONS, MODELS
+from tiny_models import load_without_tokenizer as load_model
+from toys import tiny_llama
 
 from dllm_decode import (
     ARVerify,

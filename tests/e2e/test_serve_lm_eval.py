@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lm_tasks import write_tasks
+from eval_runs import write_tasks
 from served import decoder_of, served
 
 from dllm_decode import load_model

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from families_under_test import MODELS, load_tiny
 from safetensors.torch import load_file
+from tiny_models import MODELS, load_tiny
 from torch import Tensor
 
 from dllm_decode import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache, decode

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from samplers_under_test import committed, pinned, view_of, with_confidences, with_entropies
 from torch import Tensor
-from views import committed, pinned, view_of, with_confidences, with_entropies
 
 from samplers import (
     ConfidenceThreshold,

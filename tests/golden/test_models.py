@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from families_under_test import EVERY_FAMILY, MODELS, load_tiny
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tiny_models import EVERY_FAMILY, MODELS, load_tiny
 from torch import Tensor
 
 from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer

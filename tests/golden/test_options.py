@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafted import tiny_target
-from toys import HashModel
+from toys import HashModel, tiny_target
 
 from dllm_decode import (
     DualCache,

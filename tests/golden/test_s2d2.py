@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families_under_test import load_tiny
+from tiny_models import load_tiny
 
 from dllm_decode import (
     S2D2,

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafted import DriftingModel, greedy, tiny_llama, tiny_target
 from torch import Tensor
-from toys import HashModel
+from toys import DriftingModel, HashModel, greedy, tiny_llama, tiny_target
 
 from dllm_decode import (
     ARVerify,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from samplers_under_test import FEW, INSTANCES
-from spied import FAMILIES, Spied, tiny
+from tiny_models import FAMILIES, Spied, tiny
 
 from dllm_decode import (
     AdaptiveBlocks,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from samplers_under_test import FEW
-from spied import FAMILIES, Spied, tiny
+from tiny_models import FAMILIES, Spied, tiny
 
 from dllm_decode import (
     CachePolicy,

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from families_under_test import EVERY_FAMILY, FAMILIES, LAW_OPTIONS, load_tiny
-from spied import tiny
+from tiny_models import EVERY_FAMILY, FAMILIES, LAW_OPTIONS, load_tiny, tiny
 from torch import Tensor
 
 from dllm_decode import DualCache, ForwardInputs, FreeCache, NoCache, PrefixCache, decode

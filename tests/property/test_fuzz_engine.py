@@ -14,9 +14,9 @@ row must be equal; with `SelfVerify`, tokens and steps also equal those of plain
 from collections import Counter
 
 import pytest
-from families_under_test import EVERY_FAMILY
 from fuzzed import RARE, checked, described
 from fuzzed_cases import SAMPLERS
+from tiny_models import EVERY_FAMILY
 
 from dllm_decode.blocks.registry import ALL_SCHEDULES
 from samplers import parse

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import eval_runs
 import pytest
 import torch
-from families_under_test import MODELS, OPTIONS, load_tiny, load_without_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_models import MODELS, OPTIONS, load_tiny, load_without_tokenizer
 
 from dllm_decode import decode
 from dllm_decode.models import load_model, new_llada, save_model

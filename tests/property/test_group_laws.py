@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from families_under_test import EVERY_FAMILY, LAW_OPTIONS, load_tiny, shape_of
+from tiny_models import EVERY_FAMILY, LAW_OPTIONS, load_tiny, shape_of
 from torch import Tensor
 
 from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from families_under_test import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_tokenizer
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_tokenizer
 from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer

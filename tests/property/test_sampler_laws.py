@@ -6,9 +6,17 @@ from functools import cache
 
 import pytest
 import torch
-from samplers_under_test import FEW, INSTANCES, OF_ONE_BLOCK_LENGTH
+from samplers_under_test import (
+    FEW,
+    INSTANCES,
+    OF_ONE_BLOCK_LENGTH,
+    STYLES,
+    Style,
+    Turn,
+    play,
+    settled_by,
+)
 from torch import Tensor
-from views import STYLES, Style, Turn, play, settled_by
 
 from samplers import ALL_SAMPLERS, T2M, Learn2PD, Sampler, State, View, parse
 from samplers.facts import Fact

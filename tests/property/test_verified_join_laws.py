@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from drafted import DriftingModel, greedy, tiny_target
+from toys import DriftingModel, greedy, tiny_target
 
 from dllm_decode import (
     ARVerify,

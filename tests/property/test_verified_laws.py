@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from drafted import DriftingModel
 from samplers_under_test import VERIFIABLE
-from spied import FAMILIES, tiny
+from tiny_models import FAMILIES, tiny
+from toys import DriftingModel
 
 from dllm_decode import (
     CachePolicy,

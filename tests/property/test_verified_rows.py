@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from drafted import DriftingModel, logits_of, tiny_llama, written_alone
 from torch import Tensor
+from toys import DriftingModel, logits_of, tiny_llama, written_alone
 from transformers import PreTrainedModel
 
 from dllm_decode import (

@@ -1,0 +1,215 @@
+"""The tiny official checkpoints, one of each family: all tests take theirs from here.
+
+A new family needs a folder in golden/data/models, and a line in `OPTIONS` where its config.json
+does not say everything.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.families import FAMILIES as REGISTERED
+from dllm_decode.models.network.config import NetworkConfig
+
+MODELS = Path(__file__).parent / "golden" / "data" / "models"
+MASK = {"mask_id": 508}
+# What must be told, as a user of the real checkpoint must, or has a default that is too large here.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "a2d_llama": MASK,
+    "a2d_qwen2": MASK,
+    "a2d_qwen3": MASK,
+    "fast_dllm_v2": MASK,
+    "llada2_moe": MASK | {"block_length": 8},
+    "llada_moe": MASK,
+    "open_dllm": MASK | {"family": "open_dllm"},
+    "sdar_moe": MASK,
+    "stable_diffcoder": MASK,
+}
+EVERY_FAMILY = tuple(REGISTERED)
+
+load_without_tokenizer = partial(load_model, tokenizer="optional")
+"""`load_model` of what has no tokenizer files: the tiny checkpoints, and what tests write."""
+
+
+def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
+    """Loads the tiny checkpoint of a family, with options of `load_model`."""
+    model: MaskedTransformer
+    model, _ = load_without_tokenizer(
+        MODELS / key, **{"device": "cpu", **OPTIONS.get(key, {}), **options}
+    )
+    return model
+
+
+def shape_of(key: str) -> NetworkConfig:
+    """Reads the sizes and switches of the tiny checkpoint of a family."""
+    told = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}
+    config = json.loads((MODELS / key / "config.json").read_text())
+    return REGISTERED[key].read(config, **told).shape
+
+
+def _one_of_each_kind() -> tuple[str, ...]:
+    """What the engine can tell apart: shifted or not, block-causal or not."""
+    kinds: dict[tuple[int, bool], str] = {}
+    for key, family in REGISTERED.items():
+        kinds.setdefault((family.logit_shift, family.block_length > 0), key)
+    return tuple(kinds.values())
+
+
+FAMILIES = _one_of_each_kind()
+"""One family of each kind, for laws that are too long for all of them."""
+BIDIRECTIONAL = next(key for key in FAMILIES if not REGISTERED[key].block_length)
+BLOCK_CAUSAL = next(key for key in FAMILIES if REGISTERED[key].block_length)
+FULLY_CONFIGURED = tuple(family for family in FAMILIES if family not in OPTIONS)
+"""Those of them whose folder alone is enough to load them."""
+LAW_OPTIONS: dict[str, dict[str, Any]] = {
+    key: OPTIONS.get(key, {}) | ({"block_length": 4} if family.block_length else {})
+    for key, family in REGISTERED.items()
+}
+"""As `OPTIONS`, with blocks of four tokens where they are of a fixed length."""
+
+
+@cache
+def tiny(family: str) -> MaskedTransformer:
+    return load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
+
+
+@dataclass
+class Spied:
+    """A mask predictor that keeps its calls, and which token each slot was computed from last.
+
+    The notes are a further layer of the cache, so that they move with the keys of their row.
+    """
+
+    model: MaskedTransformer
+    calls: list[ForwardInputs] = field(default_factory=list)
+    memories: list[KVCache] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.model.name
+        self.vocab_size = self.model.vocab_size
+        self.mask_id = self.model.mask_id
+        self.eos_ids = self.model.eos_ids
+        self.banned_ids = self.model.banned_ids
+        self.logit_shift = self.model.logit_shift
+        self.causal_block_length = self.model.causal_block_length
+        self.max_length = self.model.max_length
+        self.device = self.model.device
+
+    @property
+    def held(self) -> Tensor:
+        """The token that each slot of the last cache was computed from; -1: none yet."""
+        tokens, _ = notes_of(self.memories[-1])
+        return tokens.long() - 1
+
+    @property
+    def positions(self) -> Tensor:
+        """The rotary position that each slot was computed at."""
+        _, positions = notes_of(self.memories[-1])
+        return positions.long()
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        self.calls.append(inputs)
+        if inputs.kv_cache is not None:
+            rows, slots = self.rows_of(inputs)[:, None], self.slots_of(inputs)
+            tokens, positions = notes_of(inputs.kv_cache)
+            tokens[rows, slots] = (inputs.tokens + 1).to(tokens)
+            positions[rows, slots] = inputs.positions.to(positions)
+        return self.model.predict(inputs)
+
+    def rows_of(self, inputs: ForwardInputs) -> Tensor:
+        assert inputs.kv_cache is not None
+        rows = torch.arange(inputs.kv_cache.keys.shape[1])
+        return rows if inputs.rows is None else rows[inputs.rows]
+
+    def slots_of(self, inputs: ForwardInputs) -> Tensor:
+        if isinstance(inputs.slots, slice):
+            assert inputs.kv_cache is not None
+            return torch.arange(inputs.kv_cache.num_slots)[inputs.slots].expand_as(inputs.tokens)
+        assert inputs.slots is not None
+        return inputs.slots
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        kv_cache = self.model.new_kv_cache(num_rows, num_slots)
+        assert kv_cache.further is None
+        notes = kv_cache.keys.new_zeros(2, 1, num_rows, 1, num_slots, 1)
+        self.memories.append(replace(kv_cache, further=KVCache(*notes)))
+        return self.memories[-1]
+
+    def keys_of(self, tokens: Tensor) -> Tensor:
+        """Layer 0's keys of a whole canvas: they depend on a column's token and position only."""
+        kv_cache = self.model.new_kv_cache(*tokens.shape)
+        columns = torch.arange(tokens.shape[1]).expand_as(tokens)
+        inputs = ForwardInputs(
+            tokens=tokens,
+            positions=self.positions,
+            wanted=columns,
+            kv_cache=kv_cache,
+            slots=columns,
+        )
+        self.model.predict(inputs)
+        return kv_cache.keys[0]
+
+
+def notes_of(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Returns what a spied cache notes of each slot: its token, counted from 1, and position."""
+    notes = kv_cache.further
+    assert notes is not None
+    return notes.keys[0, :, 0, :, 0], notes.values[0, :, 0, :, 0]
+
+
+class Peaked(Spied):
+    """Multiplies all logits, so that answers vary and a small fault shows."""
+
+    def __init__(self, model: MaskedTransformer, factor: float) -> None:
+        super().__init__(model)
+        self.factor = factor
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        return self.model.predict(inputs) * self.factor
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        return self.model.new_kv_cache(num_rows, num_slots)
+
+
+TINY_PROMPTS = [
+    [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],
+    [200], [45, 46, 47, 48, 49, 50, 51],
+]  # fmt: skip
+
+
+class Counted(Spied):
+    """Keeps its calls, without a ledger of slots, which would have to follow the rows."""
+
+    def predict(self, inputs: ForwardInputs) -> torch.Tensor:
+        self.calls.append(inputs)
+        return self.model.predict(inputs)
+
+
+def ending(family: str) -> Counted:
+    """A model that ends an answer with any of many tokens, so that answers end early."""
+    model = Counted(tiny(family))
+    model.eos_ids = (model.eos_ids[0], *range(0, 500, 12))
+    return model
+
+
+def templates_for(mask_id: int, eos_id: int) -> list[list[int]]:
+    """Answers, one for each of the prompts, of which something is given: see the comments."""
+    return [
+        [mask_id, 33, mask_id, mask_id, 35],
+        [],
+        # The first block and half of the second, so that it begins while others are at work.
+        [70, 71, 72, 73, 74, 75, 76, 77, 78, 79, mask_id, 81],
+        # An answer that has ended before anything is decoded.
+        [91, 92, 93, eos_id],
+        [mask_id] * 13 + [55, 56],
+        # An end with masks before it.
+        [mask_id] * 6 + [eos_id],
+        [44],
+    ]

@@ -1,0 +1,342 @@
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PipelineCache,
+    PrefixCache,
+    SelfVerify,
+    SettledCache,
+    SubBlockCache,
+    SuffixWindow,
+    decode,
+)
+from dllm_decode.caches import CacheQuery, History
+from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.columns import Columns, columns
+from dllm_decode.models.base import KVCache
+from samplers import FixedSchedule, Prophet, Wino
+from samplers.expression import parse_expression
+from samplers.facts import Fact
+
+MASK = 99
+POLICIES: dict[str, Callable[..., CachePolicy]] = {
+    policy.__name__: policy
+    for policy in (
+        NoCache,
+        PrefixCache,
+        DualCache,
+        FreeCache,
+        DelayedCache,
+        SettledCache,
+        PipelineCache,
+        SubBlockCache,
+    )
+}
+
+
+def query(step: int, **more: Any) -> CacheQuery:
+    """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
+    usual: dict[str, Any] = {
+        "start": 8, "stop": 12, "open_start": 8, "open_stop": 12, "unsettled": 8,
+        "prompt_length": 4, "first_column": 4, "row_end": 20, "end": 20, "shift": 0,
+        "last_needed": 4, "nfe": 8,
+    }  # fmt: skip
+    return CacheQuery(turn_forwards=step, **{**usual, **more})
+
+
+def blank(tokens: list[list[int]]) -> Canvas:
+    """Rows with a prompt of 4 columns and an answer of 16, of which some tokens are given."""
+    rows = [BlankRow([1, 2, 3, 4], answer, 16, 4, 20) for answer in tokens]
+    return Canvas.blank(rows, width=20, mask_id=MASK, eos_ids=(0,))
+
+
+def listed(found: Columns) -> list[int]:
+    return [column for part in found for column in part]
+
+
+@pytest.mark.parametrize(
+    ("cache", "steps"),
+    [
+        (NoCache(), [(0, 20), (0, 20), (0, 20)]),
+        (PrefixCache(), [(0, 20), (8, 20), (8, 20)]),
+        (PrefixCache(refresh_every=2), [(0, 20), (8, 20), (0, 20)]),
+        (DualCache(), [(0, 20), (8, 12), (8, 12)]),
+        (DualCache(refresh_every=2), [(0, 20), (8, 12), (0, 20)]),
+        (DualCache(before=2, after=3), [(0, 20), (6, 15), (6, 15)]),
+        (DualCache(before=16, after=16), [(0, 20), (0, 20), (0, 20)]),
+    ],
+    ids=repr,
+)
+def test_a_policy_by_block_computes_these_columns(
+    cache: CachePolicy, steps: list[tuple[int, int]]
+) -> None:
+    assert [cache.recompute(query(step)) for step in range(3)] == [columns(s) for s in steps]
+
+
+def test_free_cache_computes_a_finished_block_once_more_unless_official() -> None:
+    clean, official = FreeCache(), FreeCache("official")
+    for cache in (clean, official):
+        assert cache.recompute(query(0, last_needed=None)) == columns((0, 20))
+        assert cache.recompute(query(1, last_needed=8)) == columns((8, 20))
+    assert clean.recompute(query(0)) == columns((4, 20))
+    assert official.recompute(query(0)) == columns((8, 20))
+
+
+def told(cache: CachePolicy, canvas: Canvas, known: History, shift: int = 0) -> list[Any]:
+    """Returns what the host would tell the policy of each row."""
+    numbers = cache.numbers(canvas, known, shift)
+    assert numbers is not None
+    return [tuple(own) for own in numbers.tolist()]
+
+
+def history(clean: torch.Tensor, nfe: int = 9) -> History:
+    """Returns what rows know of columns that were clean in so many forwards."""
+    return History(clean.long(), clean.long(), torch.full((len(clean),), nfe))
+
+
+def test_delayed_caching_computes_what_is_or_was_masked() -> None:
+    clean = torch.ones(2, 20)
+    clean[0, [6, 9, 10]] = clean[1, [15]] = 0
+    cache = DelayedCache(refresh_every=4, warm_up=2)
+    numbers = told(cache, blank([[7] * 16] * 2), history(clean))
+    for step in (0, 1, 4):
+        assert cache.recompute(query(step, numbers=numbers[0])) == columns((0, 20))
+    assert listed(cache.recompute(query(2, numbers=numbers[0]))) == [6, 9, 10]
+    assert listed(cache.recompute(query(2, numbers=numbers[1]))) == [15]
+
+
+def test_delayed_caching_computes_a_column_that_was_re_masked() -> None:
+    canvas = blank([[7] * 3 + [MASK] + [7] * 12])
+    (numbers,) = told(DelayedCache(), canvas, history(torch.ones(1, 20)))
+    assert listed(DelayedCache().recompute(query(2, numbers=numbers))) == [7]
+
+
+def test_delayed_caching_of_a_shifted_model_computes_what_predicts_a_mask() -> None:
+    canvas = blank([[7] * 3 + [MASK] + [7] * 12, [7] * 15 + [MASK]])
+    numbers = told(DelayedCache(), canvas, history(torch.ones(2, 20)), shift=1)
+    found = [DelayedCache().recompute(query(2, shift=1, numbers=own)) for own in numbers]
+    assert [listed(own) for own in found] == [[6, 7], [18, 19]]
+
+
+def test_a_settled_beginning_is_frozen_row_by_row() -> None:
+    clean = torch.tensor([[3] * 9 + [2, 1, 0] + [5] * 8, [2] * 8 + [0] * 12])
+    canvas = blank([[7] * 16] * 2)
+    for shift in (0, 1):
+        numbers = told(SettledCache(2), canvas, history(clean), shift)
+        found = [SettledCache(2).recompute(query(3, shift=shift, numbers=own)) for own in numbers]
+        assert found == [columns((10 - shift, 20)), columns((8 - shift, 20))]
+    numbers = told(SettledCache(4), canvas, history(clean))
+    assert SettledCache(4).recompute(query(3, numbers=numbers[0])) == columns((0, 20))
+
+
+def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
+    # Row 0 has finished two blocks of 4 in the forwards before the second and the fourth, row 1
+    # none.
+    since = torch.tensor([[1] * 4 + [2] * 4 + [4] * 4 + [0] * 8, [1] * 4 + [0] * 16])
+    canvas = blank([[7] * 8 + [MASK] * 8, []])
+    cache = PipelineCache(4, delay=2, refresh_every=0)
+    found = {}
+    for number in range(9):
+        before = since.where(since <= number, 0)
+        numbers = told(cache, canvas, history(before, number))
+        found[number + 1] = [
+            cache.recompute(query(3, stop=20, nfe=number, numbers=own))[0].start for own in numbers
+        ]
+    # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
+    assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
+    assert [found[number][1] for number in range(1, 6)] == [0, 0, 4, 4, 4]
+
+
+def test_a_pipeline_refreshes_by_the_row_s_own_forwards() -> None:
+    cache, since = PipelineCache(4, delay=1, refresh_every=3), torch.tensor([[1] * 4 + [0] * 16])
+    for nfe, first in ((2, 0), (3, 4)):
+        (numbers,) = told(cache, blank([[]]), history(since, nfe))
+        found = cache.recompute(query(3, nfe=nfe, numbers=numbers))
+        assert found == columns((first, 20))
+
+
+def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
+    cache = SubBlockCache()
+    assert cache.recompute(query(0)) == columns((4, 20))
+    inside = {"last_needed": 8, "open_start": 10, "open_stop": 12}
+    assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
+    assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
+
+
+def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_columns() -> None:
+    cache = SuffixWindow(NoCache(), 3, tail=1)
+    assert cache.hidden(query(0)) == columns((15, 19))
+    assert cache.recompute(query(0)) == columns((0, 15), (19, 20))
+    assert cache.hidden(query(0, end=12)) == ()
+    whole = SuffixWindow(NoCache(), 8, tail=0)
+    assert (whole.hidden(query(0)), whole.recompute(query(0))) == ((), columns((0, 20)))
+
+
+def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
+    seen: list[torch.Tensor] = []
+
+    @dataclass(frozen=True)
+    class Watching(CachePolicy):
+        """Computes everything, and notes what it was told."""
+
+        def numbers(self, canvas: Canvas, history: History, shift: int) -> None:
+            seen.append(history.clean_forwards.clone())
+
+        def recompute(self, query: CacheQuery) -> Columns:
+            return columns((0, query.end))
+
+    commits = FixedSchedule(4, "random")
+    out = decode(
+        tiny("llada"), [[5, 6]], commits, cache=Watching(), gen_length=4, stop_at_eos=False
+    )
+    assert out.forwards == len(seen) == 4
+    for before, after in itertools.pairwise(seen):
+        grown = after - before
+        assert ((grown == 1) | ((grown == 0) & (before == 0))).all()
+    assert [row[0, :2].tolist() for row in seen] == [[1, 1], [2, 2], [3, 3], [4, 4]]
+    assert sorted(seen[-1][0, 2:6].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: PrefixCache(-1), "refresh_every must be .* of forwards, at least 0, got -1"),
+        (lambda: DualCache(-2), "refresh_every must be .* of forwards, at least 0, got -2"),
+        (lambda: DualCache(before=-1), "before must be .* of columns, at least 0, got -1"),
+        (lambda: DelayedCache(0), "refresh_every must be .* of forwards, at least 1, got 0"),
+        (lambda: SettledCache(0), "delay must be .* of forwards, at least 1, got 0"),
+        (lambda: PipelineCache(0), "block_length must be .* of tokens, at least 1, got 0"),
+        (lambda: PipelineCache(delay=-1), "delay must be .* of forwards, at least 0, got -1"),
+        (lambda: DelayedCache(warm_up=0), "warm_up must be .* of forwards, at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build()
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        NoCache(),
+        PrefixCache(3),
+        DualCache(2, 4, 5),
+        FreeCache("official"),
+        DelayedCache(7),
+        SettledCache(3),
+        PipelineCache(8, 0, 0),
+        SubBlockCache(),
+    ],
+)
+def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
+    assert parse_expression(repr(cache), POLICIES) == cache
+
+
+def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
+    kv_cache = KVCache(torch.zeros(2, 3, 1, 8, 4), torch.zeros(2, 3, 1, 8, 4))
+    part = kv_cache.first(5)
+    part.keys[:, 0, :, 2] = 1.0
+    assert (kv_cache.keys[:, 0, :, 2] == 1.0).all()
+    assert kv_cache.keys.sum() == part.keys.sum()
+    assert part.keys.shape[3] == part.values.shape[3] == 5
+
+
+@dataclass(frozen=True)
+class Forgetful(CachePolicy):
+    """Computes what an inner policy does, and promises nothing."""
+
+    inner: CachePolicy
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> torch.Tensor | None:
+        return self.inner.numbers(canvas, history, shift)
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return self.inner.recompute(query)
+
+
+@dataclass(frozen=True)
+class Skipping(CachePolicy):
+    """Computes a single column after the first forward of a block."""
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        first = query.needed
+        return columns((0, query.end)) if query.turn_forwards == 0 else columns((first, first + 1))
+
+
+@dataclass(frozen=True)
+class Boasting(CachePolicy):
+    """Says that it computes every column, and leaves out columns."""
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.EVERY_COLUMN})
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((query.needed, query.end))
+
+
+@dataclass(frozen=True)
+class Beyond(CachePolicy):
+    """Computes one column more than there are."""
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((0, query.end + 1))
+
+
+@dataclass(frozen=True)
+class Shares(CachePolicy):
+    """Returns numbers that are not whole."""
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Any:
+        return torch.ones(len(canvas), 1)
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((0, query.end))
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
+        (Boasting(), r"Boasting\(\) must not give EVERY_COLUMN"),
+        (Beyond(), r"recompute of Beyond\(\) must return ranges .*all within \[0, "),
+        (Shares(), r"numbers of Shares\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, CachePolicy) else "",
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_policy_that_breaks_its_contract_is_named(
+    cache: CachePolicy, sentence: str, family: str
+) -> None:
+    with pytest.raises(RuntimeError, match=sentence):
+        decode(
+            tiny(family), [[5, 6, 7], [8]], FixedSchedule(4), gen_length=8, block_length=4,
+            stop_at_eos=False, cache=cache,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("inner", [DualCache(), DelayedCache(), FreeCache("official")], ids=repr)
+def test_a_copy_that_gives_no_facts_is_refused_as_the_original_is(
+    inner: CachePolicy,
+) -> None:
+    model, copy = tiny("llada"), Forgetful(inner)
+    options: Any = {"gen_length": 8, "block_length": 4, "stop_at_eos": False}
+    plain = decode(model, [[5, 6, 7], [8]], FixedSchedule(4), cache=inner, **options)
+    copied = decode(model, [[5, 6, 7], [8]], FixedSchedule(4), cache=copy, **options)
+    assert torch.equal(plain.tokens, copied.tokens)
+    for sampler in (Prophet(FixedSchedule(4)), Prophet(FixedSchedule(4), gap="all"), Wino()):
+        with pytest.raises(ValueError, match=r"got Forgetful\("):
+            decode(model, [[5, 6]], sampler, cache=copy, **options)
+    with pytest.raises(ValueError, match=r"got Forgetful\("):
+        decode(model, [[5, 6]], FixedSchedule(4), cache=copy, verifier=SelfVerify(), **options)

@@ -1,0 +1,208 @@
+"""Observers of `decode_many` see of each prompt what they see in one batch with all."""
+
+import io
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from served import Streamer
+from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, TINY_PROMPTS, ending, templates_for
+from toys import DriftingModel, tiny_target
+
+from dllm_decode import (
+    ARVerify,
+    DualCache,
+    FreeCache,
+    Gains,
+    NoCache,
+    NoVerifier,
+    SelfVerify,
+    StepEvent,
+    Trace,
+    Verifier,
+    decode,
+    decode_many,
+)
+from dllm_decode.streaming import draft_observer, stream_to_terminal
+from eval.runs.progress import Bar
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+
+OPTIONS: Any = {"gen_length": 20, "block_length": 8}
+
+
+class Watch:
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+
+    def __call__(self, event: StepEvent) -> None:
+        self.events.append(event)
+
+    def together(self) -> list[list[int]]:
+        """Returns the prompts of each event, in ascending order."""
+        return [sorted(event.requests.tolist()) for event in self.events]
+
+    def last(self, request: int) -> tuple[StepEvent, int]:
+        """Returns the last event of a prompt's row and its place there."""
+        for event in reversed(self.events):
+            if request in event.requests.tolist():
+                return event, event.requests.tolist().index(request)
+        raise AssertionError(request)
+
+
+def assert_same_traces(one: Trace, other: Trace) -> None:
+    assert one.rounds == other.rounds
+    assert {r: [v[:3] + v[4:] for v in past] for r, past in one.revisions.items()} == {
+        r: [v[:3] + v[4:] for v in past] for r, past in other.revisions.items()
+    }
+    for request, steps in one.steps.items():
+        assert torch.equal(steps, other.steps[request]), request
+        torch.testing.assert_close(
+            one.confidences[request], other.confidences[request], equal_nan=True
+        )
+
+
+WAYS = [
+    (1, ConfidenceThreshold(0.4), NoVerifier(), False),
+    (3, FixedSchedule(4), NoVerifier(), True),
+    (3, FixedSchedule(4), SelfVerify(3), False),
+    (3, FixedSchedule(4), SelfVerify(3, "tree"), True),
+]
+
+
+@pytest.mark.exhaustive(5)
+@pytest.mark.parametrize(("num_rows", "sampler", "verifier", "given"), WAYS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_traces_and_gains_are_those_of_one_batch(
+    family: str, num_rows: int, sampler: Sampler, verifier: Verifier, given: bool
+) -> None:
+    model = ending(family)
+    templates = templates_for(model.mask_id, model.eos_ids[0]) if given else []
+    cache = FreeCache() if model.causal_block_length else DualCache()
+    options = OPTIONS | {"cache": cache, "verifier": verifier, "templates": templates}
+    whole, gained = Trace(), Gains()
+    out = decode(model, TINY_PROMPTS, sampler, observers=[whole, gained], **options)
+    trace, gains, watch = Trace(), Gains(), Watch()
+    single = list(
+        decode_many(
+            model, TINY_PROMPTS, sampler, num_rows=num_rows, observers=[trace, gains, watch],
+            **options,
+        )
+    )  # fmt: skip
+    assert torch.equal(out.tokens, torch.cat([one.tokens for one in single]))
+    assert_same_traces(whole, trace)
+    ours, theirs = gains.by_row(), gained.by_row()
+    assert {r: g.committed for r, g in ours.items()} == {r: g.committed for r, g in theirs.items()}
+    if isinstance(verifier, NoVerifier):
+        assert ours == theirs
+    for request, gain in ours.items():
+        assert len(gain.per_forward) <= single[request].forwards
+    together = watch.together()
+    assert len({request for requests in together for request in requests}) > num_rows
+    assert max(map(len, together)) == num_rows
+
+
+def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -> None:
+    """It began with the block, so that a prompt's tail took the first places."""
+    model, trace = ending(BLOCK_CAUSAL), Trace()
+    prompts = [[17, 40, 41, 300, 5, 77], [99]]
+    out = decode(model, prompts, FixedSchedule(4), observers=[trace], stop_at_eos=False, **OPTIONS)
+    assert model.causal_block_length == 4
+    for row in range(2):
+        assert trace.steps[row].shape == out.tokens[row].shape
+        assert (trace.steps[row] >= 0).all()
+
+
+def test_events_are_of_the_prompt_that_has_the_row() -> None:
+    model, watch = ending(BIDIRECTIONAL), Watch()
+    single = list(
+        decode_many(
+            model, TINY_PROMPTS, ConfidenceThreshold(0.4), num_rows=2, observers=[watch], **OPTIONS
+        )
+    )
+    assert [event.forwards for event in watch.events] == list(range(1, len(model.calls) + 1))
+    for number, output in enumerate(single):
+        event, place = watch.last(number)
+        bill = (event.query_positions, event.drafted, event.accepted)
+        assert [int(count[place]) for count in bill] == [
+            int(output.query_positions), int(output.drafted), int(output.accepted)
+        ]  # fmt: skip
+        assert torch.equal(event.after.answers()[place], output.tokens[0])
+        prompt = TINY_PROMPTS[number]
+        assert event.after.tokens[place, : len(prompt)].tolist() == prompt
+        assert event.after.tokens[place, len(prompt)] == output.tokens[0, 0]
+        assert event.rows[place].request.index == number
+
+
+def test_events_of_one_batch_are_of_the_rows_that_are_left() -> None:
+    watch = Watch()
+    decode(ending(BIDIRECTIONAL), TINY_PROMPTS, FixedSchedule(4), observers=[watch], **OPTIONS)
+    together = watch.together()
+    assert all({*after} <= {*before} for before, after in pairwise(together))
+    assert len(together[-1]) < len(together[0])
+
+
+def test_observers_follow_rows_whose_target_decides() -> None:
+    model, gains, watch = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0), Gains(), Watch()
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13]]
+    single = list(
+        decode_many(
+            model, prompts, FixedSchedule(4), num_rows=2, verifier=ARVerify(tiny_target()),
+            gen_length=12, block_length=4, observers=[gains, watch],
+        )
+    )  # fmt: skip
+    assert {number: gain.committed for number, gain in gains.by_row().items()} == {
+        number: int(output.lengths()) for number, output in enumerate(single)
+    }
+    together = watch.together()
+    assert together[0] == [0, 1]
+    assert {len(requests) for requests in together} <= {1, 2}
+
+
+class Words:
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(f"w{token}" for token in token_ids)
+
+
+@pytest.mark.parametrize("number", [0, 6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) -> None:
+    stream, streamer = io.StringIO(), Streamer()
+    console = Console(file=stream, width=400)
+    with stream_to_terminal(Words(), row=number, console=console) as watch:
+        single = list(
+            decode_many(
+                ending(family), TINY_PROMPTS, FixedSchedule(4), num_rows=2,
+                observers=[watch, draft_observer(streamer, row=number)], **OPTIONS,
+            )
+        )  # fmt: skip
+    output = single[number]
+    assert stream.getvalue().strip() == Words().decode(output.answers()[0])
+    assert streamer.ended == 1
+    assert streamer.texts[0].tolist() == output.answers()[0]
+    assert len(streamer.drafts) == int(output.nfe) - 1
+    assert all(len(draft) == 20 for draft in streamer.drafts)
+
+
+def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.runs.progress._LOOK_EVERY_S", 0.0)
+    bar, shares = Bar(Console(file=io.StringIO())), []
+    with bar:
+        bar.begin("many", len(TINY_PROMPTS), [])
+
+        def look(event: StepEvent) -> None:
+            bar(event)
+            shares.append(bar._progress.tasks[0].completed)
+
+        list(
+            decode_many(
+                ending(BIDIRECTIONAL), TINY_PROMPTS, FixedSchedule(4), num_rows=2, cache=NoCache(),
+                observers=[look], **OPTIONS,
+            )
+        )  # fmt: skip
+    assert min(shares) > 0.0
+    # Two rows, of which what is before the open block counts too.
+    assert 1.0 < max(shares) <= 2.0

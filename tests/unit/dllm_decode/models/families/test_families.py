@@ -1,0 +1,682 @@
+"""Config.json of every family: what is read from it, and what is refused."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+from tiny_models import load_without_tokenizer as load_model
+
+from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family_of
+from dllm_decode.models.families.our_names import OUR_NAMES
+from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
+from dllm_decode.models.network.config import MoEConfig, NetworkConfig
+from dllm_decode.models.network.transformer import Transformer
+from dllm_decode.training.lora import LoRA
+
+DREAM, SDAR = FAMILIES["dream"], FAMILIES["sdar"]
+
+
+def config_of(family: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((MODELS / family / "config.json").read_text())
+    return read
+
+
+def without(family: str, name: str) -> dict[str, Any]:
+    return {key: value for key, value in config_of(family).items() if key != name}
+
+
+def read_tiny(family: str, **changes: Any) -> Any:
+    options = {key: one for key, one in OPTIONS.get(family, {}).items() if key != "family"}
+    return FAMILIES[family].read({**config_of(family), **changes}, **options)
+
+
+# Recognised, or named
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_family_is_recognised_or_asks_to_be_named(key: str) -> None:
+    family, config = FAMILIES[key], config_of(key)
+    assert family_of(config, key) is family
+    if not family.is_named_by_caller:
+        assert family_of(config) is family
+        return
+    with pytest.raises(ValueError, match=f"name its family: family='{key}'"):
+        family_of(config)
+
+
+def test_an_unknown_architecture_lists_what_is_supported() -> None:
+    for named in (["GPT2LMHeadModel"], [], None, "LLaDAModelLM"):
+        with pytest.raises(ValueError, match=r"must name a supported architecture \(LLaDAModelLM"):
+            family_of({"architectures": named, "model_type": "llada"})
+
+
+def test_a_wrong_name_of_a_family_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"family must be one of llada, dream, .*, got 'lada'"):
+        family_of(config_of("llada"), "lada")
+    with pytest.raises(ValueError, match=r"must be \['DreamModel'\], or be left out, got"):
+        load_model(MODELS / "llada", family="dream")
+
+
+# Switches
+
+
+def switches() -> list[Any]:
+    found = []
+    for key, family in FAMILIES.items():
+        for refusal in family.refusals:
+            found.append(pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}"))
+    return found
+
+
+def other_than(allowed: tuple[object, ...]) -> object:
+    """A value of the same type where there is a type."""
+    values = {bool: not allowed[0], str: "another", int: 7}
+    return values.get(type(allowed[0]), {"type": "linear"})
+
+
+@pytest.mark.parametrize(("key", "switch", "allowed"), switches())
+def test_a_variant_that_is_not_implemented_is_refused_by_its_switch(
+    key: str, switch: str, allowed: tuple[object, ...]
+) -> None:
+    value = other_than(allowed)
+    message = f"{FAMILIES[key].name} checkpoints need '{switch}' to be"
+    with pytest.raises(ValueError, match=message) as caught:
+        read_tiny(key, **{switch: value})
+    assert f"got {value!r}." in str(caught.value)
+    for understood in allowed:
+        read_tiny(key, **{switch: understood})
+
+
+@pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"llada", "llada2_moe", "llada_moe"}))
+def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
+    """It was rotated whole, and the logits were wrong without a word."""
+    rope = {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}
+    for changes in ({"partial_rotary_factor": 0.5}, {"rope_parameters": rope}):
+        with pytest.raises(
+            ValueError, match=r"'partial_rotary_factor' must be 1 or absent, got 0.5"
+        ):
+            read_tiny(key, **changes)
+    read_tiny(key, partial_rotary_factor=1.0)
+
+
+# Values
+
+
+BAD_NUMBERS: tuple[Any, ...] = (
+    None, float("nan"), float("inf"), -1.0, 0, 511, 10**400, "1e-5", True, [], {},
+)  # fmt: skip
+BAD_SIZES: tuple[Any, ...] = (None, 0, -1, 1.5, 10**12, "2", True, [2], {})
+
+
+@pytest.mark.exhaustive(22)
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: str(value)[:9])
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_number_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
+    """A `rms_norm_eps` of 511 was read, and null was the family's default."""
+    required, got = "a number above 0 and at most 0.01", "null" if value is None else repr(value)
+    message = f"config.json: 'rms_norm_eps' must be {required}, got {got}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_tiny(key, rms_norm_eps=value)
+
+
+@pytest.mark.parametrize("value", [None, 0.001, 1, -5e5, 1e308, "5e5", True], ids=str)
+@pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"nemotron_labs_diffusion"}))
+def test_a_base_of_frequencies_that_cannot_be_is_refused(key: str, value: Any) -> None:
+    """0.001 turned rising frequencies; null was 10,000 for LLaDA, whose models have 500,000."""
+    with pytest.raises(ValueError, match="'rope_theta' must be a number above 1 and at most 1e"):
+        read_tiny(key, rope_theta=value)
+
+
+@pytest.mark.exhaustive(18)
+@pytest.mark.parametrize("value", BAD_SIZES, ids=repr)
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_size_that_cannot_be_is_refused_by_key_value_and_file(key: str, value: Any) -> None:
+    named = "n_layers" if key == "llada" else "num_hidden_layers"
+    required, got = "an integer from 1 to 4096", "null" if value is None else repr(value)
+    message = f"config.json: '{named}' must be {required}, got {got}."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_tiny(key, **{named: value})
+
+
+def error_of(key: str, **changes: Any) -> str | None:
+    try:
+        read_tiny(key, **changes)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_every_number_of_every_configuration_is_checked(key: str) -> None:
+    """A string instead is refused by the key's name, or the key is not read at all."""
+    config, plain = config_of(key), read_tiny(key)
+    refused = []
+    for name, value in config.items():
+        if type(value) not in (int, float):
+            continue
+        error = error_of(key, **{name: "12"})
+        if error is None:
+            assert read_tiny(key, **{name: "12"}) == plain
+        else:
+            assert f"'{name}'" in error
+            refused.append(name)
+    assert len(refused) >= 8
+
+
+# Keys whose authors document what null means.
+MAY_BE_NULL = {
+    "bias_for_layer_norm", "clip_qkv", "embedding_size", "head_dim", "mlp_hidden_size",
+    "moe_router_enable_expert_bias", "moe_router_score_function", "multi_query_attention",
+    "n_kv_heads", "num_key_value_heads", "rope_scaling", "router_num_group", "router_topk_group",
+    "shared_expert_intermediate_size", "sliding_window",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_null_is_refused_by_name_unless_it_is_documented(key: str) -> None:
+    """It silently was the family's default of every key that has one."""
+    config, plain = config_of(key), read_tiny(key)
+    rope = config.get("rope_parameters", {})
+    changes = [(name, {name: None}) for name in config if name not in MAY_BE_NULL]
+    changes += [(f"rope_parameters.{one}", {"rope_parameters": rope | {one: None}}) for one in rope]
+    refused = []
+    for name, change in changes:
+        error = error_of(key, **change)
+        if error is None:
+            assert read_tiny(key, **change) == plain, name
+        else:
+            assert f"'{name}'" in error
+            assert ", got null." in error
+            refused.append(name)
+    assert len(refused) >= 8
+
+
+YARN = config_of("nemotron_labs_diffusion")["rope_parameters"]
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        ("a2d_llama", {"rope_scaling": {"rope_type": kind, "factor": 2.0}},
+         f"'default', 'llama3' or 'yarn', got '{kind}'")
+        for kind in ("linear", "dynamic", "longrope")
+    ),
+    # Frequencies were not scaled.
+    ("a2d_llama", {"rope_scaling": {"factor": 8.0}}, "must have the key 'rope_scaling.type'"),
+    # Null was the default, 0 was false, and 1 was true.
+    *(
+        (key, {name: None}, f"'{name}' ") for key, name in (
+            ("llada", "mask_token_id"), ("llada", "eos_token_id"), ("llada", "weight_tying"),
+            ("llada2_moe", "routed_scaling_factor"), ("llada2_moe", "n_group"),
+            ("llada2_moe", "topk_group"), ("llada2_moe", "pad_token_id"),
+            ("llada2_moe", "norm_topk_prob"), ("llada2_moe", "first_k_dense_replace"),
+            ("fast_dllm_v2", "bd_size"), ("sdar", "block_size"), ("sdar_moe", "mlp_only_layers"),
+            ("llada_moe", "routed_scaling_factor"), ("dream", "use_sliding_window"),
+        )
+    ),
+    *(
+        ("dream", {"use_sliding_window": value}, "need 'use_sliding_window' to be false, got")
+        for value in (1, 0, "false", None)
+    ),
+    ("llada", {"block_group_size": True}, "need 'block_group_size' to be 1, got True"),
+    *(
+        ("dream", {"tie_word_embeddings": value},
+         "config.json: 'tie_word_embeddings' must be true or false, got")
+        for value in (1, "false", [])
+    ),
+    # An empty list silently was the tokens of the family.
+    ("llada", {"eos_token_id": []}, "'eos_token_id' must be one token or more, got []"),
+    *(
+        ("llada", {"eos_token_id": value}, "'eos_token_id' must be integers from 0 to 511, got")
+        for value in (1.5, "7", 512, -1, True, [3, 512], [[3]])
+    ),
+    *(
+        ("nemotron_labs_diffusion", {"rope_parameters": value}, message) for value, message in (
+            (YARN | {"rope_theta": 0},
+             "'rope_parameters.rope_theta' must be a number above 1 and at most"),
+            (YARN | {"factor": None},
+             "'rope_parameters.factor' must be a number above 0 and at most 10000, "),
+            (YARN | {"truncate": 3}, "'rope_parameters.truncate' must be true or false, got 3"),
+            ("yarn", "'rope_parameters' must be an object, got 'yarn'"),
+        )
+    ),
+    # Sizes that do not fit together.
+    ("llada", {"n_kv_heads": 3}, "checkpoint: num_kv_heads must divide num_heads, got 3 and 4"),
+    ("llada2_moe", {"n_group": 3},
+     "checkpoint: num_groups must divide num_experts, got 3 and 16"),
+    ("llada2_moe", {"topk_group": 5},
+     "checkpoint: num_open_groups must be from 1 to num_groups = 4"),
+    ("llada2_moe", {"num_experts_per_tok": 9}, "checkpoint: num_active must be at most 8"),
+    ("llada2_moe", {"partial_rotary_factor": 0.3}, "checkpoint: 'rotary_dim' must be head_dim"),
+    ("llada_moe", {"moe_layer_freq": [1]},
+     "checkpoint: 'moe_layer_freq' must have one number for each"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "changes", "message"), REFUSED, ids=str)
+def test_a_wrong_value_is_refused_in_a_sentence(
+    key: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as told:
+        read_tiny(key, **changes)
+    is_null = None in changes.values() and "need" not in message
+    assert not is_null or ", got null" in str(told.value)
+
+
+def test_several_tokens_may_end_a_text_and_a_missing_key_is_named() -> None:
+    assert read_tiny("llada", eos_token_id=[3, 5]).eos_ids == (3, 5)
+    with pytest.raises(ValueError, match="must have the key 'd_model', which is missing"):
+        LLADA.read(without("llada", "d_model"))
+
+
+def test_documented_nulls_are_read() -> None:
+    config = config_of("llada")
+    nulls = {"n_kv_heads": None, "embedding_size": None, "bias_for_layer_norm": None}
+    assert read_tiny("llada", **nulls) == read_tiny("llada")
+    shape = read_tiny("llada", mlp_hidden_size=None).shape
+    assert shape.mlp_hidden_size == config["mlp_ratio"] * config["d_model"]
+    shape = read_tiny("a2d_llama", head_dim=None, num_key_value_heads=None).shape
+    assert (shape.num_kv_heads, shape.head_dim) == (4, 16)
+
+
+def test_a_mask_token_that_the_tokenizer_contradicts_is_refused() -> None:
+    """Config.json won without a word."""
+    message = "'mask_token_id' must be the .MASK. token of the tokenizer, 7, got 508. Pass mask_id"
+    with pytest.raises(ValueError, match=message):
+        LLADA.read(config_of("llada"), tokenizer_mask_id=7)
+    assert LLADA.read(config_of("llada"), tokenizer_mask_id=508).mask_id == 508
+    assert LLADA.read(config_of("llada"), tokenizer_mask_id=7, mask_id=9).mask_id == 9
+    assert LLADA.read(without("llada", "mask_token_id"), tokenizer_mask_id=7).mask_id == 7
+
+
+def test_an_error_in_a_folder_names_its_config(tmp_path: Path) -> None:
+    """It named "config.json", whichever of several folders that was in."""
+    path = tmp_path / "config.json"
+    for changes in ({"n_layers": 0}, {"architectures": ["Other"]}, {"mask_token_id": 512}):
+        path.write_text(json.dumps(config_of("llada") | changes))
+        with pytest.raises(ValueError, match=re.escape(repr(str(path)))):
+            load_model(tmp_path)
+
+
+def test_a_reader_names_the_file_it_reads() -> None:
+    reader = ConfigReader({"size": "3"}, file="adapter_config.json")
+    with pytest.raises(ValueError, match=r"^adapter_config\.json: 'size' must be an integer"):
+        reader.positive_int("size")
+    with pytest.raises(ValueError, match="'size' must be true or false"):
+        reader.boolean("size")
+    assert reader.text("size") == "3"
+    with pytest.raises(ValueError, match="'number' must be a string, got 5"):
+        ConfigReader({"number": 5}).text("number")
+
+
+# Mask token and block length
+
+
+def test_ids_that_official_configurations_lack_are_known() -> None:
+    qwen_8b = {
+        "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "intermediate_size": 12288, "head_dim": 128,
+        "rope_theta": 1000000,
+    }  # fmt: skip
+    sdar = SDAR.read({**qwen_8b, "vocab_size": 151936})
+    assert (sdar.mask_id, sdar.eos_ids, sdar.causal_block_length) == (151669, (151643, 151645), 4)
+    assert not sdar.shape.tied_head
+    dream = DREAM.read({**qwen_8b, "vocab_size": 152064, "eos_token_id": 151643})
+    assert (dream.mask_id, dream.eos_ids) == (151666, (151643, 151645))
+    assert dream.causal_block_length == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "mask_id", "block_length"),
+    [
+        ("llada", 126336, 0), ("dream", 151666, 0), ("sdar", 151669, 4), ("llada_moe", 156895, 0),
+        ("llada2_moe", 156895, 32), ("sdar_moe", 151669, 4), ("fast_dllm_v2", 151665, 32),
+        ("a2d_qwen3", 151669, 0), ("a2d_qwen2", 151665, 0), ("a2d_llama", None, 0),
+        ("stable_diffcoder", 5, 4), ("open_dllm", 151665, 0), ("rnd1", 151669, 0),
+        ("nemotron_labs_diffusion", 100, 0),
+    ],
+)  # fmt: skip
+def test_published_defaults_fill_in_what_a_configuration_lacks(
+    key: str, mask_id: int | None, block_length: int
+) -> None:
+    family = FAMILIES[key]
+    assert (family.mask_id, family.block_length) == (mask_id, block_length)
+    named = (*family.block_keys, "mask_token_id")
+    bare = {name: value for name, value in config_of(key).items() if name not in named}
+    bare |= {"vocab_size": 200000, "embedding_size": 200000}
+    if mask_id is None:
+        with pytest.raises(ValueError, match=r"which token is \[MASK\].* got none. Pass mask_id"):
+            family.read(bare)
+        return
+    facts = family.read(bare)
+    assert (facts.mask_id, facts.causal_block_length) == (mask_id, block_length)
+
+
+@pytest.mark.parametrize("key", EVERY_FAMILY)
+def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> None:
+    family, config = FAMILIES[key], config_of(key)
+    assert family.read(config, mask_id=7).mask_id == 7
+    with pytest.raises(ValueError, match=r"an id in \[0, 512\), got 512"):
+        family.read(config, mask_id=512)
+    if family.block_length or family.may_be_block_causal:
+        assert family.read(config, mask_id=7, block_length=6).causal_block_length == 6
+        with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
+            family.read(config, mask_id=7, block_length=0)
+        return
+    with pytest.raises(ValueError, match="attend in both directions, got block_length=6"):
+        family.read(config, mask_id=7, block_length=6)
+
+
+def test_a_mask_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"an id in \[0, 512\), got 126336. Pass mask_id"):
+        LLADA.read(without("llada", "mask_token_id"))
+    with pytest.raises(ValueError, match="'mask_token_id' must be an integer from 0 to 511"):
+        LLADA.read({**config_of("llada"), "mask_token_id": 512})
+
+
+# Names and sizes of published checkpoints
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_no_two_tensors_have_one_official_name(family: Family) -> None:
+    assert len(set(family.names.values())) == len(family.names)
+
+
+def size_of(family: Family, config: dict[str, Any]) -> tuple[int, int]:
+    """Tensors and bytes of a checkpoint in bfloat16, the experts' selection bias in float32."""
+    with torch.device("meta"):
+        transformer = Transformer(family.read(config).shape)
+    tensors = family.tensors(transformer)
+    wide = [part for name, part in tensors.items() if name.endswith("expert_bias")]
+    num_bytes = sum(2 * part.numel() for part in tensors.values())
+    return len(tensors), num_bytes + sum(2 * part.numel() for part in wide)
+
+
+def test_the_official_llada_has_the_published_tensors() -> None:
+    config = {
+        "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32,
+        "mlp_hidden_size": 12288, "mlp_ratio": 4, "vocab_size": 126464, "embedding_size": 126464,
+        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "weight_tying": False,
+        "mask_token_id": 126336, "eos_token_id": 126081,
+    }  # fmt: skip
+    facts = LLADA.read(config)
+    assert (facts.mask_id, facts.eos_ids) == (126336, (126081, 126348))
+    assert size_of(LLADA, config) == (291, 16_031_162_368)
+
+
+def test_llada2_mini_has_the_published_tensors() -> None:
+    config = config_of("llada2_moe") | {
+        "hidden_size": 2048, "num_hidden_layers": 20, "intermediate_size": 5120,
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "rotary_dim": 64,
+        "n_group": 8, "topk_group": 4, "vocab_size": 157184, "pad_token_id": 156892,
+    }  # fmt: skip
+    facts = FAMILIES["llada2_moe"].read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (156895, (156892,), 32)
+    assert size_of(FAMILIES["llada2_moe"], config) == (14_813, 32_511_296_512)
+
+
+def test_fast_dllm_v2_7b_has_the_published_tensors() -> None:
+    config = config_of("fast_dllm_v2") | {
+        "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064, "bd_size": 32,
+    }  # fmt: skip
+    assert size_of(FAMILIES["fast_dllm_v2"], config) == (339, 15_231_233_024)
+
+
+# Loading
+
+
+@pytest.mark.parametrize("key", ["llada_moe", "llada2_moe", "sdar_moe", "rnd1"])
+@pytest.mark.parametrize("option", [{"quantize": "int8"}])
+def test_experts_are_not_silently_left_as_they_are(key: str, option: dict[str, Any]) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(ValueError, match="must be left out for a mixture of experts"):
+        load_tiny(key, **option)
+
+
+def test_a_missing_expert_is_named(tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(MODELS / "sdar_moe" / "model.safetensors")
+    name = "model.layers.1.mlp.experts.5.up_proj.weight"
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((MODELS / "sdar_moe" / "config.json").read_text())
+    with pytest.raises(ValueError, match=f"got 1 differences: missing {name}"):
+        load_model(tmp_path, mask_id=508)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
+    model = load_tiny("llada2_moe", dtype=dtype)
+    exact = load_tiny("llada2_moe", dtype=torch.float64)
+    wide = torch.promote_types(dtype, torch.float32)
+    for layer in (1, 2):
+        bias = model.transformer.layers[layer].mlp.router.selection_bias
+        assert bias.dtype == wide
+        assert torch.equal(bias.double(), exact.transformer.layers[layer].mlp.router.selection_bias)
+    model.to(torch.float64).to(torch.bfloat16)
+    bias = model.transformer.layers[1].mlp.router.selection_bias
+    assert model.dtype == torch.bfloat16
+    assert model.transformer.layers[1].mlp.router.weight.dtype == torch.bfloat16
+
+
+# A family of the user's own
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4,
+}  # fmt: skip
+OWN = Family(
+    name="Own",
+    architecture="OwnModel",
+    names={
+        name: official
+        for name, official in NAMES.items()
+        if not name.endswith((".gate.weight", ".up.weight"))
+    }
+    | {"layers.{n}.gate_up.weight": "model.layers.{n}.mlp.gate_up_proj.weight"},
+    read_shape=read_shape,
+    refusals=(),
+    mask_id=None,
+    eos_id=0,
+    mask_keys=("diffusion_mask", "mask_token_id"),
+)
+MINIMAL = NetworkConfig(
+    vocab_size=8, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4,
+    mlp_hidden_size=8, norm_eps=1e-6, rope_theta=1e4, tied_head=True,
+)  # fmt: skip
+CONFIG = {"architectures": ["OwnModel"], "diffusion_mask": 7, **SIZES}
+
+
+def write_checkpoint(folder: Path, family: Family, config: dict[str, Any]) -> Transformer:
+    torch.manual_seed(0)
+    network = Transformer(family.read(config).shape)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: part.clone() for name, part in family.tensors(network).items()}
+    save_file(tensors, folder / "model.safetensors")
+    return network
+
+
+def test_a_family_of_ones_own_is_passed_or_named_with_its_module(tmp_path: Path) -> None:
+    network = write_checkpoint(tmp_path, OWN, CONFIG)
+    for family in (OWN, f"{__name__}:OWN"):
+        model, _ = load_model(tmp_path, family=family)
+        assert model.mask_id == 7
+        for name, weight in model.transformer.named_parameters():
+            assert torch.equal(weight, network.get_parameter(name))
+    with pytest.raises(ValueError, match=f"'{__name__}:CONFIG' must be a Family, got a dict"):
+        load_model(tmp_path, family=f"{__name__}:CONFIG")
+    with pytest.raises(ValueError, match="'no_such_module:OWN' must be importable"):
+        load_model(tmp_path, family="no_such_module:OWN")
+    with pytest.raises(ValueError, match=r"or pass a family of your own \(docs/extending.md\)"):
+        load_model(tmp_path)
+
+
+def test_gate_and_up_may_be_one_tensor_of_a_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint in Phi-3's format could not be named, and ended in a KeyError."""
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["model.layers.1.mlp.gate_up_proj.weight"].shape == (96, 32)
+    model, _ = load_model(tmp_path, family=OWN)
+    parts = model.transformer.parts()
+    for n in range(2):
+        both = torch.cat([parts[f"layers.{n}.gate.weight"], parts[f"layers.{n}.up.weight"]])
+        assert torch.equal(both, stored[f"model.layers.{n}.mlp.gate_up_proj.weight"])
+
+
+def test_an_adapter_of_a_joined_tensor_is_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    model, _ = load_model(tmp_path, family=OWN)
+    lora = LoRA(model, OWN, rank=2, alpha=2)
+    for weight in lora.weights:
+        torch.nn.init.normal_(weight)
+    lora.save(tmp_path / "adapter", base=str(tmp_path))
+    merged, _ = load_model(tmp_path, family=OWN, adapter=tmp_path / "adapter")
+    tokens, positions = torch.tensor([[1, 2, 3]]), torch.arange(3)[None]
+    with torch.no_grad():
+        expected = model.transformer(tokens, positions)
+        torch.testing.assert_close(
+            merged.transformer(tokens, positions), expected, atol=1e-3, rtol=1e-3
+        )
+
+
+def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
+    whole = "model.layers.{n}.mlp.experts.{e}.w13.weight"
+    split = (".experts.{e}.gate.weight", ".experts.{e}.up.weight")
+    names = {name: one for name, one in MOE_NAMES.items() if not name.endswith(split)}
+    moe = MoEConfig(num_experts=3, num_active=2, hidden_size=8)
+    family = replace(
+        OWN,
+        names=names | {"layers.{n}.experts.{e}.gate_up.weight": whole},
+        read_shape=partial(read_shape, moe=moe),
+    )
+    network = Transformer(family.read(CONFIG).shape)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight)
+    tensors, parts = family.tensors(network), network.parts()
+    for n in range(2):
+        for e in range(3):
+            pieces = [parts[f"layers.{n}.experts.{e}.{kind}.weight"] for kind in ("gate", "up")]
+            assert torch.equal(tensors[whole.format(n=n, e=e)], torch.cat(pieces))
+
+
+def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
+    """The first ended in a KeyError, the second in tensors that were left over."""
+    network = Transformer(OWN.read(CONFIG).shape)
+    lacking = {name: one for name, one in OWN.names.items() if "_norm" not in name}
+    missing = "got none for layers.{n}.attention_norm.weight, layers.{n}.mlp_norm.weight."
+    with pytest.raises(ValueError, match=re.escape(missing)):
+        replace(OWN, names=lacking).tensors(network)
+    alike = {**OWN.names, "layers.{n}.down.weight": "model.layers.mlp.down_proj.weight"}
+    with pytest.raises(ValueError, match=r"'layers.1.down.weight' and for another. Is {n} or"):
+        replace(OWN, names=alike).tensors(network)
+
+
+def test_a_name_that_no_tensor_has_is_refused() -> None:
+    """It was ignored: the checkpoint's tensor was left over, as if config.json were wrong."""
+    with pytest.raises(ValueError, match=r"called embedding\.weight, .* got final_norm\.weight"):
+        replace(OWN, names={**OWN.names, "final_norm.weight": "model.final_norm.weight"})
+
+
+def test_every_name_of_ours_is_one_of_a_network_with_its_switch() -> None:
+    """And docs/extending.md lists them all."""
+    moe = MoEConfig(num_experts=2, num_active=1, hidden_size=8)
+    found = names_of(MINIMAL) | names_of(replace(MINIMAL, moe=moe))
+    assert found == {name for name, switch in OUR_NAMES.items() if switch in ("", "moe")}
+    wide = replace(moe, has_selection_bias=True, shared_hidden_size=8)
+    for switch, shape in {
+        "not tied_head": replace(MINIMAL, tied_head=False),
+        "qkv_bias": replace(MINIMAL, qkv_bias=True),
+        "qk_norm": replace(MINIMAL, qk_norm=True),
+        "moe.has_selection_bias": replace(MINIMAL, moe=replace(wide, shared_hidden_size=0)),
+        "moe.shared_hidden_size": replace(MINIMAL, moe=replace(wide, has_selection_bias=False)),
+    }.items():
+        brought = {name for name, by in OUR_NAMES.items() if by == switch}
+        assert brought == names_of(shape) - found
+        assert brought
+    text = (Path(__file__).parents[5] / "docs" / "extending.md").read_text(encoding="utf-8")
+    rows = text[text.index("| `embedding.weight`") :].partition("\n\n")[0]
+    table = re.findall(r"^\| `([\w.{}]+)` \| (.*?) \| ", rows, re.MULTILINE)
+    assert {name: switch.replace("`", "") for name, switch in table} == OUR_NAMES
+
+
+def names_of(shape: NetworkConfig) -> set[str]:
+    """The names of a network's tensors, whether projections are joined or not."""
+    network = Transformer(shape)
+    parts = [name for split in (True, False) for name in network.parts(split_qkv=split)]
+    found = {re.sub(r"experts\.\d+", "experts.{e}", part) for part in parts}
+    found = {re.sub(r"layers\.\d+", "layers.{n}", part) for part in found}
+    return found | {name.replace(".gate.", ".gate_up.") for name in found}
+
+
+def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
+    """They were read in read_shape alone; elsewhere such a key was as good as absent."""
+    family = replace(
+        OWN,
+        eos_id=None,
+        mask_keys=("tokens.mask",),
+        eos_keys=("tokens.eos",),
+        block_keys=("net.block",),
+        refusals=(Refusal("net.activation", ("silu",), "to be 'silu'"),),
+    )
+    config = {**SIZES, "tokens": {"mask": 5, "eos": [2, 3]}, "net": {"block": 4}}
+    facts = family.read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (5, (2, 3), 4)
+    with pytest.raises(ValueError, match=r"need 'net.activation' to be 'silu', got 'gelu'"):
+        family.read({**config, "net": {"activation": "gelu"}})
+    with pytest.raises(ValueError, match=r"'tokens.eos' must be integers from 0 to 63, got 64"):
+        family.read({**config, "tokens": {"mask": 5, "eos": 64}})
+    # A key that has a dot of its own is that key.
+    assert ConfigReader({"a.b": 3, "a": {"b": 4}}).integer("a.b") == 3
+    assert not ConfigReader({"a": "text"}).has("a.b")
+
+
+def test_the_tokenizer_says_what_ends_an_answer_where_nothing_else_does() -> None:
+    """It said what [MASK] is, but not this."""
+    family, config = replace(OWN, eos_id=None), dict(CONFIG)
+    assert family.read(config, tokenizer_eos_id=4).eos_ids == (4,)
+    assert family.read({**config, "eos_token_id": 3}, tokenizer_eos_id=4).eos_ids == (3,)
+    assert OWN.read(config, tokenizer_eos_id=4).eos_ids == (0,)
+    for unknown in (None, 64):
+        with pytest.raises(ValueError, match=r"which token ends an answer.* change its eos_keys\."):
+            family.read(config, tokenizer_eos_id=unknown)
+
+
+def test_a_family_that_is_passed_needs_no_architecture_in_the_file(tmp_path: Path) -> None:
+    """'Leave family out' was the remedy, for a file that then was of no known family."""
+    write_checkpoint(tmp_path, OWN, CONFIG)
+    for named in (None, []):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "architectures": named}))
+        model, _ = load_model(tmp_path, family=OWN)
+        assert model.mask_id == 7
+    with pytest.raises(ValueError, match="in 'architectures', got None"):
+        family_of({"model_type": "own"})
+    with pytest.raises(ValueError, match=r"'architectures' of a Own .*\['Other'\]"):
+        family_of({"architectures": ["Other"]}, OWN)
+
+
+def test_a_missing_key_of_a_family_of_ones_own_may_be_its_mistake() -> None:
+    """The only remedy was to take config.json from the official repository."""
+    with pytest.raises(ValueError, match="for a family of your own, change its read_shape"):
+        OWN.read({key: value for key, value in CONFIG.items() if key != "hidden_size"})
+
+
+def test_the_mask_token_is_read_from_the_keys_of_the_family() -> None:
+    assert OWN.read(CONFIG).mask_id == 7
+    bare = {key: value for key, value in CONFIG.items() if key != "diffusion_mask"}
+    assert OWN.read({**bare, "mask_token_id": 9}).mask_id == 9
+    assert OWN.read(CONFIG, mask_id=3).mask_id == 3
+    with pytest.raises(ValueError, match="'diffusion_mask' must be an integer from 0 to 63"):
+        OWN.read({**CONFIG, "diffusion_mask": 64})
+    with pytest.raises(ValueError, match="must say which token is"):
+        OWN.read(bare)

@@ -1,0 +1,303 @@
+"""Forwards are captured, checked, and replayed with the inputs of the present one."""
+
+import copy
+import gc
+import shutil
+import subprocess
+import sys
+import warnings
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretended import PROMPTS, Recorder, Replayed, cache_size, forward
+from tiny_models import FAMILIES, tiny
+
+from dllm_decode import DualCache, FreeCache, KVCache, decode, load_model
+from dllm_decode.models.graphs.capture import CudaGraphs, _collector_off
+from dllm_decode.models.graphs.runner import GraphRunner
+from samplers import FixedSchedule
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[5]
+OPTIONS: Any = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
+
+
+class Runs:
+    """A runner over a tiny model, and one cache for all forwards."""
+
+    def __init__(self, capture: Any = None, *, num_rows: int = 1, **options: Any) -> None:
+        self.model = tiny("llada")
+        self.capture = Recorder() if capture is None else capture
+        self.runner = GraphRunner(capture=self.capture, **options)
+        self.kv_cache = self.new_kv_cache(num_rows)
+
+    def new_kv_cache(self, num_rows: int = 1, num_slots: int = 40) -> KVCache:
+        size = cache_size(self.model, num_rows, num_slots)
+        return self.runner.new_kv_cache(size, dtype=torch.float64, device=CPU)
+
+    def __call__(self, num_columns: int = 4, **options: Any) -> torch.Tensor:
+        inputs = forward(self.kv_cache, num_columns, **options)
+        return self.runner(self.model.predict, inputs)
+
+    def expected(self, num_columns: int = 4, *, num_rows: int = 1, **options: Any) -> torch.Tensor:
+        kv_cache = self.model.new_kv_cache(self.kv_cache.keys.shape[1], 40)
+        for part, held in zip(kv_cache.buffers, self.kv_cache.buffers, strict=True):
+            part.copy_(held)
+        return self.model.predict(forward(kv_cache, num_columns, num_rows=num_rows, **options))
+
+
+def test_graphs_serve_callers_in_and_out_of_inference_mode() -> None:
+    runs = Runs()
+    for inference in (False, True, False, True, False):
+        with torch.inference_mode(inference):
+            runs().add_(1.0)
+    assert runs.capture.num_replayed == 4
+
+
+def test_moved_weights_are_captured_anew() -> None:
+    model = load_model("mini")[0]
+    before = model._runner
+    model.to(torch.float64)
+    assert model._runner is not before
+
+
+def test_logits_are_not_overwritten_by_the_next_replay() -> None:
+    runs = Runs()
+    found = [(token, runs(token=token)) for token in range(6)]
+    for token, logits in found:
+        torch.testing.assert_close(logits, runs.expected(token=token))
+    assert runs.capture.num_replayed == 5
+
+
+def test_sizes_share_one_buffer_of_logits() -> None:
+    runs = Runs()
+    for columns in (16, 8, 16, 8, 16, 8):
+        torch.testing.assert_close(runs(columns), runs.expected(columns))
+    assert runs.capture.num_captured == 2
+    assert runs.runner._logits.numel() == 16 * 512
+
+
+def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
+    runs = Runs(max_graphs=2)
+    for columns in (8, 8, 16, 16, 8, 24, 24):
+        runs(columns)
+    assert [one.inputs.tokens.shape[1] for one in runs.runner._graphs.values()] == [8, 24]
+    for columns in (16, 16, 16):
+        torch.testing.assert_close(runs(columns), runs.expected(columns))
+    assert runs.runner.num_graphs == 2
+
+
+def test_sizes_seen_once_are_forgotten_too() -> None:
+    runs = Runs(max_graphs=1)
+    for columns in range(1, 33):
+        for other in range(1, 9):
+            inputs = forward(runs.kv_cache, columns)
+            wanted = torch.zeros(1, 8 * other, dtype=torch.long)
+            runs.runner(runs.model.predict, replace(inputs, wanted=wanted))
+    assert len(runs.runner._seen) <= 16
+
+
+def test_forwards_without_a_cache_and_those_of_many_columns_run_as_they_are() -> None:
+    calls = []
+
+    def run(inputs: Any) -> torch.Tensor:
+        calls.append(inputs)
+        return torch.zeros(*inputs.wanted.shape, 3)
+
+    runs = Runs(num_rows=3, max_columns=20)
+    many, alone = forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)
+    for inputs in (many, many, alone, alone):
+        runs.runner(run, inputs)
+    assert calls[0] is calls[1] is many
+    assert calls[2] is calls[3] is alone
+    assert not runs.capture.num_captured
+
+
+def test_few_of_many_rows_are_padded_only_while_there_are_few_columns() -> None:
+    runs = Runs(num_rows=32)
+    for columns, is_captured in ((16, True), (24, False)):
+        before = runs.capture.num_captured
+        for _ in range(2):
+            found = runs(columns, num_rows=3)
+            torch.testing.assert_close(found, runs.expected(columns, num_rows=3))
+        assert runs.capture.num_captured - before == is_captured
+
+
+def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
+    """A cycle of model and runner once kept 16 GB of weights until the next collection."""
+    model = load_model("mini")[0]
+    model._runner = GraphRunner(capture=Recorder())
+    kv_cache = model._runner.new_kv_cache(cache_size(model, 1, 20), dtype=model.dtype, device=CPU)
+    gc.collect()
+    gc.disable()
+    try:
+        model.predict(forward(None, 4))
+        held = weakref.ref(kv_cache.reserve), weakref.ref(model)
+        model._runner(lambda inputs: torch.zeros(*inputs.wanted.shape, 3), forward(kv_cache))
+        del model, kv_cache
+        assert [part() for part in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_the_collector_is_off_during_a_capture_and_back_on_after_a_failure() -> None:
+    def fail() -> None:
+        with _collector_off():
+            assert not gc.isenabled()
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
+    assert gc.isenabled()
+
+
+def test_a_copied_model_has_graphs_of_its_own() -> None:
+    runner = GraphRunner(capture=Recorder(), max_graphs=3)
+    runner.failed = True
+    other = copy.deepcopy(runner)
+    assert (other.max_graphs, other.num_graphs, other.failed) == (3, 0, False)
+    assert other.capture is not runner.capture
+    assert isinstance(copy.deepcopy(GraphRunner()).capture, CudaGraphs)
+
+
+# Planted faults: each is found at the first replay, named once, and survived.
+
+
+class OtherInputs(Recorder):
+    """Replays read inputs that were moved: nobody fills them."""
+
+    def __call__(self, run: Any, inputs: Any) -> Any:
+        parts = {
+            name: part.clone() if isinstance(part, torch.Tensor) else part
+            for name, part in vars(inputs).items()
+        }
+        return super().__call__(run, replace(inputs, **parts))
+
+
+class OtherCache(Recorder):
+    """Replays write to key-value buffers that were moved."""
+
+    def __call__(self, run: Any, inputs: Any) -> Any:
+        held = inputs.kv_cache
+        moved = KVCache(held.keys.clone(), held.values.clone())
+        return super().__call__(run, replace(inputs, kv_cache=moved))
+
+
+class OtherLogits(Recorder):
+    """Replays leave their logits where they were last."""
+
+    def __call__(self, run: Any, inputs: Any) -> Any:
+        logits = run(inputs).clone()
+        return lambda: logits
+
+
+class Unable(Recorder):
+    """No forward can be captured."""
+
+    def __call__(self, run: Any, inputs: Any) -> Any:
+        self.num_captured += 1
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+FAULTS = {
+    OtherInputs: "a logit of its first replay differs by",
+    OtherCache: "a stored key or value of its first replay differs by",
+    OtherLogits: "a logit of its first replay differs by",
+    Unable: r"operation not permitted when stream is capturing\)",
+}
+
+
+@pytest.mark.exhaustive(6)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_once_and_changes_no_token(fault: Any, family: str) -> None:
+    for cache in (DualCache(), FreeCache()):
+        replayed = Replayed(family, capture=fault())
+        plain = decode(replayed.model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                out = decode(replayed, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
+                assert torch.equal(plain.tokens, out.tokens)
+        (warning,) = caught
+        assert FAULTS[fault].strip("\\)") in str(warning.message)
+        assert "run without graphs: the same tokens, slower" in str(warning.message)
+        assert replayed.runner.failed
+        assert not replayed.runner.num_graphs
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_an_error_where_graphs_are_required(fault: Any) -> None:
+    runs = Runs(fault())
+    runs()
+    with pytest.raises(RuntimeError, match=FAULTS[fault]):
+        runs.runner(runs.model.predict, forward(runs.kv_cache), required=True)
+
+
+def test_rounding_is_no_fault() -> None:
+    class Rounding(Recorder):
+        def __call__(self, run: Any, inputs: Any) -> Any:
+            replay = super().__call__(run, inputs)
+            return lambda: replay().mul_(1 + 1e-10)
+
+    runs = Runs(Rounding())
+    for _ in range(3):
+        runs()
+    assert runs.runner.num_graphs == 1
+
+
+def test_without_memory_for_a_graph_room_is_made_and_it_is_tried_again() -> None:
+    """Out of memory was once taken for a forward that cannot be captured."""
+
+    class Full(Recorder):
+        def __call__(self, run: Any, inputs: Any) -> Any:
+            if self.num_captured == 1:
+                self.num_captured += 1
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return super().__call__(run, inputs)
+
+    runs = Runs(Full())
+    for columns in (8, 8, 16, 16, 16, 16):
+        torch.testing.assert_close(runs(columns), runs.expected(columns))
+    assert [one.inputs.tokens.shape[1] for one in runs.runner._graphs.values()] == [16]
+    assert not runs.runner.failed
+
+
+def test_without_the_folder_of_graphs_models_decode(tmp_path: Path) -> None:
+    """Issue 12: all that CUDA graphs need lies behind one seam."""
+    for package in ("dllm_decode", "samplers"):
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.rmtree(tmp_path / "dllm_decode" / "models" / "graphs")
+    program = """
+import sys, warnings
+warnings.simplefilter("error")
+import dllm_decode, torch
+from dllm_decode import DualCache, decode, load_model
+from samplers import FixedSchedule
+from pretended import Accelerator
+assert dllm_decode.__file__.startswith(sys.argv[1])
+def answer(**options):
+    model, _ = load_model("mini", dtype=torch.float64, **options)
+    assert model._runner is None
+    options = {"gen_length": 8, "block_length": 4}
+    return decode(model, [[5, 6, 7], [8]], FixedSchedule(2), cache=DualCache(), **options).tokens
+here = answer()
+with Accelerator():
+    assert torch.equal(here, answer(device="cuda").cpu())
+print("the same")
+"""
+    paths = [str(tmp_path), str(ROOT / "tests")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "the same\n", done.stderr

@@ -1,0 +1,202 @@
+"""LoRA adapters in PEFT's format are merged; what does not fit is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import MODELS
+from tiny_models import load_without_tokenizer as load_model
+from torch import Tensor
+
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models import families as known_families
+
+KNOWN = known_families.FAMILIES
+TARGETS = {
+    "llada": ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj"),
+    "dream": ("q_proj", "o_proj", "gate_proj", "down_proj"),
+    "sdar": ("v_proj", "up_proj"),
+}
+
+
+def official(family: str) -> dict[str, Tensor]:
+    return load_file(MODELS / family / "model.safetensors")
+
+
+def write(folder: Path, family: str, **config: Any) -> dict[str, Tensor]:
+    """Writes an adapter, and returns what must be added to each matrix at scale 1."""
+    generator = torch.Generator().manual_seed(0)
+    rank = config.get("r", 3)
+    weights, added = {}, {}
+    for name, weight in official(family).items():
+        module = name.removesuffix(".weight")
+        if not name.endswith(".weight") or module.rpartition(".")[2] not in TARGETS[family]:
+            continue
+        down = torch.randn(rank, weight.shape[1], generator=generator)
+        up = torch.randn(weight.shape[0], rank, generator=generator)
+        weights[f"base_model.model.{module}.lora_A.weight"] = down
+        weights[f"base_model.model.{module}.lora_B.weight"] = up
+        added[name] = up @ down
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    stated = {
+        "peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": list(TARGETS[family]),
+        "bias": "none", "lora_dropout": 0.1, "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(stated | config))
+    return added
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def tensors(model: MaskedTransformer, family: str) -> dict[str, Tensor]:
+    (known,) = [one for one in KNOWN.values() if one.name.lower() == family]
+    return known.tensors(model.transformer)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [({}, 2.0), ({"use_rslora": True}, 6 / 3**0.5), ({"r": 5, "lora_alpha": 5}, 1.0)],
+    ids=["alpha over r", "rank-stabilised", "alpha is r"],
+)
+def test_the_product_is_added_and_nothing_else_changes(
+    family: str, config: dict[str, Any], scale: float, tmp_path: Path
+) -> None:
+    added = write(tmp_path, family, **config)
+    model, _ = load_model(MODELS / family, dtype="float64", adapter=tmp_path)
+    found = tensors(model, family)
+    assert len(added) >= 4
+    for name, weight in official(family).items():
+        expected = weight.double()
+        if name in added:
+            expected = expected + scale * added[name].double()
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+    # A filter that was trained for one must not be served to the other.
+    plain, _ = load_model(MODELS / family)
+    assert len({plain.fingerprint, model.fingerprint}) == 2
+
+
+def test_patterns_override_rank_and_alpha(tmp_path: Path) -> None:
+    added = write(tmp_path, "dream")
+    edit(tmp_path, alpha_pattern={"layers.0.self_attn.q_proj": 12})
+    model, _ = load_model(MODELS / "dream", dtype="float64", adapter=tmp_path)
+    found, before = tensors(model, "dream"), official("dream")
+    for layer, scale in ((0, 4.0), (1, 2.0)):
+        name = f"model.layers.{layer}.self_attn.q_proj.weight"
+        expected = before[name].double() + scale * added[name].double()
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_for_another_base_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "dream")
+    with pytest.raises(ValueError, match=r"must fit its base model, got .* differences"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+def test_one_for_a_model_of_fewer_layers_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "dream")
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({k: v for k, v in load_file(path).items() if ".layers.0." in k}, path)
+    with pytest.raises(ValueError, match=r"nothing for model\.layers\.1\.self_attn\.q_proj"):
+        load_model(MODELS / "dream", adapter=tmp_path)
+    edit(tmp_path, layers_to_transform=[0])
+    load_model(MODELS / "dream", adapter=tmp_path)
+
+
+def test_names_that_match_nothing_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "llada")
+    edit(tmp_path, target_modules=[*TARGETS["llada"], "o_proj"])
+    with pytest.raises(ValueError, match="no module 'o_proj', which target_modules names"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "'peft_type' must be 'LORA' for an adapter that is merged"),
+        ({"use_dora": True}, "'use_dora' must be False"),
+        ({"bias": "all"}, "'bias' must be 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' must be null"),
+        ({"init_lora_weights": "pissa"}, "got 'pissa'. Merge it with PEFT"),
+        ({"r": 4}, "must be that of its weights, 3, got 4"),
+        ({"use_dora": 0}, "'use_dora' must be False for an adapter that is merged, got 0"),
+        ({"bias": None}, "'bias' must be 'none' for an adapter that is merged, got null"),
+        ({"use_rslora": "false"}, "config.json': 'use_rslora' must be true or false, got 'false'"),
+        ({"use_rslora": None}, "config.json': 'use_rslora' must be true or false, got null"),
+        ({"r": None}, "config.json': 'r' must be an integer from 1 to .*, got null"),
+        ({"r": 3.0}, "'r' must be an integer from 1 to .*, got 3.0"),
+        ({"lora_alpha": "x"}, "'lora_alpha' must be a number above 0 .*, got 'x'"),
+        ({"lora_alpha": True}, "'lora_alpha' must be a number above 0 .*, got True"),
+        ({"lora_alpha": float("nan")}, "'lora_alpha' must be a number above 0 .*, got nan"),
+        ({"alpha_pattern": {"q_proj": "6"}}, "'alpha_pattern.q_proj' must be a number .* '6'"),
+        ({"rank_pattern": {"q_proj": None}}, "'rank_pattern.q_proj' must be an integer .* null"),
+        ({"rank_pattern": [3]}, "config.json': 'rank_pattern' must be an object, got .3."),
+        ({"rank_pattern": {"(": 3}}, "keys of 'rank_pattern' must be regular expr.*, got '.' "),
+        ({"alpha_pattern": {"a{1": 3, "*": 3}}, "keys of 'alpha_pattern' must be .*, got '.' "),
+        ({"target_modules": 3}, "'target_modules' must be a string or a list of them, got 3"),
+        ({"exclude_modules": [1]}, "'exclude_modules' must be a string or a list of them, got"),
+        ({"layers_to_transform": "0"}, "'layers_to_transform' must be integers from 0 to"),
+    ],
+    ids=str,
+)
+def test_other_kinds_are_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, "llada")
+    edit(tmp_path, **config)
+    with pytest.raises(ValueError, match=message):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.bool], ids=str)
+def test_factors_that_are_no_floating_point_numbers_are_refused(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """They were multiplied as if they were weights."""
+    write(tmp_path, "llada")
+    path = tmp_path / "adapter_model.safetensors"
+    weights = load_file(path)
+    first = next(iter(weights))
+    save_file(weights | {first: weights[first].to(dtype)}, path)
+    message = rf"got (I8|I16|BOOL) for {first} in .*adapter_model\.safetensors'"
+    with pytest.raises(ValueError, match=message):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+def test_two_adapters_in_one_file_are_refused(tmp_path: Path) -> None:
+    """The one that came last was merged."""
+    write(tmp_path, "llada")
+    path = tmp_path / "adapter_model.safetensors"
+    weights = load_file(path)
+    first = next(iter(weights))
+    second = {first.replace(".weight", ".default.weight"): weights[first].clone()}
+    save_file(weights | second, path)
+    with pytest.raises(ValueError, match=r"must hold one adapter, got a second tensor for"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "llada")
+    path = tmp_path / "adapter_model.safetensors"
+    weights = load_file(path)
+    first = next(iter(weights))
+    save_file({k: v for k, v in weights.items() if k != first}, path)
+    with pytest.raises(ValueError, match="must hold a lora_A of shape"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+    save_file(weights | {first: weights[first] * torch.nan}, path)
+    with pytest.raises(ValueError, match="got NaN or infinity in base_model"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+    save_file(weights | {"base_model.model.x.lora_magnitude_vector": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="lora_A and lora_B of linear maps only, got base_model"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+    path.write_bytes(b"cut")
+    with pytest.raises(ValueError, match="is damaged or cut short"):
+        load_model(MODELS / "llada", adapter=tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="An adapter folder must hold an adapter_model"):
+        load_model(MODELS / "llada", adapter=tmp_path)

@@ -1,0 +1,545 @@
+import json
+import re
+import shutil
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from tiny_models import EVERY_FAMILY, load_tiny
+from tiny_models import load_without_tokenizer as load_model
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models import load_model as load_required
+from dllm_decode.models.loading import find, load, placement, weights
+
+
+def small(**changes: object) -> MaskedTransformer:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    ids = {"mask_id": 49, "eos_ids": (40,)}
+    return new_llada(**{**sizes, "mlp_hidden_size": 24, **ids, **changes})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    save_model(small(), tmp_path / "small")
+    return tmp_path / "small"
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def same(one: MaskedTransformer, other: MaskedTransformer) -> bool:
+    ours, theirs = one.transformer.parts(), other.transformer.parts()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+# Sources
+
+
+def test_a_folder_is_loaded_ready_to_decode(folder) -> None:
+    model, tokenizer = load_model(folder)
+    assert tokenizer is None
+    assert (model.name, model.mask_id, model.eos_ids) == ("small", 49, (40,))
+    assert (model.logit_shift, model.causal_block_length, model.banned_ids) == (0, 0, ())
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.device == torch.device("cpu")
+
+
+def test_an_embedded_model_is_loaded_by_its_name(folder, monkeypatch) -> None:
+    monkeypatch.setattr(find, "ASSETS", folder.parent)
+    model, _ = load_model("small")
+    assert model.name == "small"
+
+
+def test_an_unknown_name_lists_the_embedded_models(folder, monkeypatch) -> None:
+    monkeypatch.setattr(find, "ASSETS", folder.parent)
+    with pytest.raises(FileNotFoundError, match=r"embedded name \(small\), got 'smal'"):
+        load_model("smal")
+
+
+def test_a_path_that_does_not_exist_is_refused(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"which is none of these\. Check the path"):
+        load_model(tmp_path / "absent")
+
+
+def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) -> None:
+    asked = []
+
+    def download(hub_id: str, **options: Any) -> str:
+        asked.append({"hub_id": hub_id, **options})
+        if options["local_files_only"]:
+            raise LocalEntryNotFoundError("not cached")
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    model, _ = load_model("someone/small-1.5", revision="abc", token="t", cache_dir="c")
+    assert model.name == "someone/small-1.5"
+    (here, there), same = asked, ("hub_id", "revision", "token", "cache_dir")
+    assert [here[name] for name in same] == [there[name] for name in same]
+    assert [there[name] for name in same] == ["someone/small-1.5", "abc", "t", "c"]
+    assert not [end for end in there["allow_patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_the_hub_is_asked_for_what_is_not_in_the_cache_alone(
+    name, folder, tmp_path, monkeypatch
+) -> None:
+    """Without a network, the hub was asked again and again for 24 seconds."""
+    asked = []
+    partial = tmp_path / "partial"
+    partial.mkdir()
+    if name.endswith("json"):
+        (partial / name).write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+
+    def download(hub_id: str, *, local_files_only: bool, **_: Any) -> str:
+        asked.append(local_files_only)
+        return str(cached if local_files_only else folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    cached = folder
+    load_model("someone/small")
+    assert asked == [True]
+    cached = partial
+    load_model("someone/small")
+    assert asked == [True, True, False]
+
+
+def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch) -> None:
+    def download(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("a long story")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(OSError, match="'someone/model' is not a folder here") as caught:
+        load_model("someone/model")
+    assert "pass the path of its folder" in str(caught.value)
+    assert caught.value.__suppress_context__
+    with pytest.raises(OSError, match="'someone/model' with revision='v2' is not a folder"):
+        load_model("someone/model", revision="v2")
+    with pytest.raises(OSError, match=r"not in the cache \(Conn.*local_files_only=True forbids"):
+        load_model("someone/model", local_files_only=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [("gptq", "GPTQ"), ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes"), ("fp8", "fp8")],
+)
+def test_weights_that_are_stored_quantised_are_refused_by_name(folder, method, named) -> None:
+    edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ValueError, match=f"got quantization_config of {named} in .*config.json"):
+        load_model(folder)
+
+
+def test_gguf_is_refused_by_name(tmp_path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for source in (tmp_path, tmp_path / "model.gguf", "someone/LLaDA-8B-GGUF"):
+        with pytest.raises(ValueError, match="must be safetensors files, got GGUF in "):
+            load_model(source)
+
+
+def test_a_gpu_is_taken_by_default_and_named_once(monkeypatch, caplog) -> None:
+    assert placement.chosen_device(None) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    placement._tell_of_cuda.cache_clear()
+    assert [placement.chosen_device(None) for _ in range(2)] == ["auto", "auto"]
+    assert placement.chosen_device("cpu") == "cpu"
+    assert caplog.messages == [
+        "Models are loaded onto a GPU; pass device='cpu' to load_model for the CPU."
+    ]
+
+
+# Weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_what_was_saved_is_loaded_bit_for_bit(dtype, tmp_path) -> None:
+    model = small().to(dtype)
+    save_model(model, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.dtype == dtype
+    assert loaded.transformer.config == model.transformer.config
+    assert same(loaded, model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"tied_head": True}, {"num_kv_heads": 1}, {"eos_ids": (40, 3)}, {"rope_theta": 1e4}],
+    ids=str,
+)
+def test_every_variant_survives_saving_and_loading(changes, tmp_path) -> None:
+    model = small(**changes)
+    save_model(model, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.transformer.config == model.transformer.config
+    assert (loaded.mask_id, loaded.eos_ids) == (model.mask_id, model.eos_ids)
+    assert same(loaded, model)
+
+
+def test_the_tiny_official_checkpoint_is_saved_as_it_came(golden_dir, tmp_path) -> None:
+    official = golden_dir / "models" / "llada"
+    save_model(load_model(official)[0], tmp_path)
+    came = load_file(official / "model.safetensors")
+    went = load_file(tmp_path / "model.safetensors")
+    assert came.keys() == went.keys()
+    assert all(torch.equal(came[name], went[name]) for name in came)
+    config = json.loads((official / "config.json").read_text())
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written.items() <= config.items()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_dtype_is_that_asked_for(dtype, folder, tmp_path) -> None:
+    loaded, _ = load_model(folder, dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    save_model(small(), tmp_path / "other", dtype=dtype)
+    assert same(load_model(tmp_path / "other")[0], loaded)
+
+
+def test_shards_are_the_single_file(folder, tmp_path) -> None:
+    single, _ = load_model(folder)
+    save_model(single, tmp_path / "sharded", max_shard_bytes=4000)
+    files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert same(load_model(tmp_path / "sharded")[0], single)
+    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
+    on_disk = [load_file(tmp_path / "sharded" / name) for name in files]
+    assert index["metadata"]["total_size"] == sum(t.nbytes for s in on_disk for t in s.values())
+    # A tensor may be larger than a shard; several together may not.
+    assert all(sum(t.nbytes for t in s.values()) <= 4000 or len(s) == 1 for s in on_disk)
+
+
+def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
+    save_model(small(seed=1), folder, max_shard_bytes=4000)
+    save_model(small(seed=2), folder)
+    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
+    assert same(load_model(folder)[0], small(seed=2))
+
+
+def test_a_seed_is_a_model() -> None:
+    assert same(small(seed=3), small(seed=3))
+    assert not same(small(seed=3), small(seed=4))
+    for name, part in small(seed=3).transformer.parts().items():
+        assert (part != 0).all(), name
+        assert part.std() < 0.03, name
+
+
+def test_a_new_model_is_made_in_its_dtype_from_the_start(monkeypatch) -> None:
+    made = []
+
+    def normal(part: torch.Tensor, *args: object, **kwargs: object) -> None:
+        made.append((part.device.type, part.dtype))
+
+    monkeypatch.setattr(torch.Tensor, "normal_", normal)
+    model = small(dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert {dtype for device, dtype in made if device != "meta"} == {torch.bfloat16}
+    monkeypatch.undo()
+    assert same(small(seed=3, dtype=torch.bfloat16), small(seed=3, dtype=torch.bfloat16))
+
+
+def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
+    """Counts tensors alive, not bytes: the model is made once, and each tensor is gone in time."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    opened_as_before = weights.safe_open
+
+    class Watched:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            self.opened = opened_as_before(*args, **kwargs)
+
+        def __enter__(self) -> "Watched":
+            self.opened.__enter__()
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self.opened.__exit__(*args)
+
+        def keys(self) -> list[str]:
+            return self.opened.keys()
+
+        def get_slice(self, name: str) -> object:
+            return self.opened.get_slice(name)
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            assert not any(reference() is not None for reference in alive)
+            tensor = self.opened.get_tensor(name)
+            alive.append(weakref.ref(tensor))
+            return tensor
+
+    monkeypatch.setattr(weights, "safe_open", Watched)
+    model, _ = load_model(folder)
+    assert len(alive) == len(model.transformer.parts())
+
+
+# Damage
+
+
+def test_missing_left_over_and_misshaped_tensors_are_all_named(folder) -> None:
+    layer = "model.transformer.blocks.1"
+    edit_weights(
+        folder,
+        **{
+            f"{layer}.q_proj.weight": None,
+            "model.transformer.ln_f.weight": None,
+            f"{layer}.q_proj.bias": torch.zeros(16),
+            f"{layer}.ff_proj.weight": torch.zeros(24, 15),
+        },
+    )
+    with pytest.raises(ValueError, match="got 4 differences") as caught:
+        load_model(folder)
+    message = str(caught.value)
+    assert f"missing {layer}.q_proj.weight" in message
+    assert "missing model.transformer.ln_f.weight" in message
+    assert f"left over {layer}.q_proj.bias" in message
+    assert f"{layer}.ff_proj.weight of shape [24, 15] instead of [24, 16]" in message
+
+
+def test_damage_is_found_before_memory_is_allocated(folder, monkeypatch) -> None:
+    edit_weights(folder, **{"model.transformer.ln_f.weight": None})
+    monkeypatch.setattr(load.Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    with pytest.raises(ValueError, match="got 1 differences: missing"):
+        load_model(folder)
+
+
+def written(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text, encoding="latin-1")
+
+
+def cut(num_bytes: int) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:num_bytes])
+
+    return damage
+
+
+def removed(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def quantised(folder: Path) -> None:
+    weight = torch.zeros((24, 16), dtype=torch.int8)
+    edit_weights(folder, **{"model.transformer.blocks.0.up_proj.weight": weight})
+
+
+def sharded(folder: Path) -> list[Path]:
+    save_model(small(), folder, max_shard_bytes=4000)
+    return sorted(folder.glob("*.safetensors"))
+
+
+def without_a_shard(folder: Path) -> None:
+    sharded(folder)[-1].unlink()
+
+
+def with_an_index_of_another_file(folder: Path) -> None:
+    """Only the tensor was named, as missing, and if another file had it nothing was."""
+    first, second = sharded(folder)[:2]
+    index = json.loads((folder / INDEX).read_text())
+    name = next(key for key, place in index["weight_map"].items() if place == first.name)
+    index["weight_map"][name] = second.name
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def with_a_tensor_twice(folder: Path) -> None:
+    """The one that was read last won."""
+    first, second = sharded(folder)[:2]
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor + 1}, second)
+
+
+INDEX = "model.safetensors.index.json"
+NAMES_NO_FILES = rf"{re.escape(INDEX)}': 'weight_map' must say in which file"
+DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    *((cut(size), ValueError, r"model\.safetensors' is damaged or cut short")
+      for size in (4, 100, 4000)),
+    (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
+     r"proj\.weight in '.*model\.safetensors'"),
+    (without_a_shard, FileNotFoundError, r"model-0000\d-of-0000\d\.safetensors are missing"),
+    (with_an_index_of_another_file, ValueError, r"-00002-of-.*' must hold .* got a file without"),
+    (with_a_tensor_twice, ValueError, r"one weight file, got .* in .*-00002-of-.*'"),
+    (pickled, FileNotFoundError, r"files only, got pytorch_model\.bin"),
+    (removed("model.safetensors"), FileNotFoundError, r"model\.safetensors are missing"),
+    (removed("config.json"), FileNotFoundError, r"A model folder holds a config\.json"),
+    *((written(INDEX, text), ValueError, rf"{re.escape(INDEX)}'")
+      for text in ("{", "[]", '{"weight_map": 3}')),
+    *((written(INDEX, json.dumps({"weight_map": files})), ValueError, NAMES_NO_FILES)
+      for files in (None, [], {}, {"a": 1}, {"a": ""}, {"a": "../model.safetensors"})),
+    *((written("config.json", text), ValueError, r"config\.json' (is not valid|must hold a JSON)")
+      for text in ("{", "[]", "\xff")),
+    (written("config.json", '{"a":' * 100_000 + "1" + "}" * 100_000), ValueError,
+     r"config\.json' must not be nested deeper"),
+    *((written("tokenizer.json", text), ValueError, r"The tokenizer files in .* cannot be read")
+      for text in ("{", "[]", '{"model": 3}', "\xff")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "kind", "message"), DAMAGES)
+def test_damage_is_named_by_its_file(
+    damage: Callable[[Path], object], kind: type[Exception], message: str, folder: Path
+) -> None:
+    damage(folder)
+    with pytest.raises(kind, match=message):
+        load_model(folder)
+
+
+# Bad numbers and files
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_a_weight_that_is_no_number_is_named(number, dtype, folder) -> None:
+    name = "model.transformer.blocks.1.q_proj.weight"
+    weight = load_file(folder / "model.safetensors")[name].clone()
+    weight[3, 5] = number
+    edit_weights(folder, **{name: weight})
+    with pytest.raises(ValueError, match=rf"got NaN or infinity in {name} of .*model\.safetensors"):
+        load_model(folder, dtype=dtype)
+
+
+def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
+    name = "model.transformer.blocks.1.q_proj.weight"
+    weight = torch.full_like(load_file(folder / "model.safetensors")[name], 3e38)
+    edit_weights(folder, **{name: weight})
+    load_model(folder)
+    with pytest.raises(ValueError, match=r"finite number in torch\.float16, got .*infinity"):
+        load_model(folder, dtype="float16")
+
+
+# Options
+
+
+def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
+    """It was `None`, which failed much later, in the first call that encoded a text."""
+    with pytest.raises(FileNotFoundError, match=r"must hold tokenizer\.json.*'optional'"):
+        load_required(folder)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"The tokenizer files in .* cannot be read"):
+        load_required(folder)
+
+
+def test_names_of_transformers_are_accepted(folder) -> None:
+    assert load_model(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
+    assert load_model(folder, dtype="auto", device_map="cpu")[0].dtype == torch.float32
+    with pytest.raises(ValueError, match="or 'auto', got 'bf16'"):
+        load_model(folder, dtype="bf16")
+    assert load_model(folder, torch_dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="device_map must be left out beside device"):
+        load_model(folder, device="meta", device_map="cpu")
+    with pytest.raises(ValueError, match="torch_dtype must be left out beside dtype"):
+        load_model(folder, dtype="float32", torch_dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["fused", "graphs"])
+def test_what_needs_cuda_is_refused_elsewhere(name, folder) -> None:
+    assert load_model(folder, **{name: False})
+    with pytest.raises(ValueError, match=f"{name}=True needs a CUDA device, got device='cpu'"):
+        load_model(folder, **{name: True})
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_other_accelerators_are_named_where_they_are_missing(device, folder) -> None:
+    with pytest.raises(ValueError, match=f"A device must be one that .* got '{device}'"):
+        load_model(folder, device=device)
+
+
+def test_generation_config_adds_tokens_that_end_an_answer(folder) -> None:
+    before = load_model(folder)[0].eos_ids
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [7, before[0]]}))
+    assert load_model(folder)[0].eos_ids == (*before, 7)
+    path.write_text(json.dumps({"eos_token_id": "x"}))
+    with pytest.raises(ValueError, match=r"generation_config\.json': 'eos_token_id' must be"):
+        load_model(folder)
+
+
+def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
+    assert load_model(folder)[0].max_length is None
+    edit_config(folder, max_sequence_length=4096)
+    assert load_model(folder)[0].max_length == 4096
+    # Such a value was as good as absent.
+    for wrong in (None, "4096", True, -1):
+        edit_config(folder, max_sequence_length=wrong)
+        with pytest.raises(ValueError, match="'max_sequence_length' must be an integer from 1"):
+            load_model(folder)
+
+
+def test_a_mask_token_that_the_tokenizer_contradicts_is_refused(tmp_path) -> None:
+    """Config.json won, and the model filled in another token than its tokenizer shows."""
+    shutil.copytree(find.ASSETS / "mini", tmp_path / "mini")
+    edit_config(tmp_path / "mini", mask_token_id=5)
+    with pytest.raises(ValueError, match=r"the \[MASK\] token of the tokenizer, 1, got 5"):
+        load_required(tmp_path / "mini")
+    assert load_required(tmp_path / "mini", mask_id=1)[0].mask_id == 1
+
+
+# Families
+# Saving
+
+
+@pytest.mark.parametrize("family", sorted(set(EVERY_FAMILY) - {"llada", "a2d_llama", "a2d_qwen2"}))
+def test_only_what_the_llada_format_can_say_is_saved(family, tmp_path) -> None:
+    model = load_tiny(family)
+    with pytest.raises(ValueError, match="Only models of the LLaDA family can be saved"):
+        save_model(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# Tokenizers
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    ids = {f"t{i}": i for i in range(size)}
+    Tokenizer(BPE(vocab=ids, merges=[])).save(str(folder / "tokenizer.json"))
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    # As on the hub: remote code on offer, which must neither be run nor asked about.
+    config = {"auto_map": {"AutoTokenizer": ["remote.Remote", None]}, "tokenizer_class": "Remote"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "remote.py").write_text("raise SystemExit('remote code was run')\n")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llada", PreTrainedTokenizerFast), ("dream", Qwen2Tokenizer), ("sdar", Qwen2Tokenizer)],
+)
+def test_the_tokenizer_is_loaded_without_remote_code(
+    family, kind, golden_dir, tmp_path, monkeypatch
+) -> None:
+    shutil.copytree(golden_dir / "models" / family, tmp_path / family)
+    write_tokenizer(tmp_path / family, 505)
+    monkeypatch.setattr(sys, "stdin", None)
+    model, tokenizer = load_model(tmp_path / family)
+    assert isinstance(tokenizer, kind)
+    assert tokenizer.convert_ids_to_tokens(7) == "t7"
+    expected = set(range(len(tokenizer), 512)) - {model.mask_id}
+    assert len(expected) > 2
+    assert set(model.banned_ids) == expected
+
+
+def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
+    shutil.copytree(golden_dir / "models" / "llada", tmp_path / "llada")
+    write_tokenizer(tmp_path / "llada", 490)
+    model, _ = load_model(tmp_path / "llada")
+    assert set(model.banned_ids) == set(range(490, 512)) - {500, 508}

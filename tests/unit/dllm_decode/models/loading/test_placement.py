@@ -1,0 +1,370 @@
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import FULLY_CONFIGURED
+from tiny_models import load_without_tokenizer as load_model
+from torch import Tensor
+
+from dllm_decode import DualCache, NoCache, SelfVerify, decode
+from dllm_decode.models import (
+    ForwardInputs,
+    KVCache,
+    MaskedTransformer,
+    new_llada,
+    save_model,
+)
+from dllm_decode.models.loading import placement
+from dllm_decode.models.loading.placement import DeviceMap, place
+from dllm_decode.models.network.transformer import Transformer
+from samplers import FixedSchedule
+
+TESTS = Path(__file__).parents[4]
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
+CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+
+
+@pytest.fixture(params=FULLY_CONFIGURED)
+def folder(request, golden_dir) -> Path:
+    return golden_dir / "models" / request.param
+
+
+@pytest.fixture
+def llada(golden_dir) -> Path:
+    return golden_dir / "models" / "llada"
+
+
+def two_layers(**changes: object) -> MaskedTransformer:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    ids = {"mask_id": 49, "eos_ids": (40,)}
+    return new_llada(**{**sizes, "mlp_hidden_size": 24, **ids, **changes})
+
+
+def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
+    """A forward over everything; with a memory, another over a block of it in two of three rows."""
+    vocab_size = model.vocab_size
+    tokens = torch.arange(36).reshape(3, 12) * 7 % vocab_size
+    columns = torch.arange(12).expand(3, 12)
+    attend = (torch.arange(12) >= torch.tensor([0, 2, 1])[:, None])[:, None]
+    slots = None if kv_cache is None else slice(0, 12)
+    whole = ForwardInputs(
+        tokens, columns, columns[:, 3:9], attend=attend, kv_cache=kv_cache, slots=slots
+    )
+    found = [model.predict(whole)]
+    if kv_cache is not None:
+        rows, block = torch.tensor([2, 0]), columns[:2, 4:8]
+        again = dataclasses.replace(
+            whole,
+            tokens=(tokens[rows, 4:8] + 1) % vocab_size,
+            positions=block,
+            wanted=block - 4,
+            attend=attend[rows],
+            slots=block,
+            rows=rows,
+        )
+        found.append(model.predict(again))
+    return torch.cat([part.flatten() for part in found])
+
+
+# Files
+
+
+DISK_MAPS: dict[str, DeviceMap] = {
+    "a layer": {"": "cpu", "layers.1": "disk"},
+    "all layers": {"": "cpu", "layers": "disk"},
+    "embedding and head": {"": "cpu", "embedding": "disk", "lm_head": "disk"},
+    "everything": {"": "disk"},
+}
+
+
+@pytest.mark.exhaustive(8)
+@pytest.mark.parametrize("with_kv_cache", [False, True], ids=["afresh", "kv_cache"])
+@pytest.mark.parametrize("device_map", DISK_MAPS.values(), ids=DISK_MAPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_in_files_give_the_same_logits(
+    dtype, device_map, with_kv_cache, folder, tmp_path
+) -> None:
+    plain, _ = load_model(folder, dtype=dtype)
+    files = tmp_path / "files"
+    spread, _ = load_model(folder, dtype=dtype, device=device_map, offload_folder=files)
+    assert (spread.device, spread.dtype) == (CPU, dtype)
+    assert list(files.glob("*.bin"))
+    for model in (plain, spread):
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+    found, expected = (
+        logits(model, model.new_kv_cache(3, 12) if with_kv_cache else None)
+        for model in (spread, plain)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_between_forwards_weights_are_in_files_alone(llada, tmp_path) -> None:
+    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path)
+    for _ in range(2):
+        assert {parameter.device.type for parameter in spread.parameters()} == {"meta"}
+        logits(spread, spread.new_kv_cache(3, 12))
+    written = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert written == sum(parameter.nbytes for parameter in spread.parameters())
+
+
+def test_files_of_another_model_are_overwritten(llada, tmp_path) -> None:
+    for seed in (1, 2):
+        save_model(two_layers(seed=seed), tmp_path / str(seed))
+        options = {"device": {"": "disk"}, "offload_folder": tmp_path / "files"}
+        spread, _ = load_model(tmp_path / str(seed), **options)
+        assert torch.equal(logits(spread, None), logits(two_layers(seed=seed), None))
+
+
+def test_a_tied_model_in_files_shares_its_weight_where_it_is_computed(tmp_path) -> None:
+    save_model(two_layers(tied_head=True), tmp_path / "model")
+    options = {"device": {"": "cpu", "layers": "disk"}, "offload_folder": tmp_path / "files"}
+    spread, _ = load_model(tmp_path / "model", **options)
+    assert torch.equal(logits(spread, None), logits(two_layers(tied_head=True), None))
+
+
+@pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
+def test_a_model_in_files_decodes_to_the_same_tokens(cache, llada, tmp_path) -> None:
+    lengths = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
+    plain, _ = load_model(llada)
+    spread, _ = load_model(llada, device={"layers": "disk", "": "cpu"}, offload_folder=tmp_path)
+    expected = decode(plain, PROMPTS, FixedSchedule(3), cache=cache, **lengths).tokens
+    assert len(expected.unique()) > 4
+    verified = {"cache": cache, "verifier": SelfVerify(2)}
+    for options in ({"cache": cache}, verified):
+        out = decode(spread, PROMPTS, FixedSchedule(3), **options, **lengths)
+        assert torch.equal(out.tokens, expected)
+
+
+# Several accelerators
+
+
+@pytest.mark.slow
+def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden_dir) -> None:
+    """On accelerators that are made up: see the module that is run."""
+    script = TESTS / "programs" / "two_devices.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), str(golden_dir / "models")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=TESTS.parent,
+        env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+    )
+    seen = json.loads(ran.stdout)
+    refused = {case: found for case, found in seen.items() if case.endswith("without a route")}
+    assert len(refused) == len(seen) / 2 == 4 * 3 * 2
+    assert all("found at least two devices" in found for found in refused.values())
+    for family in ("llada", "dream", "sdar"):
+        # Logits come back to where tokens are expected; then keys and values, by runs of layers.
+        assert seen[f"{family}, halves, afresh"] == ["fake:0"]
+        first, second = ["fake:0"] * 2, ["fake:1"] * 2
+        assert seen[f"{family}, halves, memory"] == ["fake:0", *first, *second]
+        assert seen[f"{family}, in turn, memory"][:5] == ["fake:1", *second, *first]
+        assert seen[f"{family}, ends apart, memory"] == ["fake:0", *second]
+
+
+def test_a_memory_in_pieces_is_one_memory() -> None:
+    model = two_layers(num_layers=3)
+    whole = model.new_kv_cache(3, 12)
+    pieces = model.new_kv_cache(3, 12)
+    keys, values = pieces.keys, pieces.values
+    pieces = KVCache(keys[:1], values[:1], KVCache(keys[1:], values[1:]))
+    assert torch.equal(logits(model, pieces), logits(model, whole))
+    assert pieces.num_bytes == whole.num_bytes
+    assert torch.equal(torch.cat(pieces.buffers[::2]), whole.keys)
+    for layer in range(3):
+        for ours, theirs in zip(pieces.layer(layer), whole.layer(layer), strict=True):
+            assert torch.equal(ours, theirs)
+    few, many = pieces.first(5), pieces.widened(15)
+    assert [part.shape[3] for part in few.buffers] == [5] * 4
+    few.layer(2)[0].fill_(7.0)
+    assert (keys[2, :, :, :5] == 7.0).all()
+    assert torch.equal(torch.cat(many.buffers[1::2])[..., :12, :], values)
+    assert not any(part[..., 12:, :].any() for part in many.buffers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_weights_kept_on_the_cpu_come_to_the_accelerator(family, golden_dir) -> None:
+    folder = golden_dir / "models" / family
+    plain, _ = load_model(folder, device="cuda")
+    spread, _ = load_model(folder, device={"": 0, "layers.1": "cpu", "lm_head": "cpu"})
+    answers = [
+        decode(model, PROMPTS, FixedSchedule(3), cache=DualCache(), gen_length=16, block_length=8)
+        for model in (plain, spread)
+    ]
+    assert torch.equal(answers[0].tokens, answers[1].tokens)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_two_accelerators_give_the_tokens_of_one(family, golden_dir) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    folder = golden_dir / "models" / family
+    halves = {"": 1, "embedding": 0, "layers.0": 0}
+    answers = [
+        decode(
+            load_model(folder, device=device)[0],
+            PROMPTS,
+            FixedSchedule(3),
+            cache=DualCache(),
+            verifier=SelfVerify(2),
+            gen_length=16,
+            block_length=8,
+        )
+        for device in (0, halves)
+    ]
+    assert torch.equal(answers[0].tokens, answers[1].tokens)
+
+
+# Maps
+
+
+def imagined(device: str | int | torch.device) -> torch.device:
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+@pytest.fixture
+def on_meta(monkeypatch) -> Transformer:
+    """Nothing is allocated, and any device is there."""
+    monkeypatch.setattr(placement, "available", imagined)
+    with torch.device("meta"):
+        return Transformer(two_layers(num_layers=3).transformer.config)
+
+
+def test_the_longest_name_decides(on_meta) -> None:
+    placed = place(on_meta, {"": "cuda:0", "layers": "cpu", "layers.1": "cuda:1"})
+    assert placed.kept == {
+        "embedding": FIRST,
+        "layers.0": CPU,
+        "layers.1": SECOND,
+        "layers.2": CPU,
+        "norm": FIRST,
+        "lm_head": FIRST,
+    }
+    assert placed.computed == {**placed.kept, "layers.0": FIRST, "layers.2": FIRST}
+
+
+@pytest.mark.parametrize("device", ["cuda:1", {"": "cuda:1"}, {"": torch.device("cuda:1")}])
+def test_one_device_needs_no_route(device, on_meta) -> None:
+    placed = place(on_meta, device)
+    assert set(placed.kept.values()) == set(placed.computed.values()) == {SECOND}
+    assert placed.route() is None
+
+
+def test_automatic_maps_fill_devices_in_turn_and_keep_layers_whole(
+    on_meta, tmp_path, monkeypatch
+) -> None:
+    """Beside what the first device keeps, it needs room for a layer that is kept elsewhere."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    layer = sum(parameter.nbytes for parameter in on_meta.layers[0].parameters())
+    room = on_meta.embedding.weight.nbytes + 64
+    for extra, expected in (
+        (2 * layer, (FIRST, FIRST, SECOND, None, None, None)),
+        (3 * layer, (FIRST, FIRST, FIRST, SECOND, SECOND, CPU)),
+    ):
+        limits = {0: room + extra, 1: layer + 64, "cpu": layer + 64}
+        placed = place(on_meta, "auto", max_memory=limits, offload_folder=tmp_path)
+        assert tuple(placed.kept.values()) == expected
+        away = {part: FIRST for part, place in placed.kept.items() if place in (CPU, None)}
+        assert placed.computed == {**placed.kept, **away}
+        assert placed.route().layers == tuple(placed.computed[f"layers.{i}"] for i in range(3))
+
+
+def test_automatic_on_a_cpu_is_the_cpu(llada) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    model, _ = load_model(llada, device="auto")
+    assert model.transformer.route is None
+    assert torch.equal(logits(model, None), logits(load_model(llada)[0], None))
+
+
+def test_limits_are_of_weights_in_their_dtype(llada) -> None:
+    plain, _ = load_model(llada, dtype=torch.bfloat16)
+    limit = sum(parameter.nbytes for parameter in plain.parameters()) * 5 // 4
+    model, _ = load_model(llada, dtype=torch.bfloat16, device="auto", max_memory={"cpu": limit})
+    assert model.transformer.route is None
+    with pytest.raises(ValueError, match="got no folder for those of"):
+        load_model(llada, dtype=torch.float32, device="auto", max_memory={"cpu": limit})
+
+
+def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail("asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    for device in ("toaster", {"": "cpu", "layers.3": "toaster"}):
+        with pytest.raises(ValueError, match="got 'toaster'"):
+            load_model("someone/model", device=device)
+
+
+def test_what_fits_nowhere_goes_to_files(llada, tmp_path) -> None:
+    limits = {"cpu": "60KB"}
+    with pytest.raises(ValueError, match=r"got no folder for those of .*layers\.1.*offload_folder"):
+        load_model(llada, device="auto", max_memory=limits)
+    model, _ = load_model(llada, device="auto", max_memory=limits, offload_folder=tmp_path)
+    assert list(tmp_path.glob("layers.1.*.bin"))
+    assert torch.equal(logits(model, None), logits(load_model(llada)[0], None))
+
+
+@pytest.mark.parametrize(
+    ("device_map", "sentence"),
+    [
+        ({"embedding": "cpu", "layers": "cpu", "norm": "cpu"}, "got none for lm_head"),
+        ({"": "cpu", "layers.7": "cpu"}, r"embedding, layers\.0, .* got 'layers\.7'"),
+        ({"": "cpu", "layers.1.mlp": "disk"}, r"got 'layers\.1\.mlp'. A layer stays in one place"),
+        ({"": "cpu", "model.norm": "cpu"}, "got 'model.norm'"),
+        ({"": "cpu", "norm": "disk"}, "got no folder for those of norm"),
+        ({"": "cpu", "norm": "cuda:99"}, "got 'cuda:99'"),
+        ({"": "cpu", "norm": "toaster"}, "got 'toaster'"),
+        ({"": "cpu", "norm": "meta"}, "A device must hold values, got 'meta'"),
+        ("meta", "A device must hold values, got 'meta'"),
+    ],
+    ids=str,
+)
+def test_impossible_maps_are_refused_by_name(device_map, sentence, llada) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_model(llada, device=device_map)
+
+
+def test_limits_without_auto_are_refused(llada) -> None:
+    with pytest.raises(ValueError, match=r"max_memory sets limits for device='auto', got .*'cpu'"):
+        load_model(llada, max_memory={"cpu": "1GB"})
+
+
+def test_a_tied_embedding_stays_where_it_is_computed(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(placement, "available", imagined)
+    tied = two_layers(tied_head=True).transformer
+    for device_map in ({"": "cuda:0", "embedding": "cpu"}, {"": "cpu", "embedding": "disk"}):
+        with pytest.raises(ValueError, match="is its head too, so it stays where it is computed"):
+            place(tied, device_map, offload_folder=tmp_path)
+
+
+def test_a_refused_map_is_refused_before_memory_is_allocated(llada, monkeypatch) -> None:
+    monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    with pytest.raises(ValueError, match="got none for lm_head"):
+        load_model(llada, device={"embedding": "cpu", "layers": "cpu", "norm": "cpu"})
+
+
+# Afterwards
+
+
+@pytest.mark.parametrize(
+    "change", [lambda model: model.double(), lambda model: model.to("cpu")], ids=["dtype", "device"]
+)
+def test_a_spread_model_is_not_moved_nor_converted(change, llada, tmp_path) -> None:
+    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path)
+    with pytest.raises(ValueError, match=r"stays as it was loaded.* Load it again"):
+        change(spread)
+
+
+def test_a_model_whose_weights_are_elsewhere_is_not_saved(llada, tmp_path) -> None:
+    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path / "files")
+    with pytest.raises(ValueError, match=r"got 'llada', .* Load it on one device, as"):
+        save_model(spread, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

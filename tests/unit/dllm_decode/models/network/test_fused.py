@@ -1,0 +1,387 @@
+"""A fused operation is trusted after it agreed with torch; a planted fault is named once."""
+
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pretended import DEVICE, Accelerator
+from tiny_models import MODELS
+from tiny_models import load_without_tokenizer as load_model
+
+from dllm_decode import DualCache, ForwardInputs, FreeCache, decode
+from dllm_decode.models.graphs.runner import GraphRunner
+from dllm_decode.models.network import fused as choice
+from dllm_decode.models.network import operations_torch as plain
+from dllm_decode.models.network.fused import CheckedOperations
+from dllm_decode.models.network.operations import Heads, KVSlots, Stream
+from samplers import FixedSchedule
+
+FAMILIES = ("llada", "dream", "sdar")
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+
+
+class Kernels:
+    """Torch's operations as a stand-in for kernels; each call is counted."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def add_norm(self, stream: Any, scaling: Any) -> Any:
+        self.num_calls += 1
+        return plain.add_norm(stream, scaling)
+
+    def rotate_and_store(self, projected: Any, rotation: Any, store: Any) -> Any:
+        self.num_calls += 1
+        return plain.rotate_and_store(projected, rotation, store)
+
+    def attend(self, heads: Any, bias: Any) -> Any:
+        self.num_calls += 1
+        return plain.attend(heads, bias)
+
+    def swiglu(self, gate_up: Any) -> Any:
+        self.num_calls += 1
+        return plain.swiglu(gate_up)
+
+
+class OneColumnOff(Kernels):
+    """Stores keys and values one slot too far."""
+
+    def rotate_and_store(self, projected: Any, rotation: Any, store: Any) -> Any:
+        if store is not None:
+            heads, (rows, slots, index) = projected.heads, store.target
+            if isinstance(slots, slice):
+                num_slots = store.keys.shape[2]
+                start, stop, _ = slots.indices(num_slots)
+                slots = torch.arange(start, stop, device=heads.device).expand(heads.shape[:2])
+                index = torch.arange(len(store.keys), device=heads.device)[rows][:, None]
+            slots = (slots + 1) % store.keys.shape[2]
+            store = store._replace(target=KVSlots(rows, slots, index))
+        return super().rotate_and_store(projected, rotation, store)
+
+
+class NoUpdate(Kernels):
+    """Forgets to add the update."""
+
+    def add_norm(self, stream: Any, scaling: Any) -> Any:
+        return super().add_norm(Stream(stream.hidden), scaling)
+
+
+class HalvesExchanged(Kernels):
+    """Takes the gate for the other half."""
+
+    def swiglu(self, gate_up: Any) -> Any:
+        return super().swiglu(torch.cat(gate_up.chunk(2, -1)[::-1], -1))
+
+
+class DoesNotCompile(Kernels):
+    """Has no compiler."""
+
+    def add_norm(self, stream: Any, scaling: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
+
+
+class LastKeyLeftOut(Kernels):
+    """Attends to all keys but the last."""
+
+    def attend(self, heads: Any, bias: Any) -> Any:
+        query, key, value = heads
+        bias = None if bias is None else bias[..., :-1]
+        return super().attend(Heads(query, key[:, :, :-1], value[:, :, :-1]), bias)
+
+
+class MaskForgotten(Kernels):
+    """Attends to what is hidden."""
+
+    def attend(self, heads: Any, bias: Any) -> Any:
+        return super().attend(heads, None)
+
+
+class TooLarge(Kernels):
+    """Wants more shared memory than there is."""
+
+    def attend(self, heads: Any, bias: Any) -> Any:
+        raise RuntimeError("out of resource: shared memory")
+
+
+class NotANumber(Kernels):
+    """Answers NaN."""
+
+    def swiglu(self, gate_up: Any) -> Any:
+        return super().swiglu(gate_up) * torch.nan
+
+
+NAMES = {"add_norm", "rotate_and_store", "attend", "swiglu"}
+FAULTS = {
+    OneColumnOff: "The fused rotate_and_store .*: it differs from torch by",
+    NoUpdate: "The fused add_norm .*: it differs from torch by",
+    HalvesExchanged: "The fused swiglu .*: it differs from torch by",
+    NotANumber: "The fused swiglu .*: it differs from torch by inf",
+    LastKeyLeftOut: "The fused attend .*: it differs from torch by",
+    MaskForgotten: "The fused attend .*: it differs from torch by",
+    TooLarge: r"The fused attend .*: it does not run \(out of resource: shared memory\)",
+    DoesNotCompile: r"The fused add_norm .*: it does not run \(Failed to find C compiler.\)",
+}
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    choice._checked.cache_clear()
+    yield
+    choice._checked.cache_clear()
+
+
+class Watch:
+    """Says what was decided to be faster, and counts how often it was asked."""
+
+    def __init__(self, kernels: Kernels, kernels_ms: float) -> None:
+        self.kernels = kernels
+        self.kernels_ms = kernels_ms
+        self.num_asked = 0
+
+    def __call__(self, run: Any, device: torch.device) -> float:
+        assert device == DEVICE
+        self.num_asked += 1
+        before = self.kernels.num_calls
+        run()
+        return 1.0 if self.kernels.num_calls == before else self.kernels_ms
+
+
+def use(monkeypatch: pytest.MonkeyPatch, kernels: Any, *, kernels_ms: float = 0.5) -> Watch:
+    """Has kernels of these milliseconds, where torch takes one."""
+    watch = Watch(kernels, kernels_ms)
+    monkeypatch.setattr(choice, "load_kernels", lambda: (kernels, (RuntimeError,)))
+    monkeypatch.setattr(choice, "least_ms", watch)
+    return watch
+
+
+def answers(family: str, device: str, **options: Any) -> torch.Tensor:
+    model = load_model(MODELS / family, device=device, dtype=torch.float32, **options)[0]
+    found = [
+        decode(
+            model, PROMPTS, FixedSchedule(2), cache=cache, gen_length=8, block_length=4
+        ).tokens.cpu()
+        for cache in (DualCache(), FreeCache())
+    ]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operations_that_agree_are_used(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels()
+    use(monkeypatch, kernels)
+    expected = answers(family, "cpu")
+    assert not kernels.num_calls
+    with Accelerator():
+        assert torch.equal(answers(family, "cuda", graphs=False), expected)
+        with torch.inference_mode():
+            operations = choice.operations_for(DEVICE, torch.float32)
+    assert not operations.failed
+    assert {kind[0] for kind in operations._chosen} == NAMES
+    # Compared once for each shape class, called again every time.
+    assert kernels.num_calls > 10 * len(operations._chosen)
+
+
+@pytest.mark.exhaustive(8)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_once_and_changes_no_token(
+    fault: Any, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, fault())
+    expected = answers(family, "cpu")
+    with Accelerator(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert torch.equal(answers(family, "cuda", graphs=False), expected)
+        with torch.inference_mode():
+            operations = choice.operations_for(DEVICE, torch.float32)
+    # The others are used all the same.
+    assert len(operations.failed) == 1
+    assert {kind[0] for kind in operations._chosen} >= NAMES - operations.failed
+    (warning,) = caught
+    with pytest.warns(UserWarning, match=FAULTS[fault]):
+        warnings.warn(warning.message, stacklevel=1)
+    assert "on cuda:63 in torch.float32" in str(warning.message)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_an_error_where_kernels_are_required(
+    fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, fault())
+    with Accelerator(), pytest.raises(RuntimeError, match=FAULTS[fault]):
+        answers("llada", "cuda", graphs=False, fused=True)
+
+
+def test_kernels_are_not_used_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels()
+    use(monkeypatch, kernels)
+    with Accelerator():
+        answers("llada", "cuda", graphs=False, fused=False)
+    assert not kernels.num_calls
+
+
+def test_without_memory_nothing_is_given_up() -> None:
+    def full() -> Any:
+        def run(gate_up: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        return SimpleNamespace(swiglu=run), (RuntimeError,)
+
+    operations = CheckedOperations("there", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        operations.swiglu(torch.ones(1, 2, 4))
+    assert not operations.failed
+
+
+def test_without_triton_a_warning_says_so() -> None:
+    def absent() -> Any:
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    operations = CheckedOperations("there", absent)
+    with pytest.warns(UserWarning, match="Triton cannot be imported"):
+        made = operations.swiglu(torch.ones(1, 2, 4))
+    assert torch.equal(made, plain.swiglu(torch.ones(1, 2, 4)))
+
+
+class Attention(Kernels):
+    """Counts attention alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_keys: list[int] = []
+
+    def attend(self, heads: Any, bias: Any) -> Any:
+        self.num_keys.append(heads.key.shape[2])
+        return super().attend(heads, bias)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_faster_is_used(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answers(family, "cpu")
+    num_calls = {}
+    for kernels_ms in (0.5, 1.0, 2.0):
+        choice._checked.cache_clear()
+        kernels = Attention()
+        watch = use(monkeypatch, kernels, kernels_ms=kernels_ms)
+        with Accelerator():
+            assert torch.equal(answers(family, "cuda", graphs=False), expected)
+        num_calls[kernels_ms] = len(kernels.num_keys)
+        # Compared and timed once for each shape class, torch's as well.
+        num_kinds, rest = divmod(watch.num_asked, 2)
+        assert num_kinds >= 2
+        assert not rest
+        assert (num_calls[kernels_ms] == 2 * num_kinds) == (kernels_ms >= 1.0)
+    assert num_calls[0.5] > 2 * num_calls[2.0]
+
+
+def test_each_shape_class_is_timed_by_itself() -> None:
+    kernels = Attention()
+
+    def time(run: Any, device: torch.device) -> float:
+        before = len(kernels.num_keys)
+        run()
+        is_torch = len(kernels.num_keys) == before
+        return 1.0 if is_torch else 100.0 / kernels.num_keys[-1]
+
+    operations = CheckedOperations("there", lambda: (kernels, ()), time=time)
+
+    def is_used(num_keys: int, num_columns: int = 4, **masks: Any) -> bool:
+        query, key = torch.randn(1, 2, num_columns, 8), torch.randn(2, 1, 1, num_keys, 8)
+        bias = torch.zeros(1, 1, 1, num_keys) if masks else None
+        heads = Heads(query, *key)
+        for _ in range(2):
+            before = len(kernels.num_keys)
+            found = operations.attend(heads, bias)
+        torch.testing.assert_close(found, plain.attend(heads, bias))
+        return len(kernels.num_keys) > before
+
+    assert not is_used(20)
+    assert is_used(300)
+    assert is_used(290)
+    assert not is_used(33)
+    assert is_used(500, mask=True)
+    assert len(operations._chosen) == 4
+    # A tile of queries is full of heads that share a key head.
+    assert is_used(300, num_columns=3)
+    assert len(operations._chosen) == 4
+
+
+def test_kernels_that_are_required_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Attention()
+    watch = use(monkeypatch, kernels, kernels_ms=9.0)
+    expected = answers("llada", "cpu")
+    assert not watch.num_asked
+    with Accelerator():
+        assert torch.equal(answers("llada", "cuda", graphs=False, fused=True), expected)
+        assert not watch.num_asked
+        num_calls = len(kernels.num_keys)
+        assert num_calls > 10
+        answers("llada", "cuda", graphs=False, fused=False)
+    assert len(kernels.num_keys) == num_calls
+
+
+def test_nothing_is_compared_or_timed_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Attention()
+    watch = use(monkeypatch, kernels)
+    options: Any = {"cache": DualCache(), "gen_length": 8, "block_length": 4, "stop_at_eos": False}
+    here = load_model(MODELS / "llada", dtype=torch.float32)[0]
+    expected = decode(here, PROMPTS, FixedSchedule(2), **options)
+    with Accelerator() as accelerator:
+        monkeypatch.setattr(choice, "_is_capturing", lambda: accelerator.captures)
+        there = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
+        replays: list[None] = []
+
+        def capture(run: Any, inputs: ForwardInputs) -> Any:
+            run(inputs)
+
+            def replay() -> torch.Tensor:
+                with accelerator.capturing():
+                    replays.append(None)
+                    return run(inputs)
+
+            replay()
+            return replay
+
+        there._runner = GraphRunner(capture=capture)
+        for _ in range(3):
+            # A wait in a capture would end all graphs, with a warning.
+            out = decode(there, PROMPTS, FixedSchedule(2), **options)
+            assert torch.equal(out.tokens.cpu(), expected.tokens)
+        # Forwards of several groups of rows run without a graph.
+        assert len(replays) > 5
+        num_asked = watch.num_asked
+        assert num_asked > 0
+        choice._checked.cache_clear()
+        with accelerator.capturing(), torch.inference_mode():
+            operations = choice.operations_for(accelerator.device, torch.float32)
+            part = torch.ones(1, 1, 4, 8, device="cuda")
+            operations.attend(Heads(part, part, part), None)
+        assert not operations._chosen
+    assert watch.num_asked == num_asked
+
+
+def test_without_memory_to_measure_torch_is_kept() -> None:
+    def full(run: Any, device: torch.device) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    kernels = Attention()
+    operations = CheckedOperations("there", lambda: (kernels, ()), time=full)
+    heads = Heads(*torch.randn(3, 1, 1, 4, 8))
+    for _ in range(3):
+        operations.attend(heads, None)
+    assert len(kernels.num_keys) == 1
+    assert not operations.failed
+
+
+def test_many_queries_are_left_to_torch_untried() -> None:
+    def untouched() -> Any:
+        return SimpleNamespace(), ()
+
+    operations = CheckedOperations("there", untouched)
+    heads = Heads(*torch.randn(3, 2, 4, choice._MOST_QUERIES // 8 + 1, 8))
+    assert torch.equal(operations.attend(heads, None), plain.attend(heads, None))
+    assert not operations._chosen

@@ -1,0 +1,159 @@
+"""A model that verifies its own drafts writes what it writes causally, one token at a time."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import EVERY_FAMILY, MODELS, load_tiny
+from torch import Tensor
+
+from dllm_decode import (
+    ARVerify,
+    Draft,
+    Drafting,
+    DraftLength,
+    FreeCache,
+    Guided,
+    NoCache,
+    Tree,
+    as_causal_target,
+    decode,
+)
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.families import FAMILIES
+from dllm_decode.verify.ar_verify.drafting.base import Beginning
+from samplers import ConfidenceThreshold
+from samplers.logits.noise import row_keys
+
+CAUSAL_TOO = ("nemotron_labs_diffusion", "a2d_qwen3", "a2d_qwen2", "a2d_llama")
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 4, 1, 4, 2]]
+
+
+def causal_logits(model: MaskedTransformer, tokens: list[int]) -> Tensor:
+    """Of the token behind each of these, from scratch."""
+    attend = torch.ones(1, len(tokens), len(tokens), dtype=torch.bool).tril()
+    with torch.no_grad():
+        hidden = model.transformer(torch.tensor([tokens]), attend=attend)
+        return model.transformer.head(hidden)[0]
+
+
+def alone(model: MaskedTransformer, prompt: list[int], length: int) -> list[int]:
+    """The slow loop: one token and one whole forward at a time."""
+    answer: list[int] = []
+    while len(answer) < length and not (answer and answer[-1] in model.eos_ids):
+        logits = causal_logits(model, prompt + answer)[-1].clone()
+        logits[[model.mask_id, *model.banned_ids]] = -torch.inf
+        answer.append(int(logits.argmax()))
+    return answer + [model.eos_ids[0]] * (length - len(answer))
+
+
+@dataclass(frozen=True)
+class Knowing(Drafting):
+    """Drafts trees of what the target will write, with a wrong sibling at every depth.
+
+    Every third right token is left out, so that drafts are accepted in part.
+    """
+
+    answers: tuple[tuple[int, ...], ...]
+
+    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+        tokens, counts, parents = [], [], []
+        keys = row_keys(0, torch.arange(len(self.answers))).tolist()
+        firsts = (beginning.first - beginning.canvas.prompt_lengths).tolist()
+        for key, first, length in zip(
+            beginning.noise_keys.tolist(), firsts, lengths.tolist(), strict=True
+        ):
+            right = self.answers[keys.index(key)][first : first + min(length, 1 + first % 3)]
+            # Nodes 2d and 2d + 1 are of depth d; the wrong one stands first.
+            words = [word for token in right for word in ((token + 1) % 500, token)]
+            tokens.append(words + [0] * (6 - len(words)))
+            parents.append([-1, -1, 1, 1, 3, 3])
+            counts.append(len(words))
+        return Draft(torch.tensor(tokens), torch.tensor(counts), parents=torch.tensor(parents))
+
+
+@pytest.mark.parametrize("family", CAUSAL_TOO)
+def test_the_answer_is_the_models_own_causal_answer(family: str) -> None:
+    model = load_tiny(family, dtype=torch.float64)
+    answers = [alone(model, prompt, 12) for prompt in PROMPTS]
+    # An answer that ends early, for one row at least.
+    model.eos_ids = (answers[0][5],)
+    answers = [alone(model, prompt, 12) for prompt in PROMPTS]
+    assert len({token for answer in answers for token in answer}) > 6, "it says one thing only"
+    target = as_causal_target(model)
+    plain = ARVerify(target, DraftLength(2, 6))
+    knowing = replace(plain, drafting=Knowing(tuple(map(tuple, answers))))
+    tree = replace(plain, drafting=Tree(8))
+    for verifier, cache in ((plain, NoCache()), (knowing, NoCache()), (tree, FreeCache())):
+        out = decode(
+            model, PROMPTS, ConfidenceThreshold(0.9), cache=cache, verifier=verifier, gen_length=12,
+            block_length=4,
+        )  # fmt: skip
+        assert out.tokens.tolist() == answers
+        if verifier is knowing:
+            # Drafts are accepted by way of the tree's second children.
+            assert out.accepted.sum() >= 12
+            assert out.target_forwards < 6
+
+
+@pytest.mark.parametrize("family", CAUSAL_TOO)
+def test_logits_behind_any_rollback_are_those_of_a_fresh_start(family: str) -> None:
+    model = load_tiny(family, dtype=torch.float64)
+    target = as_causal_target(model)
+    feed = torch.tensor([[5, 8, 2, 9, 4, 4], [7, 1, 3, 3, 2, 6]])
+    counts, kept = torch.tensor([6, 4]), [3, 4]
+    past = target.read(target.start(2), feed, counts, num_logits=1).keep(torch.tensor(kept))
+    before = [keys.clone() for keys, _ in past.layers]
+    more = torch.tensor([[11, 12, 13], [14, 15, 0]])
+    reading = target.read(past, more, torch.tensor([3, 2]), num_logits=3)
+    for row, count in enumerate((3, 2)):
+        text = feed[row, : kept[row]].tolist() + more[row, :count].tolist()
+        torch.testing.assert_close(reading.logits[row, :count], causal_logits(model, text)[-count:])
+    assert all(torch.equal(old, keys) for old, (keys, _) in zip(before, past.layers, strict=True))
+
+
+def test_what_the_authors_model_computes_causally_is_computed() -> None:
+    golden = load_file(MODELS / "nemotron_labs_diffusion" / "golden.safetensors")
+    target = as_causal_target(load_tiny("nemotron_labs_diffusion", dtype=torch.float32))
+    tokens = golden["full.input_ids"].long()
+    lengths = torch.full((3,), tokens.shape[1])
+    logits = target.read(target.start(3), tokens, lengths, num_logits=tokens.shape[1]).logits
+    torch.testing.assert_close(logits, golden["causal.logits"], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_what_the_authors_self_speculation_writes_is_written(case: int) -> None:
+    golden = load_file(MODELS / "nemotron_labs_diffusion" / "golden.safetensors")
+    model = load_tiny("nemotron_labs_diffusion", dtype=torch.float32)
+    prompt = golden[f"gen{case}.prompt"][0].tolist()
+    written = golden[f"spec{case}.output"][0].tolist()
+    assert written[: len(prompt)] == prompt
+    answer = written[len(prompt) :]
+    out = decode(
+        model, [prompt], ConfidenceThreshold(0.9), verifier=ARVerify(as_causal_target(model)),
+        gen_length=len(answer), block_length=len(answer),
+    )  # fmt: skip
+    assert out.tokens[0].tolist() == answer
+
+
+def test_guided_decoding_takes_it_too() -> None:
+    model = load_tiny("a2d_llama", dtype=torch.float64)
+    out = decode(
+        model, PROMPTS, ConfidenceThreshold(0.9), verifier=Guided(as_causal_target(model)),
+        gen_length=8, block_length=8,
+    )  # fmt: skip
+    assert out.target_forwards > 0
+    assert not (out.tokens == model.mask_id).any()
+
+
+def test_a_model_without_a_causal_mode_is_refused_by_name() -> None:
+    assert {key for key in EVERY_FAMILY if FAMILIES[key].is_causal_too} == set(CAUSAL_TOO)
+    with pytest.raises(ValueError, match=r"\(A2D-Qwen3, .*\), got dream, whose logits under a"):
+        as_causal_target(load_tiny("dream"))
+
+
+def test_a_model_that_is_spread_is_refused(tmp_path) -> None:
+    model = load_tiny("a2d_llama", device={"layers": "disk", "": "cpu"}, offload_folder=tmp_path)
+    with pytest.raises(ValueError, match="must be on one device, got a2d_llama"):
+        as_causal_target(model)

@@ -1,0 +1,360 @@
+"""What fits together decodes; what does not is refused before any forward, by name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import Spied, tiny
+from toys import tiny_target
+
+from dllm_decode import (
+    AdaptiveBlocks,
+    ARVerify,
+    BlockSchedule,
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MultiBlock,
+    NoCache,
+    NoVerifier,
+    PathSearch,
+    PipelineCache,
+    PrefixCache,
+    SelfVerify,
+    Sequential,
+    SettledCache,
+    SubBlockCache,
+    SubBlocks,
+    SuffixWindow,
+    Verifier,
+    decode,
+)
+from dllm_decode.blocks import Opening, Progress
+from dllm_decode.caches import CacheQuery
+from dllm_decode.compatibility import facts_of, refusal_of
+from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.views import look
+from samplers import (
+    T2M,
+    ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
+    FixedSchedule,
+    JointThreshold,
+    Learn2PD,
+    Prophet,
+    Sampler,
+    View,
+    Wino,
+)
+from samplers.facts import Fact
+from samplers.logits.statistics import highest_one
+
+CACHES: dict[str, CachePolicy] = {
+    "no": NoCache(),
+    "prefix": PrefixCache(),
+    "prefix8": PrefixCache(refresh_every=8),
+    "prefix official": PrefixCache(entry="official"),
+    "dual": DualCache(),
+    "dual8": DualCache(refresh_every=8),
+    "free": FreeCache("clean"),
+    "free official": FreeCache("official"),
+    "delayed": DelayedCache(),
+    "settled": SettledCache(),
+    "pipeline": PipelineCache(),
+    "sub-block": SubBlockCache(),
+    "window": SuffixWindow(PrefixCache(), 2),
+}
+ALL = set(CACHES)
+EXACT = {"no", "prefix", "prefix official", "dual", "free", "window"}
+SUFFIX = {
+    "no", "prefix", "prefix8", "prefix official", "free", "free official", "delayed", "settled",
+    "pipeline",
+}  # fmt: skip
+COMMITTED = ALL - {"delayed", "settled", "pipeline", "sub-block"}
+
+
+@dataclass(frozen=True)
+class Writing(Verifier):
+    """Gives no fact, though it takes the sampler's word."""
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        return look(decoder, state)
+
+
+@dataclass(frozen=True)
+class Curious(ConfidenceThreshold):
+    """Wants to know what the model says at committed positions."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+
+PLAIN, STEPWISE, JOINT = FixedSchedule(2), ConfidenceThreshold(0.9), JointThreshold(0.5, 0.0, 2)
+# Sampler, verifier, schedule and family; the caches with which they decode, found by hand.
+KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
+    (PLAIN, NoVerifier(), Sequential(), "llada", ALL),
+    (PLAIN, NoVerifier(), Sequential(), "dream", ALL),
+    (PLAIN, NoVerifier(), Sequential(), "sdar", ALL),
+    (Prophet(PLAIN), NoVerifier(), Sequential(), "llada", SUFFIX),
+    (Prophet(PLAIN, gap="all"), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
+    (Prophet(PLAIN, marker=(3,)), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
+    (Wino(0.3), NoVerifier(), Sequential(), "llada", {"no"}),
+    (Wino(0.3), NoVerifier(), Sequential(), "dream", set()),
+    (Wino(0.3), NoVerifier(), Sequential(), "sdar", set()),
+    (Wino(0.3), SelfVerify(2), Sequential(), "llada", {"no"}),
+    (Curious(), NoVerifier(), Sequential(), "llada", COMMITTED),
+    (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
+    (JOINT, SelfVerify(2), Sequential(), "llada", set()),
+    (T2M(), NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
+    (T2M(), NoVerifier(), Sequential(), "dream", COMMITTED - {"prefix official"}),
+    (T2M(), SelfVerify(2), Sequential(), "llada", set()),
+    (T2M(), NoVerifier(), MultiBlock(), "llada", set()),
+    (PLAIN, SelfVerify(2), Sequential(), "llada", EXACT),
+    (PLAIN, SelfVerify(2), Sequential(), "dream", EXACT),
+    (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
+    (PLAIN, Writing(), Sequential(), "llada", ALL - {"prefix official"}),
+    (Prophet(PLAIN), Writing(), Sequential(), "llada", set()),
+    (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL - {"prefix official"}),
+    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL - {"prefix official"}),
+    (CreditDecoding(PLAIN), NoVerifier(), MultiBlock(), "llada", set()),
+    (PLAIN, NoVerifier(), MultiBlock(), "llada", set()),
+    (STEPWISE, SelfVerify(2), MultiBlock(), "llada", set()),
+    (STEPWISE, Writing(), MultiBlock(), "llada", set()),
+    (Prophet(STEPWISE), NoVerifier(), MultiBlock(), "llada", set()),
+    (Wino(0.3), NoVerifier(), MultiBlock(), "llada", set()),
+    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "sdar", set()),
+]
+
+
+def run(model: Any, sampler: Sampler, **options: Any) -> Any:
+    return decode(model, [[5, 6, 7, 8]], sampler, gen_length=8, block_length=4, **options)
+
+
+@pytest.mark.exhaustive(110)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind[:4])))
+def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, cache: str) -> None:
+    sampler, verifier, blocks, family, fitting = kind
+    model, policy = Spied(tiny(family)), CACHES[cache]
+    options = {"cache": policy, "verifier": verifier, "blocks": blocks}
+    refusal = refusal_of(model, sampler, policy, verifier=verifier, blocks=blocks)
+    assert (refusal is None) == (cache in fitting)
+    if refusal is None:
+        out = run(model, sampler, **options)
+        assert out.forwards == len(model.calls) > 0
+        assert not (out.tokens == model.mask_id).any()
+        return
+    with pytest.raises(ValueError, match="got") as refused:
+        run(model, sampler, **options)
+    assert str(refused.value) == refusal
+    assert not model.calls
+
+
+@pytest.mark.parametrize("fact", Fact)
+def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
+    @dataclass(frozen=True)
+    class Needing(ConfidenceThreshold):
+        @property
+        def needs(self) -> frozenset[Fact]:
+            return frozenset({fact})
+
+    @dataclass(frozen=True)
+    class Giving(Writing):
+        @property
+        def gives(self) -> frozenset[Fact]:
+            return frozenset({fact})
+
+    @dataclass(frozen=True)
+    class Revising(Needing):
+        @property
+        def gives(self) -> frozenset[Fact]:
+            return frozenset()
+
+    model = tiny("fast_dllm_v2")
+    assert not facts_of(model)
+    others = {
+        "model": model.name, "sampler": repr(Revising()), "cache": "SubBlockCache()",
+        "verifier": "Writing()", "blocks": "SubBlocks(block_length=None, sub_block_length=8)",
+    }  # fmt: skip
+    cache, blocks = SubBlockCache(), SubBlocks()
+    refusal = refusal_of(model, Revising(), cache, verifier=Writing(), blocks=blocks)
+    assert refusal == (
+        f"{Revising()!r} needs {fact.sentence}, got {others[fact.giver]}. Use "
+        f"{fact.remedy}, or another sampler."
+    )
+    # A fact counts only if a plug-in of the right kind gives it.
+    after = refusal_of(model, Revising(), cache, verifier=Giving(), blocks=Sequential())
+    assert (after is None) == (fact.giver in ("verifier", "blocks"))
+
+
+def test_a_model_gives_what_its_logits_and_its_attention_are() -> None:
+    both = {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS}
+    assert facts_of(tiny("llada")) == both
+    assert facts_of(tiny("dream")) == both - {Fact.OWN_COLUMN_LOGITS}
+    assert facts_of(tiny("sdar")) == both - {Fact.SEES_BOTH_WAYS}
+
+
+@dataclass(frozen=True)
+class Silent(CachePolicy):
+    """Declares nothing."""
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        return columns((0, query.end))
+
+
+@dataclass(frozen=True)
+class SilentBlocks(BlockSchedule):
+    """Declares nothing."""
+
+    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+        return Opening.of_block(*progress.block)
+
+
+@dataclass(frozen=True)
+class Counting(Sampler[torch.Tensor]):
+    """Has a state and declares nothing."""
+
+    def init(self, view: View) -> torch.Tensor:
+        return torch.zeros_like(view.tokens[:, 0])
+
+    def step(self, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
+        return Decision(highest_one(view.confidence, view.eligible)), state + 1
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "family"),
+    [
+        (Prophet(PLAIN), {"cache": Silent()}, "llada"),
+        (Curious(), {"cache": Silent()}, "llada"),
+        (Wino(), {"cache": Silent()}, "llada"),
+        (PLAIN, {"cache": Silent(), "verifier": SelfVerify()}, "llada"),
+        (PLAIN, {"cache": Silent(), "cfg_scale": 0.5}, "llada"),
+        (PLAIN, {"verifier": Writing(), "top_p": 0.5, "temperature": 1.0}, "llada"),
+        (JOINT, {"verifier": Writing()}, "llada"),
+        (STEPWISE, {"verifier": Writing(), "blocks": MultiBlock()}, "llada"),
+        (STEPWISE, {"verifier": SelfVerify(), "blocks": SilentBlocks()}, "llada"),
+        (STEPWISE, {"blocks": SilentBlocks()}, "sdar"),
+        (Counting(), {"blocks": MultiBlock()}, "llada"),
+        (CreditDecoding(Counting()), {"blocks": MultiBlock()}, "llada"),
+    ],
+)
+def test_a_plug_in_that_declares_nothing_is_refused_rather_than_wrong(
+    sampler: Sampler, options: dict[str, Any], family: str
+) -> None:
+    """A sampler with a state that forgot `needs_whole_block` was run by MultiBlock."""
+    model = Spied(tiny(family))
+    with pytest.raises(ValueError, match="Use"):
+        run(model, sampler, **options)
+    assert not model.calls
+
+
+def test_a_plug_in_that_declares_nothing_decodes_with_all_that_needs_nothing() -> None:
+    model = tiny("llada")
+    plain = run(model, STEPWISE).tokens
+    for options in ({"cache": Silent()}, {"verifier": Writing()}, {"blocks": SilentBlocks()}):
+        assert torch.equal(run(model, STEPWISE, **options).tokens, plain)
+    assert not (run(model, Counting()).tokens == model.mask_id).any()
+    # Without a state, masks may open around a rule.
+    assert not (run(model, STEPWISE, blocks=MultiBlock()).tokens == model.mask_id).any()
+
+
+@dataclass(frozen=True)
+class Revising(Sampler[None]):
+    """Commits one position a step, and decides one thing more.
+
+    Attributes:
+        also: What else it returns.
+        needed: Beside what follows from its other members.
+        given: All that it gives.
+    """
+
+    also: str
+    needed: frozenset[Fact] = frozenset()
+    given: frozenset[Fact] = frozenset({Fact.FINAL_TOKENS})
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | self.needed
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return self.given
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        commit = highest_one(view.confidence, view.eligible)
+        other = commit if self.also == "settle" else torch.zeros_like(commit)
+        return Decision(commit, **{self.also: other}), None
+
+
+COMMITTED_LOGITS = frozenset({Fact.LOGITS_OF_COMMITTED})
+
+
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+@pytest.mark.parametrize("also", ["remask", "settle"])
+def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step(
+    also: str, verifier: Verifier
+) -> None:
+    """A sampler that re-masks was shown as final to streams, caches and schedules."""
+    sampler = Revising(also, COMMITTED_LOGITS)
+    with pytest.raises(RuntimeError, match=r"^Revising\(.*\) gives FINAL_TOKENS, so its step"):
+        run(tiny("llada"), sampler, verifier=verifier)
+    # Within a wrapper it is found out all the same.
+    with pytest.raises(RuntimeError, match=r"^CreditDecoding\(.*gives FINAL_TOKENS"):
+        run(tiny("llada"), CreditDecoding(sampler), verifier=verifier)
+    with pytest.raises(RuntimeError, match=r"^Revising\(.*gives FINAL_TOKENS"):
+        run(tiny("llada"), Prophet(sampler, (99.0,) * 3), verifier=verifier)
+
+
+@pytest.mark.parametrize("also", ["remask", "settle"])
+def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step(also: str) -> None:
+    """A sampler that forgot `reads_committed` compared tokens with their own certainty."""
+    with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or leave_one_out"):
+        run(tiny("llada"), Revising(also, given=frozenset()))
+    # Where a cache freezes those logits it is refused.
+    sampler = Revising(also, COMMITTED_LOGITS, frozenset())
+    assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
+    with pytest.raises(ValueError, match="computes the committed columns"):
+        run(tiny("llada"), sampler, cache=DelayedCache())
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (STEPWISE, {"blocks": MultiBlock()}),
+        (STEPWISE, {"blocks": SubBlocks(4, 2)}),
+        (STEPWISE, {"blocks": AdaptiveBlocks((5,))}),
+        (JOINT, {}),
+        (Prophet(PLAIN), {}),
+        (Prophet(PLAIN, gap="all"), {}),
+        (STEPWISE, {"cache": PrefixCache(entry="official")}),
+    ],
+)
+def test_a_target_that_writes_is_refused_also_where_the_sampler_drafts(
+    sampler: Sampler, options: dict[str, Any], family: str
+) -> None:
+    """With two forwards a draft these decoded, and overwrote given tokens."""
+    model = Spied(tiny(family))
+    for num_forwards in (1, 2):
+        drafting = PathSearch(num_forwards=num_forwards)
+        verifier = ARVerify(tiny_target(model.vocab_size), drafting=drafting)
+        with pytest.raises(ValueError, match=r"needs a verifier that .*, got ARVerify"):
+            run(model, sampler, verifier=verifier, **options)
+    assert not model.calls
+
+
+def test_every_fact_is_needed_by_one_kind_and_given_by_another() -> None:
+    askers = [kind[0] for kind in KINDS] + [kind[1] for kind in KINDS] + [kind[2] for kind in KINDS]
+    plugins = [*askers, *CACHES.values(), Learn2PD()]
+    assert frozenset().union(*(one.needs for one in plugins)) == {*Fact}
+    given = frozenset().union(*(one.gives for one in plugins), facts_of(tiny("llada")))
+    assert given == {*Fact}

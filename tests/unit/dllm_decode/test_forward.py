@@ -1,0 +1,160 @@
+"""Forwards of drafts, of columns and masks of a verifier's own, and wrong ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny
+
+from dllm_decode import CachePolicy, DualCache, NoCache, Verifier, decode
+from dllm_decode.core.columns import Columns
+from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.forward import forward
+from dllm_decode.join import blank, join
+from dllm_decode.loop import new_decoder
+from dllm_decode.options import DecodeConfig
+from dllm_decode.round import open_blocks
+from samplers import ConfidenceThreshold
+from samplers.facts import Fact
+
+NO_CACHE = NoCache()
+
+
+def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
+    config = DecodeConfig(gen_length=8, block_length=4)
+    decoder = new_decoder(tiny("llada"), ConfidenceThreshold(), cache=cache, config=config)
+    # All rows end at one column, so that only their windows tell them apart.
+    prompts = ([3, 4], [5, 6], [7, 8, 9, 10, 11, 12])
+    requests = [
+        decoder.request(prompt, index, gen_length=10 - len(prompt))
+        for index, prompt in enumerate(prompts)
+    ]
+    taken = RequestQueue(requests).take(3)
+    state = join(decoder, State.empty(3, blank(decoder, ())), taken)
+    return decoder, open_blocks(decoder, state)
+
+
+def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
+    """The layout was kept although the drafts, as many as before, were of other rows."""
+    decoder, state = begun()
+    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for keeps_layout in (True, False):
+        for owners in ((0, 1, 2, 0), (0, 1, 2, 2)):
+            drafts = Drafts(state.canvas.tokens[list(owners)], owners, (0, 0, 0, 1))
+            state = state if keeps_layout else state._replace(layout=None)
+            state, logits = forward(decoder, state, Pass(window, drafts=drafts))
+            found.setdefault(owners, []).append(logits)
+    for one, other in found.values():
+        assert torch.equal(one, other)
+    # The second state of a row has the tokens of the first.
+    assert torch.allclose(found[0, 1, 2, 2][0][3], found[0, 1, 2, 2][0][2])
+
+
+@dataclass(frozen=True)
+class Wrong(Verifier):
+    """Drafts what does not fit."""
+
+    kind: str
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD})
+
+    def look(self, decoder: Decoder, state: State) -> Any:
+        window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
+        tokens, rows = state.canvas.tokens, tuple(range(len(state.rows)))
+        if self.kind == "narrow":
+            tokens = window.part(tokens)
+        branches = (1,) * len(rows) if self.kind == "branch" else (0,) * len(rows)
+        if self.kind == "alone":
+            return Look
+        return forward(decoder, state, Pass(window, drafts=Drafts(tokens, rows, branches)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("narrow", "tokens of Drafts must be whole canvases"),
+        ("branch", "branches of Drafts must be below num_branches of the verifier, 1, got 1"),
+        ("alone", r"look of Wrong\(kind='alone'\) must return the pair"),
+    ],
+)
+def test_a_wrong_look_is_named(kind: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        decode(
+            tiny("llada"), [[1, 2]], ConfidenceThreshold(), cache=DualCache(),
+            verifier=Wrong(kind), gen_length=8, block_length=4,
+        )  # fmt: skip
+
+
+def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
+    decoder, state = begun()
+    assert isinstance(decoder.cache, NoCache)
+    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
+    drafts = Drafts(state.canvas.tokens[:1], (0,), (3,))
+    assert forward(decoder, state, Pass(window, drafts=drafts))[1].shape[:2] == (1, 4)
+
+
+def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
+    starts = [row.opening.start for row in state.rows]
+    columns = [(range(start, start + 4 + more * n),) for n, start in enumerate(starts)]
+    return Window.of(starts, 4, state.canvas), columns
+
+
+def test_columns_that_were_never_computed_are_added_to_those_of_a_verifier() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    plain, expected = forward(decoder, state, Pass(window))
+    after, logits = forward(decoder, begun(DualCache())[1], Pass(window, columns=columns))
+    assert torch.equal(logits, expected)
+    assert [row.computed for row in after.rows] == [(range(10),)] * 3
+    # Now that every slot is written, the named columns alone are computed.
+    again, logits = forward(decoder, after, Pass(window, columns=columns))
+    assert [row.query_positions for row in again.rows] == [10 + 4] * 3
+    torch.testing.assert_close(logits, forward(decoder, plain, Pass(window))[1])
+    # Rows may name different numbers of columns.
+    window, columns = of_the_block(again, more=-1)
+    more = forward(decoder, again, Pass(window, columns=columns))[0]
+    assert [row.query_positions for row in more.rows] == [18, 17, 16]
+
+
+def test_a_mask_of_a_verifier_says_what_each_column_sees() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    state, _ = forward(decoder, state, Pass(window))
+    attend = torch.ones(3, 4, 10, dtype=torch.bool)
+    for row, start in enumerate(window.starts):
+        attend[row, :, start : start + 4] = torch.ones(4, 4).tril()
+    tokens = state.canvas.tokens.clone()
+    for row, start in enumerate(window.starts):
+        tokens[row, start + 2] = 9
+    drafts = Drafts(tokens, (0, 1, 2), (0, 0, 0))
+    for mask, num_equal in ((attend, 2), (None, 0)):
+        spec = Pass(window, columns=columns, attend=mask)
+        one = forward(decoder, state, spec)[1]
+        other = forward(decoder, state, spec._replace(drafts=drafts))[1]
+        is_equal = torch.isclose(one, other).all(-1)
+        assert is_equal.tolist() == [[n < num_equal for n in range(4)]] * 3
+
+
+def test_columns_and_masks_that_do_not_fit_are_refused() -> None:
+    decoder, state = begun(DualCache())
+    window, columns = of_the_block(state)
+    state, _ = forward(decoder, state, Pass(window))
+    for wrong in ([(range(3, 20),)] * 3, [()] * 3, [[3, 4]] * 3, [(range(6, 8), range(2, 4))] * 3):
+        with pytest.raises(RuntimeError, match=r"columns of Pass by NoVerifier\(\) must be ranges"):
+            forward(decoder, state, Pass(window, columns=wrong))
+    attend = torch.ones(3, 4, 9, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match=r"keys\), \(3, 4, 10\), got \(3, 4, 9\)"):
+        forward(decoder, state, Pass(window, columns=columns, attend=attend))
+    columns = of_the_block(state, more=-1)[1]
+    with pytest.raises(RuntimeError, match="rows compute different numbers of columns"):
+        forward(decoder, state, Pass(window, columns=columns, attend=attend))
+    decoder, state = begun()
+    with pytest.raises(RuntimeError, match=r"columns of Pass must be None with NoCache\(\)"):
+        forward(decoder, state, Pass(window, columns=columns))

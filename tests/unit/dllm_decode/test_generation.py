@@ -1,0 +1,478 @@
+"""Texts, chats and ids in; texts out."""
+
+import json
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from served import Streamer
+from tokenizers.processors import TemplateProcessing
+from transformers import TextStreamer
+
+from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
+from dllm_decode.blanks import template_ids
+from dllm_decode.prompts import token_ids, token_lists
+from dllm_decode.texts import prompt_ids
+from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
+
+MODEL, LOADED = load_model("mini")
+TOKENIZER: Any = LOADED
+QUESTION = (
+    "emma has 12 apples . emma buys 4 more apples . then emma sells 3 apples . "
+    "how many apples does emma have now ?"
+)
+OTHER = "emma has 5 apples . how many apples does emma have now ?"
+SAMPLER = ConfidenceThreshold(0.9)
+OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER(text)["input_ids"])
+
+
+def ids_of_chat(text: str) -> list[int]:
+    whole = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
+    return list(TOKENIZER(whole, add_special_tokens=False)["input_ids"])
+
+
+def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
+    tokens = torch.full((2, max(map(len, rows))), 77)
+    mask = torch.zeros_like(tokens)
+    for row, ids in enumerate(rows):
+        place = slice(0, len(ids)) if side == "right" else slice(tokens.shape[1] - len(ids), None)
+        tokens[row, place], mask[row, place] = torch.tensor(ids), 1
+    return tokens, mask
+
+
+def test_each_form_of_inputs_means_what_it_says() -> None:
+    texts, chats = [ids_of(QUESTION), ids_of(OTHER)], [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
+    assert texts != chats
+    forms: list[tuple[Any, list[list[int]]]] = [
+        (QUESTION, chats[:1]),
+        ([QUESTION, OTHER], chats),
+        (chat(QUESTION), chats[:1]),
+        ([chat(QUESTION), chat(OTHER)], chats),
+        (texts[0], texts[:1]),
+        (texts, texts),
+        (torch.tensor(texts[:1]), texts[:1]),
+        (TOKENIZER([QUESTION, OTHER]), texts),
+        ([torch.tensor(ids) for ids in texts], texts),
+    ]
+    for given, meant in forms:
+        found = prompt_ids(TOKENIZER, given)
+        assert [list(map(int, ids)) for ids in found] == meant
+
+
+def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> None:
+    """The question of the README was answered by ''."""
+    assert prompt_ids(TOKENIZER, QUESTION, chat=True) == [ids_of_chat(QUESTION)]
+    with pytest.warns(UserWarning, match="has a chat template, and the texts are not") as warned:
+        assert prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False) == [
+            ids_of(QUESTION),
+            ids_of(OTHER),
+        ]
+    assert len(warned) == 1
+    asked = generate(MODEL, TOKENIZER, chat(OTHER), SAMPLER, **OPTIONS)
+    assert generate(MODEL, TOKENIZER, OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
+
+
+def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None:
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.chat_template = None
+    assert prompt_ids(tokenizer, QUESTION) == prompt_ids(tokenizer, QUESTION, chat=False)
+    assert prompt_ids(tokenizer, QUESTION) == [ids_of(QUESTION)]
+    with pytest.raises(ValueError, match="Pass texts instead, without chat=True"):
+        prompt_ids(tokenizer, QUESTION, chat=True)
+
+
+@pytest.mark.parametrize("how", ["auto", False])
+def test_a_text_that_begins_with_a_special_token_is_read_as_it_is(how: Any) -> None:
+    """It has been through a template; a second one, or a second such token, would be wrong."""
+    tokenizer = deepcopy(TOKENIZER)
+    begin = (TOKENIZER.bos_token, TOKENIZER.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin[0]} $A", special_tokens=[begin]
+    )
+    assert tokenizer(QUESTION)["input_ids"][0] == begin[1]
+    written = f"{TOKENIZER.bos_token} {QUESTION}"
+    (ids,) = prompt_ids(tokenizer, written, chat=how)
+    assert ids == TOKENIZER(written, add_special_tokens=False)["input_ids"]
+    assert list(ids).count(TOKENIZER.bos_token_id) == 1
+
+
+def test_unknown_words_are_named_once_each() -> None:
+    """The model answered questions of which it had read half."""
+    first, second = f"zorblax {QUESTION}", "wugs and zorblax , 3 wugs ?"
+    with pytest.warns(UserWarning, match="not known") as warned:
+        prompt_ids(TOKENIZER, [first, OTHER, second])
+    assert [str(one.message) for one in warned] == [
+        "These words are not known to the tokenizer: zorblax, wugs. "
+        "The model reads '<|unknown|>' for each."
+    ]
+    with pytest.warns(UserWarning, match="not known to the tokenizer: Zorblax."):
+        generate(MODEL, TOKENIZER, chat(f"Zorblax {OTHER}"), SAMPLER, **OPTIONS)
+
+
+def test_tokens_that_the_template_writes_are_no_words_of_the_user() -> None:
+    """From the second turn on, "<, endoftext, >" were said not to be known."""
+    turns = [*chat(f"Zorblax , {OTHER}"), {"role": "assistant", "content": "#### 5"}, *chat(OTHER)]
+    assert TOKENIZER.eos_token in TOKENIZER.apply_chat_template(turns, tokenize=False)
+    with pytest.warns(UserWarning, match=r"not known to the tokenizer: Zorblax\. "):
+        prompt_ids(TOKENIZER, turns)
+
+
+def test_more_unknown_words_than_can_be_read_are_counted() -> None:
+    with pytest.warns(UserWarning, match=r"wug0, wug1, .*, wug19 and 5 more\. "):
+        prompt_ids(TOKENIZER, " ".join(f"wug{number}" for number in range(25)))
+
+
+@pytest.mark.parametrize("unknown", [None, "<|eos|>"])
+def test_tokenizers_that_know_every_word_do_not_warn(unknown: str | None) -> None:
+    """GPT-2's unknown token is its end of text, which templates may write."""
+    tokenizer = deepcopy(TOKENIZER)
+    tokenizer.unk_token = unknown if unknown is None else tokenizer.eos_token
+    assert tokenizer.unk_token_id == (None if unknown is None else tokenizer.eos_token_id)
+    prompt_ids(tokenizer, [f"{QUESTION} {tokenizer.eos_token} zorblax", OTHER])
+    prompt_ids(tokenizer, chat(f"zorblax {QUESTION}"))
+
+
+def test_known_words_and_ids_do_not_warn() -> None:
+    prompt_ids(TOKENIZER, [QUESTION.upper(), "How many apples ?"])
+    prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_never_read(side: str) -> None:
+    tokens, mask = padded(side)
+    plain = generate(MODEL, TOKENIZER, [chat(QUESTION), chat(OTHER)], SAMPLER, **OPTIONS)
+    given = generate(MODEL, TOKENIZER, tokens, SAMPLER, attention_mask=mask, **OPTIONS)
+    whole = decode(MODEL, {"input_ids": tokens, "attention_mask": mask}, SAMPLER, **OPTIONS)
+    assert given.texts == plain.texts
+    assert torch.equal(whole.tokens, plain.decoded.tokens)
+    with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
+        decode(MODEL, tokens, SAMPLER, **OPTIONS)
+
+
+def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
+    chats = [chat(QUESTION), chat(OTHER), chat(QUESTION), chat(OTHER), chat(OTHER)]
+    plain = decode(MODEL, [ids_of_chat(turns[0]["content"]) for turns in chats], SAMPLER, **OPTIONS)
+    for num_rows in (2, 8):
+        out = generate(MODEL, TOKENIZER, chats, SAMPLER, num_rows=num_rows, **OPTIONS)
+        assert torch.equal(out.decoded.tokens, plain.tokens)
+        assert torch.equal(out.decoded.nfe, plain.nfe)
+        assert out.decoded.forwards >= plain.forwards
+        assert out.tokens_per_forward == plain.tokens_per_forward()
+        expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+        assert out.texts == expected
+        assert all(out.texts)
+
+
+def test_max_new_tokens_is_another_name_of_gen_length() -> None:
+    short = generate(MODEL, TOKENIZER, chat(QUESTION), SAMPLER, max_new_tokens=16)
+    assert short.decoded.tokens.shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "sampler", [FixedSchedule(8), Wino(0.6, 0.9), JointThreshold(0.3, 0.0, 4)], ids=repr
+)
+def test_a_text_streamer_gets_the_answer_in_order(
+    sampler: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streamer = TextStreamer(TOKENIZER, skip_prompt=True)
+    out = generate(
+        MODEL, TOKENIZER, chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer
+    )
+    assert out.decoded.forwards > 1
+    assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
+
+
+def test_a_whole_canvas_streamer_gets_every_step() -> None:
+    streamer = Streamer()
+    out = generate(
+        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), gen_length=8, streamer=streamer,
+        stop_at_eos=False,
+    )  # fmt: skip
+    assert len(streamer.drafts) == 3
+    prompt, answer = streamer.texts
+    assert prompt.tolist() == ids_of_chat(QUESTION)
+    assert answer.tolist() == out.decoded.answers()[0]
+    assert streamer.ended == 1
+
+
+def test_an_output_is_a_sequence_of_answers() -> None:
+    questions = [QUESTION, OTHER, OTHER]
+    out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
+    assert len(out) == 3
+    assert [answer.text for answer in out] == out.texts
+    assert out[1].token_ids == out.decoded.answers()[1]
+    assert out[-1].forwards == int(out.decoded.nfe[2])
+    assert json.loads(json.dumps(out.to_dict()))["answers"][0]["text"] == out.texts[0]
+    assert len(repr(out)) < 300
+    assert out.texts[0][:20] in repr(out)
+
+
+def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
+    ended = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=64)[0]
+    full = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4)[0]
+    word = full.text.split()[-1]
+    stopped = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
+    assert [one.finish_reason for one in (ended, full, stopped)] == ["stop", "length", "stop"]
+    assert len(full.token_ids) == 4
+
+
+def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
+    """Masks were filled with EOS, and answers cut there: all texts were ''."""
+
+    class AfterRounds(StopRule):
+        def __init__(self) -> None:
+            self.num_rounds = 0
+
+        def stops(self, tokens: list[int]) -> bool:
+            self.num_rounds += 1
+            return self.num_rounds == 8
+
+    prompt = ids_of_chat(QUESTION)
+    options: Any = {"gen_length": 32, "block_length": 32}
+    whole = decode(MODEL, [prompt], FixedSchedule(32), **options)
+    out = decode(MODEL, [prompt], FixedSchedule(32), stop=AfterRounds(), **options)
+    assert int(out.nfe[0]) == 8
+    assert int(out.unsettled.sum()) > 0
+    assert bool(out.unsettled[0, 0])
+    settled = out.tokens[0][~out.unsettled[0]]
+    assert out.answers() == [[token for token in settled.tolist() if token not in out.eos_ids]]
+    assert out.answers()[0]
+    assert torch.equal(settled, whole.tokens[0][~out.unsettled[0]])
+    assert not whole.unsettled.any()
+
+
+def test_stop_strings_stop() -> None:
+    options: Any = {"gen_length": 32, "block_length": 4}
+    whole = generate(MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), **options)
+    words = whole.texts[0].split()
+    string = next(word for at, word in enumerate(words) if at > 0 and word not in words[:at])
+    out = generate(
+        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), stop_strings=string, **options
+    )
+    assert out.texts[0] == whole.texts[0][: whole.texts[0].index(string)]
+    assert out.decoded.forwards < whole.decoded.forwards
+
+
+def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
+    """A stop string stopped an answer that does not contain it."""
+    chats = chat(OTHER)
+    options: Any = {"gen_length": 32, "block_length": 16}
+    sampler, seen = JointThreshold(0.3, 0.0, 4), set[str]()
+
+    def note(event: StepEvent) -> None:
+        seen.update(TOKENIZER.decode(event.after.answers()[0].tolist()).split())
+
+    whole = generate(MODEL, TOKENIZER, chats, sampler, observers=[note], **options)
+    replaced = sorted(seen - set(whole.texts[0].split()))
+    assert replaced
+    for word in replaced:
+        out = generate(MODEL, TOKENIZER, chats, sampler, stop_strings=word, **options)
+        if word not in whole.texts[0]:
+            assert out.texts == whole.texts
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "sentence"),
+    [
+        ([], {}, "at least one text, chat or prompt"),
+        ([{"text": "a"}], {}, 'must have "role" and "content"'),
+        (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
+        ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
+        ([[5, -1]], {}, r"Token ids must be in \[0, 432\) for mini, got -1"),
+        ([[]], {}, "A prompt must have at least one token"),
+        (QUESTION, {"gen_length": 10**9}, "gen_length must be between"),
+        (QUESTION, {"gen_length": 4, "max_new_tokens": 4}, "must not both be given"),
+        ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
+        (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
+        (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
+        (
+            QUESTION,
+            {"steps": 128},
+            r"steps is no option of a decode: .* FixedSchedule\(n\)",
+        ),
+        (QUESTION, {"remasking": "random"}, r"FixedSchedule\(n, order=\"random\"\) its \"random\""),
+        (QUESTION, {"stop": "a", "stop_strings": "b"}, "stop and stop_strings must not both"),
+        (QUESTION, {"do_sample": False, "temperature": 0.7}, "contradicts temperature=0.7"),
+        (QUESTION, {"num_return_sequences": 2}, "must be 1 at temperature=0"),
+        (["ab"], {"attention_mask": [[1, 1]]}, "must be given with token ids, got texts"),
+        ("a\ud800", {}, r"one that UTF-8 can encode, got '\\ud800' at character 1"),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "models here read text alone"),
+        (5, {}, "inputs must be texts, chats or token ids, got 5"),
+        (QUESTION, {"templates": "emma has"}, r"must have a blank, such as \[MASK:5\]"),
+        (QUESTION, {"templates": "[MASK:0]"}, "between 1 and 1048576 tokens, got"),
+        (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
+        (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
+        (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
+        (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_one_sentence(
+    inputs: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        generate(MODEL, TOKENIZER, inputs, SAMPLER, **options)
+
+
+def test_ids_that_are_no_integers_and_inputs_of_two_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1\.5\."):
+        token_ids([1, 1.5], MODEL)
+    with pytest.raises(ValueError, match=r"Token ids must be integers, got '5'\."):
+        token_ids(["5"], MODEL)
+    with pytest.raises(ValueError, match="inputs must be of one kind, got a text and 5"):
+        prompt_ids(TOKENIZER, [QUESTION, 5])
+
+
+def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MODEL, "max_length", 40, raising=False)
+    assert generate(MODEL, TOKENIZER, [[5, 6]], SAMPLER, gen_length=32).texts
+    with pytest.raises(ValueError, match="at most 40 tokens together for mini, got 9 and gen_len"):
+        generate(MODEL, TOKENIZER, [[5] * 9], SAMPLER, gen_length=32)
+
+
+def test_masks_of_lists_say_what_is_padding() -> None:
+    assert token_lists([[1, 2, 3], [4, 5, 6]], torch.tensor([[1, 1, 0], [0, 1, 1]])) == [
+        [1, 2],
+        [5, 6],
+    ]
+    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
+        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
+
+
+def test_a_stop_string_may_be_a_special_token() -> None:
+    special, word = TOKENIZER.all_special_tokens[0], "34"
+
+    class Marked:
+        """The tokenizer, with a special token in place of one word."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(TOKENIZER, name)
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            return TOKENIZER(text, **options)
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+            text = TOKENIZER.decode(token_ids, skip_special_tokens=True)
+            return text.replace(word, "" if skip_special_tokens else special)
+
+    asked = {"chat": "auto", "gen_length": 64}
+    question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
+    question += "how many apples does emma have now ?"
+    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **asked)[0]
+    assert word in whole.text
+    found = generate(MODEL, Marked(), question, SAMPLER, stop_strings=special, **asked)[0]
+    assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
+    assert found.finish_reason == "stop"
+
+
+def test_inputs_of_transformers_are_taken() -> None:
+    ids = ids_of(QUESTION)
+    encoded = TOKENIZER(QUESTION)
+    turns = TOKENIZER.apply_chat_template(chat(QUESTION), tokenize=True, add_generation_prompt=True)
+    both = TOKENIZER([QUESTION, OTHER], padding=True, return_tensors="np")
+    forms: list[tuple[Any, list[list[int]]]] = [
+        (encoded, [ids]),
+        (turns, [ids_of_chat(QUESTION)]),
+        (TOKENIZER(QUESTION, return_tensors="pt"), [ids]),
+        (torch.tensor(ids), [ids]),
+        (np.array(ids), [ids]),
+        (np.array([ids]), [ids]),
+        ([np.array(ids), np.array(ids)], [ids, ids]),
+        (list(np.array(ids)), [ids]),
+        (both, [ids, ids_of(OTHER)]),
+        ((text for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
+        ((chat(text) for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
+        ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], [ids_of_chat(OTHER)]),
+    ]
+    for given, meant in forms:
+        found = prompt_ids(TOKENIZER, given)
+        assert [list(map(int, tokens)) for tokens in found] == meant
+
+
+def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
+    batch = TOKENIZER.apply_chat_template(chat(OTHER), tokenize=True, add_generation_prompt=True)
+    named = generate(MODEL, TOKENIZER, **batch, token_type_ids=[0], gen_length=32)
+    assert named.texts == generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=32).texts != [""]
+    with pytest.raises(ValueError, match="input_ids and inputs must not both be given"):
+        generate(MODEL, TOKENIZER, OTHER, **batch)
+
+
+def test_options_of_transformers_are_taken_where_they_mean_the_same() -> None:
+    options: Any = {"gen_length": 32}
+    plain = generate(MODEL, TOKENIZER, OTHER, **options)
+    assert generate(MODEL, TOKENIZER, OTHER, do_sample=False, **options).texts == plain.texts
+    drawn = generate(MODEL, TOKENIZER, OTHER, temperature=1.0, seed=3, **options)
+    same = generate(MODEL, TOKENIZER, OTHER, do_sample=True, seed=3, **options)
+    assert torch.equal(same.decoded.tokens, drawn.decoded.tokens)
+    word = plain.texts[0].split()[2]
+    stopped = generate(MODEL, TOKENIZER, OTHER, stop=word, **options)
+    assert stopped.texts == generate(MODEL, TOKENIZER, OTHER, stop_strings=[word], **options).texts
+    assert stopped.texts != plain.texts
+
+
+def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
+    options: Any = {"gen_length": 32, "temperature": 3.0, "seed": 1}
+    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], num_return_sequences=3, **options)
+    equal = generate(MODEL, TOKENIZER, [QUESTION] * 3 + [OTHER] * 3, **options)
+    assert out.texts == equal.texts
+    assert len(set(out.texts[:3])) == 3
+
+
+def test_templates_are_filled_between_given_words() -> None:
+    questions = [QUESTION, OTHER]
+    templates = ["emma has [MASK:1] + [MASK:3] apples", f"#### {TOKENIZER.mask_token} ."]
+    out = generate(MODEL, TOKENIZER, questions, templates=templates)
+    assert re.fullmatch(r"emma has \S+ \+ \S+( \S+)* apples", out[0].text)
+    assert re.fullmatch(r"#### \S+ \.", out[1].text)
+    for question, template, answer in zip(questions, templates, out, strict=True):
+        alone = generate(MODEL, TOKENIZER, question, templates=template)
+        assert alone[0] == answer
+        assert answer.finish_reason == "length"
+    without = generate(MODEL, TOKENIZER, templates="emma has [MASK] apples .")
+    assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
+
+
+def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
+    """The rest of the text was lost."""
+    given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
+    (answer,) = generate(MODEL, TOKENIZER, OTHER, templates=given)
+    assert answer.text.startswith("emma has 5 apples")
+
+
+def test_one_space_before_a_blank_is_part_of_it() -> None:
+    one, many = (template_ids(TOKENIZER, text, MODEL) for text in ("a [MASK] .", "a[MASK:2] ."))
+    assert one == [*ids_of("a"), MODEL.mask_id, *ids_of(" .")]
+    assert many == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
+
+
+def test_unknown_words_of_a_template_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
+        generate(MODEL, TOKENIZER, OTHER, templates="emma zorblax [MASK] apples")
+
+
+def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:
+    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], gen_length=32)
+    out.save(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == out.to_dict()
+    frame = out.to_pandas()
+    assert frame["text"].tolist() == out.texts
+    assert {"finish_reason", "forwards", "token_ids"} < set(frame.columns)
+
+
+def test_prompt_ids_need_not_warn(recwarn: pytest.WarningsRecorder) -> None:
+    prompt_ids(TOKENIZER, f"zorblax {OTHER}", chat=False, warn=False)
+    assert not recwarn

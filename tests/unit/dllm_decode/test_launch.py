@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dllm_decode.launch import cpu_quota, prepare, run_main
+
+ROOT = Path(__file__).parents[3]
+ENTRY_POINTS = (
+    ["-m", "eval", "--help"],
+    ["-m", "eval", "oracle", "lists/shuffle?n=3", "--rows", "2"],
+    *(
+        pytest.param([*words, "--help"], marks=pytest.mark.slow)
+        for words in (
+            ["-m", "benchmarks"],
+            ["-m", "benchmarks.calibration"],
+            ["-m", "benchmarks.many"],
+            ["examples/llada_gsm8k.py"],
+            ["examples/my_sampler.py"],
+            ["examples/speculative.py"],
+            ["examples/train_filter.py"],
+        )
+    ),
+)
+# Put on the path of the child as sitecustomize: reports the setting when torch starts to load.
+SPY = """
+import os, sys
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("LOADED", os.environ.get("OMP_WAIT_POLICY"), file=sys.stderr)
+sys.meta_path.insert(0, Spy())
+"""
+
+
+@pytest.mark.parametrize("command", ENTRY_POINTS, ids=" ".join)
+def test_every_entry_point_sets_how_threads_wait_before_torch_is_loaded(
+    command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPY)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    result = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    seen = [line for line in result.stderr.splitlines() if line.startswith("LOADED")]
+    assert set(seen) <= {"LOADED PASSIVE"}
+    # Help is printed without torch; a spy that saw nothing anywhere would prove nothing.
+    assert seen or "--help" in command
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    prepare()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "99900000 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_quota_of_a_container_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float | None
+) -> None:
+    monkeypatch.setattr("dllm_decode.launch._num_visible", lambda: 64)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == expected
+
+
+@pytest.mark.parametrize("file", ["{name}.py", "{name}/__init__.py", "{name}/rules.py"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("samplers", ["-c", "import dllm_decode"]), ("eval", ["-m", "dllm_decode", "--help"])],
+)
+def test_a_foreign_module_of_our_name_is_explained(
+    name: str, words: list[str], file: str, tmp_path: Path
+) -> None:
+    """Packages were imported in place of ours: No module named 'samplers.base'."""
+    path = tmp_path / file.format(name=name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    result = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    if file.endswith("rules.py"):
+        # A folder without __init__.py gives way to a package that Python finds later.
+        assert result.returncode == 0, result.stderr
+        return
+    last = result.stderr.splitlines()[-1]
+    assert f"dllm_decode needs its own package {name}, got {path}" in last
+    assert "Rename it, or run from another folder" in last
+
+
+def test_help_of_the_command_is_printed_without_torch() -> None:
+    watched = (
+        "import sys; from eval.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", f"{watched}\nassert 'torch' not in sys.modules"], cwd=ROOT,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "dllm-decode" in result.stdout
+
+
+def test_an_interrupt_ends_a_program_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The examples printed eighty lines of traceback."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_main(interrupted, stopped="Stopped; records are kept.")
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "Stopped; records are kept.\n"
+    run_main(lambda: 0)

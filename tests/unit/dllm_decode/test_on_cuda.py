@@ -1,0 +1,157 @@
+"""What only CUDA can show: kernels that are not the CPU's, and real waits. See `test_waits.py`."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from samplers_under_test import INSTANCES
+from tiny_models import FAMILIES, LAW_OPTIONS, load_tiny, tiny
+from torch.nn import functional as F
+
+from dllm_decode import (
+    ARVerify,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MaskPredictor,
+    NoCache,
+    PrefixCache,
+    SelfVerify,
+    StepEvent,
+    decode,
+    load_model,
+    load_target,
+)
+from dllm_decode.models import ForwardInputs
+from dllm_decode.models.network.context import make_context
+from samplers import FixedSchedule, Prophet
+from samplers.facts import Fact
+
+DEVICE = "cuda"
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+OPTIONS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
+CACHES = (NoCache(), PrefixCache(2), DualCache(), FreeCache(), DelayedCache(3, 1))
+HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns what is added to the scores of a model with one query head for each key head."""
+    columns = torch.arange(attend.shape[1], device=attend.device).expand(len(attend), -1)
+    shape = tiny("llada").transformer.config
+    inputs = ForwardInputs(columns, columns, columns, attend=attend)
+    bias = make_context(shape, dtype, inputs).bias
+    assert bias is not None
+    return bias
+
+
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
+def test_what_hides_a_key_stays_finite_in_the_kernels_of_cuda(dtype: torch.dtype) -> None:
+    """A bug: they turned the least number into -inf, and a query that saw nothing answered NaN."""
+    hidden = mask_of(torch.zeros(1, 4, 4, dtype=torch.bool), dtype).float()
+    # To powers of two, and with a score.
+    assert (1.4427 * (hidden - 1000.0)).isfinite().all()
+    assert (hidden <= -30_000.0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
+@pytest.mark.parametrize("length", [4, 40, 300])
+def test_a_query_that_sees_nothing_answers_something_finite(
+    dtype: torch.dtype, length: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    attend = (torch.rand(2, length, length, generator=generator) > 0.5).to(DEVICE)
+    attend[:, ::3] = False
+    heads = torch.randn(3, 2, 4, length, 64, generator=generator).to(DEVICE, dtype)
+    mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask_of(attend, dtype))
+    assert mixed.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_padding_leaks_nothing_that_is_not_finite(family: str, dtype: torch.dtype) -> None:
+    model = load_tiny(family, device=DEVICE, dtype=dtype, **LAW_OPTIONS[family])
+    logits: list[torch.Tensor] = []
+    for cache in (NoCache(), DualCache()):
+        decode(
+            model, PROMPTS, FixedSchedule(4), cache=cache,
+            observers=[lambda event: logits.append(event.view.logits)], **OPTIONS,
+        )  # fmt: skip
+    assert not any(part.isnan().any() for part in logits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
+    there = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
+    options = OPTIONS | {"temperature": temperature}
+    cases: list[tuple[Any, dict[str, Any]]] = [(FixedSchedule(4), {"cache": c}) for c in CACHES]
+    cases += [
+        (FixedSchedule(6), {"verifier": SelfVerify(3, evaluate)})
+        for evaluate in ("batch", "tree", "sequential")
+    ]
+    cases += [(s, {}) for s in INSTANCES if not s.leave_one_out or family == "llada"]
+    for sampler, more in cases:
+        expected = decode(tiny(family), PROMPTS, sampler, **options, **more)
+        # Once as ever, once recorded, once played.
+        for _ in range(3):
+            found = decode(there, PROMPTS, sampler, **options, **more)
+            assert torch.equal(expected.tokens, found.tokens), (sampler, more)
+            assert torch.equal(expected.nfe, found.nfe), (sampler, more)
+
+
+@pytest.mark.gpu
+def test_a_target_judges_as_on_the_cpu() -> None:
+    prompts = [[5, 6, 7, 8], [9]]
+    options: dict[str, Any] = {"gen_length": 16, "block_length": 8}
+    answers = []
+    for device in ("cpu", DEVICE):
+        model, tokenizer = load_model("mini", device=device, dtype=torch.float64)
+        assert tokenizer is not None
+        target = load_target("mini-ar", tokenizer, device=device, dtype=torch.float64)
+        out = decode(model, prompts, FixedSchedule(4), verifier=ARVerify(target), **options)
+        answers.append(out.tokens)
+    assert torch.equal(answers[0], answers[1])
+
+
+def waits_of(model: MaskPredictor, sampler: Any, **options: Any) -> list[int]:
+    """Counts what torch calls synchronising, in each step before which no row came or left."""
+    found: list[int] = []
+    last: tuple[int, int] | None = None
+
+    def count(event: StepEvent) -> None:
+        nonlocal last
+        here = (event.block.start, len(event.before))
+        if here == last:
+            found.append(sum("synchronizing" in str(warning.message) for warning in caught))
+        last = here
+        caught.clear()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            decode(model, PROMPTS, sampler, observers=[count], **OPTIONS, **options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_host_waits_once_a_step(family: str, graphs: bool) -> None:
+    model = load_tiny(family, device=DEVICE, dtype=torch.bfloat16, **LAW_OPTIONS[family])
+    model.graphs = graphs
+    samplers: tuple[Any, ...] = (FixedSchedule(6), Prophet(FixedSchedule(6), (99.0, 99.0, 99.0)))
+    for cache in CACHES:
+        for sampler in samplers if Fact.LOGITS_BEHIND_BLOCK in cache.gives else samplers[:1]:
+            # What is recorded is recorded by then.
+            for _ in range(2):
+                waits_of(model, sampler, cache=cache)
+            waits = waits_of(model, sampler, cache=cache)
+            assert waits
+            assert set(waits) == {1}, (cache, sampler)

@@ -1,0 +1,168 @@
+"""What newcomers get wrong is told in one sentence that names the plug-in and the rule."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny
+from toys import HashModel
+
+from dllm_decode import (
+    CachePolicy,
+    DecodeOutput,
+    DualCache,
+    NoCache,
+    NoVerifier,
+    decode,
+    load_model,
+)
+from dllm_decode import prompts as reading
+from dllm_decode.caches import CacheQuery
+from dllm_decode.compatibility import require_plugins
+from dllm_decode.models.loading.find import find_model
+from samplers import ConfidenceThreshold, Decision, Sampler, View
+from samplers.facts import Fact
+
+
+def decision(**fields: Any) -> Decision:
+    """Makes a decision past the type checker of the tests, which users do not have."""
+    made = Decision(commit=torch.ones(1, 1, dtype=torch.bool))
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@dataclass(frozen=True)
+class Returning(Sampler[None]):
+    """Returns what it is told to make of the view."""
+
+    kind: str
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset() if self.kind == "remask" else super().gives
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+    def step(self, view: View, state: None) -> Any:
+        commit, tokens = view.eligible, view.tokens
+        return {
+            "share": lambda: (decision(commit=view.confidence), state),
+            "narrow": lambda: (decision(commit=commit[:, :3]), state),
+            "none": lambda: (decision(commit=None), state),
+            "remask": lambda: (decision(commit=commit, remask=commit[0]), state),
+            "tokens": lambda: (decision(commit=commit, tokens=tokens.double()), state),
+            "alone": lambda: Decision(commit=commit),
+            "mask": lambda: (commit, state),
+            "right": lambda: (Decision(commit=commit, tokens=torch.full_like(tokens, 3)), state),
+        }[self.kind]()
+
+
+def run(sampler: Sampler, **options: Any) -> DecodeOutput:
+    options = {"gen_length": 8, "block_length": 8, "stop_at_eos": False, **options}
+    return decode(tiny("llada"), [[3, 4], [5]], sampler, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("share", r"must return commit of kind bool and shape .*, got torch.float64"),
+        ("narrow", r"must return commit of kind bool and shape \(2, 8\), got torch.bool \(2, 3\)"),
+        ("none", r"must return commit of kind bool and shape \(2, 8\), got None"),
+        ("remask", r"must return remask of kind bool .* got torch.bool \(8,\)"),
+        ("tokens", r"must return tokens of kind integer .* got torch.float64 \(2, 8\)"),
+        ("alone", r"must return the pair \(Decision, state\), got a Decision"),
+        ("mask", r"must return the pair .*, got a Tensor in place of the Decision"),
+    ],
+)
+def test_a_step_that_returns_no_decision_of_the_view_is_named(kind: str, sentence: str) -> None:
+    """Once these were errors of torch and Python from inside the engine."""
+    assert run(Returning("right")).forwards == 1
+    with pytest.raises(RuntimeError, match=rf"^step of Returning\(kind='{kind}'\) {sentence}"):
+        run(Returning(kind))
+
+
+@dataclass(frozen=True)
+class Listing(CachePolicy):
+    """Names columns in a form that may be wrong."""
+
+    columns: Any
+
+    def recompute(self, query: Any) -> Any:
+        return self.columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "got"),
+    [
+        ([1, 2], r"\[1, 2\] \(list\)"),
+        (slice(1, 2), r"slice\(1, 2, None\) \(slice\)"),
+        (torch.tensor([1, 2]), r"tensor\(\[1, 2\]\) \(Tensor\)"),
+        ((), r"\(\) \(tuple\)"),
+        ((range(4, 6), range(1, 3)), r"\(range\(4, 6\), range\(1, 3\)\) \(tuple\)"),
+    ],
+)
+def test_a_policy_that_returns_no_columns_is_named(columns: Any, got: str) -> None:
+    sentence = rf"(?s)^recompute of Listing.* ranges of columns .*, got {got}\.$"
+    with pytest.raises(RuntimeError, match=sentence):
+        run(ConfidenceThreshold(0.9), cache=Listing(columns))
+
+
+@dataclass(frozen=True)
+class BlockAlone(CachePolicy):
+    """Never computes the prompt."""
+
+    def recompute(self, query: CacheQuery) -> Any:
+        return (range(query.needed, query.stop),)
+
+
+def test_columns_that_were_never_computed_are_added() -> None:
+    """Once the answer was decoded from slots that hold nothing."""
+    sampler = ConfidenceThreshold(0.9)
+    alone, dual = run(sampler, cache=BlockAlone()), run(sampler, cache=DualCache())
+    # One block, so that both compute everything once.
+    assert torch.equal(alone.tokens, dual.tokens)
+    assert torch.equal(alone.query_positions, dual.query_positions)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sentence"),
+    [
+        ([5, 6], r"got 5 in row 0\. A single prompt is a batch of one: \[prompt\]\.$"),
+        (["hello"], r"got 'hello' in row 0\. `generate` takes texts\.$"),
+        ("hello", r"got 'hello'\. `generate` takes texts\.$"),
+    ],
+    ids=["ids", "texts", "text"],
+)  # fmt: skip
+def test_prompts_of_another_form_are_refused_with_the_remedy(
+    prompts: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked = inspect.unwrap(reading.token_lists)
+    monkeypatch.setattr(reading, "token_lists", unchecked)
+    with pytest.raises(ValueError, match=rf"^prompts must be .*{sentence}"):
+        unchecked(prompts)
+
+
+@pytest.mark.parametrize("source", [None, 3, ""])
+def test_a_model_that_is_none_is_refused_as_a_misspelt_one(source: Any) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"^A model is a folder, .* got {source!r}, which"):
+        inspect.unwrap(find_model)(source)
+
+
+def test_what_stands_in_place_of_a_plug_in_is_told_how_to_become_one() -> None:
+    model, cache, sampler = HashModel(), NoCache(), ConfidenceThreshold(0.9)
+    for place, text, hint in (
+        (0, load_model("mini"), "model, tokenizer = load_model"),
+        (1, "ConfidenceThreshold(0.9)", "not its text; samplers.parse reads text"),
+        (2, "DualCache()", "Pass the object, not its text"),
+        (4, "MultiBlock()", "not its text; dllm_decode.blocks.parse reads text"),
+    ):
+        parts: list[Any] = [model, sampler, cache, NoVerifier()]
+        parts[place : place + 1] = [text]
+        with pytest.raises(ValueError, match=hint) as refused:
+            require_plugins(*parts)
+        assert len(str(refused.value)) < 300

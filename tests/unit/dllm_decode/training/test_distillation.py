@@ -1,0 +1,378 @@
+"""Distillation: what is learned, where a run goes on, several devices, LoRA, what is written."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from processes import in_two_processes
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+from tiny_models import load_without_tokenizer as load_model
+from torch import Tensor
+from torch.optim import AdamW
+from toys import HashModel
+
+from dllm_decode import DecodeConfig, StepEvent, decode
+from dllm_decode.models import MaskedTransformer, new_llada
+from dllm_decode.models.families import FAMILIES
+from dllm_decode.training import Progress, Report, Settings, train
+from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both, one_block
+from dllm_decode.training.block_copies import hidden_of_copies
+from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
+from dllm_decode.training.examples import lay_out
+from dllm_decode.training.lora import LoRA
+from dllm_decode.training.saving import read_family, save_like
+from dllm_decode.training.teacher import Demonstration, Lessons, demonstrate, ranks_of
+from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
+from samplers import EntropyThreshold, FixedSchedule
+
+EOS, MASK, VOCAB = 0, 1, 24
+GEN_LENGTH = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """Accelerate keeps one precision a process, also that of a test that ran before."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def tiny_model() -> MaskedTransformer:
+    return new_llada(
+        vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, mlp_hidden_size=48,
+        mask_id=MASK, eos_ids=(EOS,),
+    )  # fmt: skip
+
+
+def reversals(count: int = 24) -> list[Demonstration]:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for i in range(count):
+        digits = torch.randint(2, VOCAB, (2 + i % 4,), generator=generator).tolist()
+        ranks = tuple(reversed(range(len(digits) + 1)))
+        found.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks))
+    return found
+
+
+def run(
+    model: MaskedTransformer, folder: Path, *, num_samples: int = 64, method: str = "dparallel",
+    evaluate: Any = lambda progress: {}, observe: Any = lambda report: None,
+    num_rows: int = 4, num_forwards: int = 2, evaluate_every: int = 3, optimiser: Any = None,
+) -> Progress:  # fmt: skip
+    demonstrations = reversals()
+    objective, advance = objective_of(model, demonstrations, method)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    source = Lessons(
+        demonstrations, gen_length=GEN_LENGTH, eos_id=EOS, num_rows=num_rows,
+        num_forwards=num_forwards,
+    )  # fmt: skip
+    return train(
+        objective,
+        [optimiser or AdamW(weights, lr=0.01)],
+        source,
+        Settings(num_samples=num_samples, folder=folder, evaluate_every=evaluate_every),
+        accelerator=Accelerator(cpu=True),
+        evaluate=evaluate,
+        observe=observe,
+        advance=advance,
+    )
+
+
+def objective_of(model: MaskedTransformer, demonstrations: Any, method: str) -> Any:
+    if method == "dparallel":
+        return CertaintyForcing(model, 4, loss=CertaintyLoss()), lambda spent: None
+    forcing = TrajectoryForcing(
+        model,
+        ranks_of(demonstrations, (EOS,)),
+        curriculum=Curriculum(block_lengths=(2, 4)),
+        loss=TrajectoryLoss(),
+    )
+    return forcing, forcing.advance
+
+
+def weights_of(model: MaskedTransformer) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", ["dparallel", "d3llm"])
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(
+    method: str, tmp_path: Path
+) -> None:
+    whole, killed = tiny_model(), tiny_model()
+    expected = run(whole, tmp_path / "whole", method=method)
+    calls = 0
+
+    def evaluate(progress: Progress) -> Mapping[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, tmp_path / "killed", method=method, evaluate=evaluate)
+    again = tiny_model()
+    found = run(again, tmp_path / "killed", method=method)
+    assert (found.step, found.samples) == (expected.step, expected.samples) == (8, 64)
+    assert [past["step"] for past in found.history] == [3.0, 6.0, 8.0]
+    assert_same(weights_of(again), weights_of(whole))
+    with pytest.raises(AssertionError):
+        assert_same(weights_of(killed), weights_of(whole))
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def test_weights_that_are_not_finite_are_neither_judged_nor_kept(tmp_path: Path) -> None:
+    """A rate of 1e300 made the last step's weights infinite; they were judged and written."""
+    model, calls = tiny_model(), []
+
+    def advance(optimiser: Any, *_: object) -> None:
+        optimiser.param_groups[0]["params"][0].data.fill_(torch.inf)
+
+    optimiser = AdamW(model.parameters(), lr=0.01)
+    optimiser.register_step_post_hook(advance)
+    with pytest.raises(RuntimeError, match="The weights must be finite, got inf at step 1"):
+        run(
+            model, tmp_path, num_samples=4, num_forwards=1, optimiser=optimiser,
+            evaluate=lambda _: calls.append(1) or {},
+        )  # fmt: skip
+    assert not calls
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    model = tiny_model()
+    run(model, tmp_path)
+    before, calls = weights_of(model), []
+    run(model, tmp_path, evaluate=lambda _: calls.append(1) or {})
+    assert_same(weights_of(model), before)
+    assert not calls
+
+
+def test_certainty_is_learned(tmp_path: Path) -> None:
+    model, reports = tiny_model(), list[Report]()
+    prompts = [list(one.prompt) for one in reversals()]
+
+    def forwards() -> float:
+        model.eval()
+        output = decode(
+            model, prompts, EntropyThreshold(0.5), gen_length=GEN_LENGTH, block_length=4
+        )
+        return float(output.nfe.float().mean())
+
+    before = forwards()
+    progress = run(
+        model, tmp_path, num_samples=800, evaluate_every=1000, observe=reports.append,
+        evaluate=lambda _: {"forwards": forwards()},
+    )  # fmt: skip
+    assert progress.history[-1]["forwards"] < 0.8 * before
+    assert reports[-1].spent == 1.0
+    assert reports[-1].progress.samples == 800
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) -> None:
+    """It differed by 1e-3 after a test in bfloat16, whose precision accelerate had kept."""
+    alone = tiny_model()
+    run(alone, tmp_path / "alone", num_forwards=2, num_samples=32)
+    script = (
+        "import sys; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
+        "from test_distillation import run, tiny_model, weights_of\n"
+        "model, folder = tiny_model(), Path(sys.argv[1])\n"
+        "run(model, folder / 'run', num_forwards=1, num_samples=32)\n"
+        "torch.save(weights_of(model), folder / f'{sys.argv[2]}.pt')\n"
+    )
+    for code, said in in_two_processes("-c", script, str(tmp_path), "{rank}"):
+        assert code == 0, said
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert_same(first, second)
+    # A mean of two is exact in any order.
+    assert_same(first, weights_of(alone))
+
+
+@pytest.mark.exhaustive(5)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
+    """Block-causal families had been refused; a mask or a shift that is wrong shows here."""
+    options = {"block_length": 4} if FAMILIES[family].block_length else {}
+    model = load_tiny(family, dtype="float64", **options)
+    generator = torch.Generator().manual_seed(3)
+    first = torch.randint(5, 400, (2, 16), generator=generator).tolist()
+    prompts, answers = [first[0][:6], first[1][:9]], [first[0][6:15], first[1][7:16]]
+    batch = lay_out(list(zip(prompts, answers, strict=True)), 9, model.eos_ids[0])
+    leads = torch.tensor([len(prompt) % max(1, model.causal_block_length) for prompt in prompts])
+    positions = torch.arange(9)
+    # The second block of four, wherever it begins in each row.
+    start = (4 - leads)[:, None]
+    block = (positions >= start) & (positions < start + 4)
+    masks = BlockMasks(block, torch.zeros_like(block), positions >= start + 4)
+    kinds = (one_block, hidden_of_copies) if model.causal_block_length else (one_block,)
+    learned = torch.stack(
+        [logits_of_both(model, batch, masks, 4, hidden_states=each)[0] for each in kinds], 1
+    )
+    for row in range(2):
+        given = [
+            model.mask_id if masks.first[row, i] or masks.behind[row, i] else answers[row][i]
+            for i in range(9)
+        ]
+        events: list[StepEvent] = []
+        decode(model, [prompts[row]], FixedSchedule(1), templates=[given], gen_length=9,
+               block_length=4, stop_at_eos=False, observers=[events.append])  # fmt: skip
+        view = events[0].view
+        columns = positions[block[row]] - view.positions[0, 0]
+        expected = view.logits[0, columns]
+        shown = expected.isfinite()
+        for found in learned[row]:
+            torch.testing.assert_close(
+                found[block[row]].double()[shown], expected[shown], rtol=1e-4, atol=1e-4
+            )
+
+
+@pytest.mark.exhaustive(5)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_path: Path) -> None:
+    model = load_tiny(family, dtype="float32").train().requires_grad_(True)
+    own = max(4, model.causal_block_length)
+    prompt = tuple(range(5, 12))
+    pairs = [(prompt, (20, 21, 22, model.eos_ids[-1]))] * 2
+    batch = lay_out(pairs, own * 2, model.eos_ids[0])
+    objective = CertaintyForcing(model, own, loss=CertaintyLoss())
+    loss = objective.loss(batch, torch.Generator().manual_seed(0))
+    loss.backward()
+    layers = model.transformer.layers
+    assert all(w.grad is not None for n, w in layers.named_parameters() if "attention." in n)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight -= 0.01 * weight.grad
+    named = OPTIONS.get(family, {}).get("family")
+    known = read_family(MODELS / family, named)
+    assert known is FAMILIES[family]
+    save_like(model, MODELS / family, tmp_path / "written", family=known, max_shard_bytes=60_000)
+    assert len(list((tmp_path / "written").glob("*.safetensors"))) > 1
+    again, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))
+    expected = known.tensors(model.transformer)
+    for name, value in known.tensors(again.transformer).items():
+        assert torch.equal(value, expected[name].to(value.dtype)), name
+    with pytest.raises(ValueError, match="must go to a folder of its own"):
+        save_like(model, tmp_path, tmp_path, family=known)
+
+
+@pytest.mark.exhaustive(2)
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar", "llada2_moe"])
+def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = load_tiny(family, dtype="float32")
+    frozen = weights_of(model)
+    lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
+    assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
+    own = max(4, model.causal_block_length)
+    batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
+    objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss())
+    optimiser = AdamW(lora.weights, lr=0.05)
+    for step in range(3):
+        optimiser.zero_grad()
+        objective.loss(batch, torch.Generator().manual_seed(step)).backward()
+        optimiser.step()
+    model.eval()
+    lora.save(tmp_path / "adapter", base=str(MODELS / family))
+    merged = load_tiny(family, dtype="float32", adapter=tmp_path / "adapter")
+    plain = load_tiny(family, dtype="float32")
+    masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 3)
+    found, expected, before = (
+        logits_of_both(one, batch, masks, own, hidden_states=one_block)[0]
+        for one in (merged, model, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert (found - before).abs().max() > 0.1
+    current = weights_of(model)
+    for name, value in frozen.items():
+        kept = current.get(name, current.get(with_base(name)))
+        assert kept is not None
+        assert torch.equal(kept, value), name
+
+
+def with_base(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    return f"{module}.base_layer.{kind}"
+
+
+def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+
+    def student() -> MaskedTransformer:
+        torch.manual_seed(0)
+        model = tiny_model().requires_grad_(False)
+        LoRA(model, FAMILIES["llada"], rank=2, alpha=2)
+        return model
+
+    whole, again = student(), student()
+    run(whole, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(student(), tmp_path / "killed", observe=_interrupt)
+    run(again, tmp_path / "killed")
+    assert_same(weights_of(again), weights_of(whole))
+    size = sum(f.stat().st_size for f in (tmp_path / "whole").rglob("*.safetensors"))
+    assert size < 0.75 * 4 * sum(w.numel() for w in whole.parameters())
+
+
+def _interrupt(report: Report) -> None:
+    raise KeyboardInterrupt
+
+
+def test_lora_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r'install it with: pip install "\.\[lora\]" in the'):
+        LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2)
+
+
+def test_demonstrations_hold_the_order_of_commits() -> None:
+    model, prompts = HashModel(peak=12.0), [[1, 2], [3, 4, 5]]
+    config = DecodeConfig(gen_length=12, block_length=4)
+    found, output = demonstrate(model, prompts, config)
+    events: list[StepEvent] = []
+    decode(model, prompts, FixedSchedule(4), config=config, observers=[events.append])
+    for row, one in enumerate(found):
+        assert one.prompt == tuple(prompts[row])
+        assert list(one.answer) == output.tokens[row, : len(one.answer)].tolist()
+        order: list[int] = []
+        for event in events:
+            if row in event.requests.tolist():
+                at = event.requests.tolist().index(row)
+                written = event.before.masked[at] & ~event.after.masked[at]
+                written = written[len(prompts[row]) :]
+                order += [p for p in written.nonzero().flatten().tolist() if p not in order]
+        order = [position for position in order if position < len(one.answer)]
+        assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)
+    assert sorted(found[0].ranks) != list(found[0].ranks)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_rows": 0}, "num_rows must be at least 1, got 0"),
+        ({"num_forwards": 0}, "num_forwards must be at least 1, got 0"),
+        ({"evaluate_every": -1}, "evaluate_every must be at least 1, got -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        run(tiny_model(), tmp_path, **change)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.transformer.norm.weight.data.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="The loss must be finite, got nan at step"):
+        run(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="rank and alpha must be at least 1, got 0"):
+        LoRA(model, FAMILIES["llada"], rank=0)
+    with pytest.raises(ValueError, match="rank must be at most 32, the hidden size of"):
+        LoRA(model, FAMILIES["llada"], rank=33)

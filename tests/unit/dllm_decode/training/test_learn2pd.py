@@ -1,0 +1,491 @@
+"""Learn2PD: the filter's file, its decisions, how examples are collected and filters trained."""
+
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BLOCK_CAUSAL, MODELS, load_tiny, load_without_tokenizer
+from torch import Tensor, nn
+from toys import HashModel
+
+from dllm_decode import DecodeConfig, ForwardInputs, PrefixCache, StepEvent, decode
+from dllm_decode.models.base import fingerprint_of
+from dllm_decode.training import Report, learn2pd
+from dllm_decode.training.learn2pd import (
+    FilterSettings,
+    acceptance,
+    save_filter,
+    score,
+    train_filter,
+)
+from dllm_decode.training.learn2pd_examples import (
+    FilterExamples,
+    collect_examples,
+    join,
+    load_examples,
+    save_examples,
+    split,
+)
+from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
+from samplers.learn2pd import MAX_FILTER_BYTES, load_filter, new_network
+from samplers.logits.summary import Summary
+from samplers.view import View
+
+BLOCK_LENGTH = 6
+
+
+def gate(slope: float = 40.0, threshold: float = 0.6, length: int = BLOCK_LENGTH) -> nn.Sequential:
+    """A filter that says yes where the confidence exceeds a threshold."""
+    network = new_network(length, (), "relu")
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = slope * torch.eye(length)
+    layer.bias.data = torch.full((length,), -slope * threshold)
+    return network
+
+
+def saved(folder: Path, network: nn.Module, *, model: str = "hash model") -> str:
+    path = folder / "filter.safetensors"
+    settings = FilterSettings(hidden_sizes=tuple(_hidden_sizes(network)))
+    save_filter(network, path, model=model, settings=settings, threshold=0.96)
+    return str(path)
+
+
+def _hidden_sizes(network: nn.Module) -> list[int]:
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+    return [layer.out_features for layer in layers[:-1]]
+
+
+def view_of(confidences: list[float], masked: list[bool]) -> View:
+    share = torch.tensor(confidences, dtype=torch.float64)
+    logits = torch.stack([share, *3 * [(1 - share) / 3]], -1).log()[None]
+    where = torch.tensor([masked])
+    return View(
+        tokens=torch.where(where, 4, 0), computed=Summary(logits), masked=where, eligible=where,
+        start=0, gen_length=len(confidences),
+    )  # fmt: skip
+
+
+def committed(sampler: Learn2PD, view: View) -> list[int]:
+    decision, _ = sampler.step(view, sampler.init(view))
+    return decision.commit[0].nonzero().squeeze(-1).tolist()
+
+
+def test_what_the_filter_accepts_is_committed_and_always_the_most_confident(tmp_path: Path) -> None:
+    sampler = Learn2PD(saved(tmp_path, gate()), threshold=0.5)
+    masked = [True, True, True, False, True, True]
+    view = view_of([0.7, 0.3, 0.65, 0.9, 0.4, 0.5], masked)
+    assert committed(sampler, view) == [0, 2]
+    assert committed(sampler, view_of([0.3, 0.5, 0.4, 0.9, 0.4, 0.5], masked)) == [1]
+
+
+def test_the_filter_adds_to_the_most_confident_position_and_does_not_replace_it(
+    tmp_path: Path,
+) -> None:
+    # This filter likes low confidence.
+    sampler = Learn2PD(saved(tmp_path, gate(-40.0, 0.4)), threshold=0.5)
+    view = view_of([0.35, 0.8, 0.5, 0.6, 0.7, 0.9], [True] * 6)
+    assert committed(sampler, view) == [0, 5]
+
+
+def test_committed_positions_feed_the_filter_with_the_confidence_of_the_argmax(
+    tmp_path: Path,
+) -> None:
+    network = gate()
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = torch.zeros(6, 6)
+    layer.weight.data[:, 3] = 40.0  # every position looks at column 3 only
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    masked = [True, True, True, False, True, True]
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.9, 0.3, 0.3], masked))) == 5
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.3, 0.3, 0.3], masked))) == 1
+
+
+def test_a_short_last_block_is_continued_with_certainty(tmp_path: Path) -> None:
+    network = gate()
+    (layer,) = network
+    assert isinstance(layer, nn.Linear)
+    layer.weight.data = torch.zeros(6, 6)
+    layer.weight.data[:, 4:] = 20.0  # looks only behind the end
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    assert committed(sampler, view_of([0.5, 0.4, 0.3], [True] * 3)) == [0, 1, 2]
+
+
+def test_equality_with_the_threshold_is_not_enough(tmp_path: Path) -> None:
+    network = gate(0.0)  # scores one half everywhere
+    sampler = Learn2PD(saved(tmp_path, network), threshold=0.5)
+    assert len(committed(sampler, view_of([0.5, 0.4, 0.3, 0.9, 0.2, 0.6], [True] * 6))) == 1
+
+
+def test_a_file_reads_back_as_written(tmp_path: Path) -> None:
+    network = new_network(BLOCK_LENGTH, (5, 7), "tanh")
+    path = tmp_path / "filter.safetensors"
+    settings = FilterSettings(hidden_sizes=(5, 7), activation="tanh")
+    save_filter(network, path, model="toy", settings=settings, threshold=0.9)
+    filter_ = load_filter(str(path))
+    assert (filter_.block_length, filter_.model) == (BLOCK_LENGTH, "toy")
+    inputs = torch.rand(3, BLOCK_LENGTH)
+    torch.testing.assert_close(filter_.network(inputs.double()).float(), network(inputs))
+    for name, value in load_file(path).items():
+        assert torch.equal(filter_.network.state_dict()[name].float(), value)
+
+
+def test_the_default_network_has_2112_parameters() -> None:
+    network = new_network(32, FilterSettings().hidden_sizes, FilterSettings().activation)
+    assert sum(weight.numel() for weight in network.parameters()) == 2112
+
+
+def test_decode_refuses_a_filter_for_another_block_length_or_model(tmp_path: Path) -> None:
+    sampler = Learn2PD(saved(tmp_path, gate()))
+    with pytest.raises(ValueError, match=r"block_length must be 6, .* got 4"):
+        decode(HashModel(), [[1]], sampler, gen_length=12, block_length=4)
+    other = Learn2PD(saved(tmp_path, gate(), model="mini"))
+    with pytest.raises(ValueError, match=r"The model must be .mini., .* got .hash model."):
+        decode(HashModel(), [[1]], other, gen_length=12, block_length=6)
+    for wrapped in (CreditDecoding(sampler), Prophet(sampler)):
+        with pytest.raises(ValueError, match="block_length must be 6"):
+            decode(HashModel(), [[1]], wrapped, gen_length=12, block_length=4)
+
+
+def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path: Path) -> None:
+    """A copy under another name was refused, and any folder of the same last name was served."""
+    trained, copied = tmp_path / "runs" / "a" / "model", tmp_path / "elsewhere"
+    other = tmp_path / "runs" / "b" / "model"
+    for folder in (trained, copied, other):
+        shutil.copytree(MODELS / "llada", folder)
+    weights = load_file(other / "model.safetensors")
+    # As a training would leave it: all the same but some numbers of one matrix.
+    weights["model.transformer.blocks.1.ff_out.weight"] *= 1.01
+    save_file(weights, other / "model.safetensors")
+    model, _ = load_without_tokenizer(trained)
+    assert model.name == "model"
+    path = tmp_path / "filter.safetensors"
+    save_filter(gate(), path, model=model.name, settings=FilterSettings(hidden_sizes=()),
+                threshold=0.5, fingerprint=fingerprint_of(model))  # fmt: skip
+    sampler = CreditDecoding(Learn2PD(str(path)))
+    options = {"gen_length": 6, "block_length": 6}
+    decode(model, [[5]], sampler, **options)  # type: ignore[arg-type]
+    for dtype in ("bfloat16", "float32"):
+        same, _ = load_without_tokenizer(copied, dtype=dtype)
+        decode(same, [[5]], sampler, **options)  # type: ignore[arg-type]
+    changed, _ = load_without_tokenizer(other)
+    with pytest.raises(ValueError, match="got 'model', another one by its weights"):
+        decode(changed, [[5]], sampler, **options)  # type: ignore[arg-type]
+    # The model before the block length: for another model there is no right length.
+    with pytest.raises(ValueError, match=r"must be 'model', .* got 'hash model'"):
+        decode(HashModel(), [[1]], sampler, gen_length=12, block_length=4)
+
+
+def test_a_fingerprint_is_of_the_weights_whatever_their_dtype(tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    shutil.copytree(MODELS / "llada", folder)
+    weights = load_file(folder / "model.safetensors")
+    known = {load_tiny("llada").fingerprint, load_tiny("llada", dtype="float64").fingerprint}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        stored = {name: weight.to(dtype) for name, weight in weights.items()}
+        save_file(stored, folder / "model.safetensors")
+        known.add(load_without_tokenizer(folder)[0].fingerprint)
+    assert len(known) == 1
+    assert len({load_tiny(key).fingerprint for key in ("llada", "dream", "sdar")}) == 3
+    assert load_tiny("llada", mask_id=7).fingerprint not in known
+    assert fingerprint_of(HashModel()) == "hash model"
+
+
+def test_decode_refuses_files_that_are_missing_or_no_filters(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"embedded name .*, got 'nowhere'"):
+        decode(HashModel(), [[1]], Learn2PD("nowhere"), gen_length=12, block_length=6)
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
+        decode(HashModel(), [[1]], Learn2PD(str(path)), gen_length=12, block_length=6)
+    path.write_bytes(b"\xff" * 7)
+    with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
+        Learn2PD(str(path)).check(model="hash model", gen_length=12, block_length=6)
+
+
+def test_a_filter_file_is_looked_at_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file, or sizes that the file has no weights for, could fill the memory."""
+    path = tmp_path / "filter.safetensors"
+    settings = {"model": "toy", "activation": "relu", "block_length": "6"}
+    for sizes in ("[1000000000, 1000000000]", "[-1]", "[true, 2]"):
+        save_file({"0.weight": torch.zeros(3)}, path, {**settings, "hidden_sizes": sizes})
+        with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
+            load_filter(str(path))
+    with path.open("r+b") as file:
+        file.truncate(MAX_FILTER_BYTES + 1)
+    monkeypatch.setattr("samplers.learn2pd.safe_open", None)
+    with pytest.raises(ValueError, match=r"must be a file of at most 268,435,456 bytes, got"):
+        load_filter(str(path))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for special in (str(fifo), "/dev/zero", str(tmp_path)):
+        with pytest.raises(FileNotFoundError, match="must be a file or an embedded name"):
+            load_filter(special)
+
+
+def test_a_gate_decodes_like_the_confidence_threshold_it_imitates(tmp_path: Path) -> None:
+    model, prompts = HashModel(peak=12.0), [[1, 2], [3], [4, 5, 6]]
+    sampler = Learn2PD(saved(tmp_path, gate(threshold=0.4)), threshold=0.5)
+    options = {"gen_length": 15, "block_length": 6, "stop_at_eos": False}
+    learned = decode(model, prompts, sampler, **options)  # type: ignore[arg-type]
+    plain = decode(model, prompts, ConfidenceThreshold(0.4), **options)  # type: ignore[arg-type]
+    assert torch.equal(learned.tokens, plain.tokens)
+    assert learned.nfe.tolist() == plain.nfe.tolist()
+    assert min(learned.nfe.tolist()) < 15
+    inside = decode(model, prompts, Prophet(sampler, (1e9,), ()), **options)  # type: ignore[arg-type]
+    assert torch.equal(inside.tokens, plain.tokens)
+
+
+def slow_examples(
+    model: HashModel, prompt: list[int], gen_length: int, block_length: int
+) -> list[tuple[list[float], list[bool], list[bool]]]:
+    """The oracle pass in plain loops over one row."""
+    reference = decode(model, [prompt], FixedSchedule(block_length), gen_length=gen_length,
+                       block_length=block_length, stop_at_eos=False).tokens[0]  # fmt: skip
+    canvas = torch.tensor([prompt + [model.mask_id] * gen_length])
+    found = []
+    for start in range(0, gen_length, block_length):
+        block = list(range(start, min(start + block_length, gen_length)))
+        while True:
+            where = [len(prompt) + position for position in block]
+            masked = [bool(canvas[0, column] == model.mask_id) for column in where]
+            if not any(masked):
+                break
+            logits = model.logits_of(canvas)[0]
+            logits[:, model.mask_id] = -torch.inf
+            shares, tokens = logits.softmax(-1).max(-1)
+            final = [
+                bool(tokens[column] == reference[position])
+                for column, position in zip(where, block, strict=True)
+            ]
+            missing = block_length - len(block)
+            found.append(
+                (
+                    shares[where].tolist() + [1.0] * missing,
+                    final + [True] * missing,
+                    masked + [False] * missing,
+                )
+            )
+            hits = [i for i in range(len(block)) if masked[i] and final[i]]
+            for i in hits or [i for i in range(len(block)) if masked[i]]:
+                canvas[0, where[i]] = reference[block[i]]
+    return found
+
+
+def test_the_oracle_s_examples_are_those_of_a_slow_loop() -> None:
+    model, prompts = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(5,)), [[1, 2], [3]]
+    got = collect_examples(
+        model, prompts, DecodeConfig(gen_length=10, block_length=4, stop_at_eos=False),
+        first_prompt=7,
+    )  # fmt: skip
+    for row, prompt in enumerate(prompts):
+        mine = got.where(got.prompts == 7 + row)
+        expected = slow_examples(model, prompt, 10, 4)
+        assert len(mine) == len(expected)
+        for index, (confidences, final, masked) in enumerate(expected):
+            assert mine.confidences[index].tolist() == pytest.approx(confidences, abs=1e-6)
+            assert mine.final[index].tolist() == final
+            assert mine.masked[index].tolist() == masked
+    assert not got.final.all()
+    assert len(got) < 2 * 10, "the oracle never committed two tokens at once"
+
+
+def test_nothing_is_collected_behind_the_end_of_an_answer() -> None:
+    model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1, 2))
+    config = DecodeConfig(gen_length=24, block_length=4)
+    short = collect_examples(model, [[4]], config)
+    whole = collect_examples(model, [[4]], config.updated(stop_at_eos=False))
+    assert 0 < len(short) < len(whole)
+
+
+@pytest.mark.parametrize("truncate_at_eos", [False, True])
+def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos: bool) -> None:
+    """With end-of-text prediction nothing behind a committed EOS is masked any more."""
+    model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1))
+    prompts, length, holes = [[1, 2], [3], [4, 5, 3]], 20, 0
+    config = DecodeConfig(gen_length=length, block_length=10, truncate_at_eos=truncate_at_eos)
+    found = collect_examples(model, prompts, config)
+    answers = decode(model, prompts, FixedSchedule(10), config=config).tokens
+    for row in range(len(prompts)):
+        mine = found.where(found.prompts == row)
+        ends = [token in model.eos_ids for token in answers[row, :10].tolist()]
+        # Examples of the first block: those from its start, until the mask count rises again.
+        falls = mine.masked.sum(-1).diff() < 0
+        for masked in mine.masked[: int(1 + falls.long().cumprod(0).sum())]:
+            committed = [i for i in range(10) if ends[i] and not masked[i]]
+            holes += bool(committed) and bool(masked[min(committed) :].any())
+    assert (holes == 0) == truncate_at_eos
+    assert len(found) > len(prompts)
+
+
+def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) -> None:
+    """The oracle waited for ever for a reference behind the answer, in its block that is filled."""
+    model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
+    prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
+    parts = [
+        collect_examples(
+            model, prompts, DecodeConfig(gen_length=10, block_length=8), first_prompt=3 * i
+        )
+        for i in range(4)
+    ]
+    splits = split(join(parts), seed=0)
+    settings = FilterSettings(num_steps=20, learning_rate=0.02)
+    network = train_filter(splits.train, splits.val, settings)
+    path = tmp_path / "filter.safetensors"
+    save_filter(network, path, model=model.name, settings=settings, threshold=0.5)
+    sampler = Learn2PD(str(path), threshold=0.3)
+    together = decode(model, prompts, sampler, gen_length=10, block_length=8)
+    alone = [decode(model, [one], sampler, gen_length=10, block_length=8) for one in prompts]
+    assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
+
+
+@pytest.mark.parametrize("family", ["dream", "fast_dllm_v2"])
+def test_the_oracle_enters_a_block_as_the_cache_does(family: str) -> None:
+    model = load_tiny(family, dtype="float64")
+    prompts = [[7, 8, 9, 10], [11, 12, 13, 14]]
+    length = max(4, model.causal_block_length)
+    config = DecodeConfig(gen_length=2 * length, block_length=length, stop_at_eos=False)
+    cache = PrefixCache(entry="official")
+    found = collect_examples(model, prompts, config, cache=cache)
+    out = decode(model, prompts, FixedSchedule(length), cache=cache, config=config)
+    entries = 0
+    for row in range(2):
+        masked = found.masked[found.prompts == row]
+        for before, after in pairwise(masked):
+            if before.all():
+                assert after.tolist() == [False] + [True] * (length - 1)
+                entries += 1
+    assert entries >= 2
+    # Each forward of the oracle commits a token at least.
+    assert len(found) <= int(out.nfe.sum())
+
+
+def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
+    examples = toy_examples(4)
+    save_examples(examples, tmp_path / "parts" / "one.safetensors")
+    found = load_examples(tmp_path / "parts" / "one.safetensors")
+    for name, value in vars(examples).items():
+        assert torch.equal(vars(found)[name], value)
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["one.safetensors"]
+
+
+def test_a_killed_training_ends_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = split(toy_examples(), seed=0)
+    settings = FilterSettings(num_steps=150, learning_rate=0.02)
+    whole = train_filter(splits.train, splits.val, settings)
+    steps: list[int] = []
+
+    def interrupt(name: str, tensors: object, step: int) -> None:
+        steps.append(step)
+        if len(steps) == 70:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(learn2pd, "require_finite", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_filter(splits.train, splits.val, settings, folder=tmp_path)
+    again = train_filter(splits.train, splits.val, settings, folder=tmp_path)
+    assert steps == [*range(1, 71), *range(70, 151)]
+    for found, expected in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(found, expected)
+    other = FilterSettings(hidden_sizes=(3,), num_steps=150)
+    with pytest.raises(ValueError, match="must be of the model and the optimisers that are"):
+        train_filter(splits.train, splits.val, other, folder=tmp_path)
+
+
+def toy_examples(num_prompts: int = 60) -> FilterExamples:
+    """Proposals are final when the left neighbour is sure, whatever their own confidence."""
+    generator = torch.Generator().manual_seed(0)
+    confidences = torch.rand(num_prompts * 8, BLOCK_LENGTH, generator=generator)
+    final = confidences.roll(1, -1) > 0.5
+    masked = torch.rand(final.shape, generator=generator) < 0.7
+    return FilterExamples(confidences, final, masked, torch.arange(num_prompts).repeat(8))
+
+
+def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
+    splits = split(toy_examples(), seed=0)
+    settings = FilterSettings(num_steps=300, learning_rate=0.02)
+    reports: list[Report] = []
+    network = train_filter(splits.train, splits.val, settings, observe=reports.append)
+    learned = acceptance(score(network, splits.test), splits.test, 0.8)
+    plain = acceptance(splits.test.confidences, splits.test, 0.8)
+    assert learned.precision > 0.9
+    assert learned.recall > 0.6
+    assert plain.precision < 0.65
+    progress = reports[-1].progress
+    assert progress.step == 300
+    assert progress.history[-1]["loss"] < progress.history[0]["loss"]
+
+
+def test_no_prompt_is_in_two_splits() -> None:
+    splits = split(toy_examples(), seed=3)
+    parts = [set(part.prompts.tolist()) for part in (splits.train, splits.val, splits.test)]
+    assert [len(part) for part in parts] == [48, 6, 6]
+    assert len(set.union(*parts)) == 60
+    with pytest.raises(ValueError, match="at least 10 prompts, got 9"):
+        split(toy_examples(9), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Learn2PD(threshold=1.5), r"threshold must be a probability in \[0, 1\], got 1.5"),
+        (lambda: FilterSettings(num_steps=0), "num_steps must be at least 1"),
+        (lambda: FilterSettings(learning_rate=0.0), "learning_rate must be above 0"),
+        (
+            lambda: new_network(4, (4,), "swish"),
+            'activation must be one of "relu", "tanh", "gelu", got',
+        ),
+    ],
+)
+def test_bad_parameters_are_refused_in_a_sentence(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_repr_is_the_configuration_and_needs_no_file() -> None:
+    sampler = Learn2PD("some/filter.safetensors", threshold=0.9)
+    assert parse(repr(sampler)) == sampler
+    assert parse("Learn2PD") == Learn2PD("mini")
+
+
+class Ending(HashModel):
+    """Surest of an EOS at the seventh column, and less sure the further left a column is."""
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        logits = torch.zeros(*inputs.wanted.shape, self.vocab_size, dtype=torch.float64)
+        columns = inputs.positions.gather(1, inputs.wanted)
+        logits[..., 5] = 2.0 + 0.1 * columns
+        logits[..., 22] = torch.where(columns == 6, 20.0, 0.0)
+        return logits
+
+
+@pytest.mark.parametrize("truncate_at_eos", [False, True])
+def test_a_committed_eos_ends_the_answer_at_once_if_asked(truncate_at_eos: bool) -> None:
+    """End-of-text prediction: what is behind costs no forward, what is before is still decoded."""
+    rounds: list[StepEvent] = []
+    out = decode(Ending(), [[1, 2]], FixedSchedule(32), gen_length=24, block_length=12,
+                 truncate_at_eos=truncate_at_eos, observers=[rounds.append])  # fmt: skip
+    assert out.answers() == [[5, 5, 5, 5]]
+    left = rounds[0].after.masked[0, 2:].nonzero().squeeze(-1).tolist()
+    if truncate_at_eos:
+        assert left == [0, 1, 2, 3]
+        assert out.nfe.tolist() == [5]
+    else:
+        assert len(left) == 23
+        assert out.nfe.tolist() == [12]
+
+
+def test_an_eos_before_the_answer_truncates_nothing() -> None:
+    out = decode(Ending(), [[22, 2]], FixedSchedule(32), gen_length=4, block_length=4,
+                 truncate_at_eos=True)  # fmt: skip
+    assert out.answers() == [[5, 5, 5, 5]]

@@ -1,0 +1,481 @@
+"""Training: schedules, masks, optimisers, losses, and runs that are interrupted."""
+
+import contextlib
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from tiny_models import load_without_tokenizer as load_model
+from torch.optim import AdamW
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dllm_decode import decode
+from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models.base import ForwardInputs
+from dllm_decode.training import (
+    Batch,
+    Causal,
+    Kind,
+    KindRows,
+    MaskedDiffusion,
+    MaskSampler,
+    Muon,
+    Pair,
+    Progress,
+    Report,
+    Settings,
+    make_optimisers,
+    train,
+)
+from dllm_decode.training.causal import IGNORED, align_left
+from dllm_decode.training.examples import lay_out
+from dllm_decode.training.loop import linear_decay
+from dllm_decode.training.masking import stratified
+from dllm_decode.training.muon import orthogonalise
+from samplers import FixedSchedule
+
+EOS, MASK, VOCAB = 0, 1, 24
+
+
+def reversed_digits(rng: random.Random) -> Pair:
+    digits = [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 4))]
+    return [*digits, 2], digits[::-1]
+
+
+KIND = Kind("reversed", reversed_digits, prompt_length=6, gen_lengths=(8,), num_rows=16)
+SOMETIMES = Kind("seldom", reversed_digits, 5, gen_lengths=(6, 9), num_rows=4, period=3)
+
+
+def tiny_model(seed: int = 0, hidden_size: int = 32) -> MaskedTransformer:
+    return new_llada(
+        vocab_size=VOCAB,
+        hidden_size=hidden_size,
+        num_layers=2,
+        num_heads=2,
+        mlp_hidden_size=48,
+        mask_id=MASK,
+        eos_ids=(EOS,),
+        seed=seed,
+    )
+
+
+def batch_of(kind: Kind, num_rows: int = 64) -> Batch:
+    pairs = replace(kind, num_rows=num_rows).pairs("0", EOS)
+    return lay_out(pairs, kind.gen_lengths[0], EOS)
+
+
+def session(
+    folder: Path, num_samples: int, *, pause_after_step: int = 10**9
+) -> tuple[MaskedTransformer, Progress]:
+    """Trains a tiny model; `pause_after_step` kills the run where the evaluation has just ended."""
+    model = tiny_model()
+    settings = Settings(num_samples=num_samples, folder=folder, evaluate_every_s=0.0)
+    steps = []
+
+    def evaluate(_: Progress) -> dict[str, float]:
+        steps.append(1)
+        if len(steps) > pause_after_step:
+            raise KeyboardInterrupt
+        return {"measured": float(len(steps))}
+
+    progress = Progress()
+    with contextlib.suppress(KeyboardInterrupt):
+        progress = train(
+            MaskedDiffusion(model, MaskSampler(block_length=4)),
+            make_optimisers(model, matrix_lr=0.02, other_lr=0.003),
+            KindRows([KIND, SOMETIMES], eos_id=EOS),
+            settings,
+            accelerator=Accelerator(cpu=True),
+            evaluate=evaluate,
+        )
+    return model, progress
+
+
+def test_the_learning_rate_rises_then_falls_to_exactly_zero() -> None:
+    factors = [linear_decay(i / 1000) for i in range(1001)]
+    assert factors[0] == 0.0
+    assert factors[10] == 1.0
+    assert factors[1000] == 0.0
+    assert factors[505] == pytest.approx(0.5)
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert linear_decay(1.01) == 0.0
+
+
+def test_runs_end_by_samples_or_by_time() -> None:
+    progress = Progress(step=1, samples=50, elapsed_s=30.0)
+    assert Settings(num_samples=200).spent(progress) == 0.25
+    assert Settings(minutes=2.0).spent(progress) == 0.25
+    assert Settings(num_samples=100, minutes=2.0).spent(progress) == 0.5
+    for wrong, sentence in (
+        ({"minutes": 0.0}, "minutes must be above 0, got 0.0"),
+        ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        ({"num_samples": 1, "evaluate_every": math.nan}, "evaluate_every must be at least 1"),
+        ({"minutes": math.inf}, "num_samples or minutes must be finite"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Settings(**wrong)
+
+
+def test_mask_counts_are_stratified() -> None:
+    answers = torch.full((96, 96), 5)
+    masks = MaskSampler(block_share=0.0).draw(answers, EOS, torch.Generator().manual_seed(0))
+    assert masks.sum(-1).tolist() == list(range(1, 97))
+    quantiles = stratified(torch.rand(7))
+    assert (quantiles * 7).long().tolist() == list(range(7))
+
+
+def test_masks_of_block_states_are_those_of_block_decoding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.full((512, 24), 5)
+    answers[256:, 10:] = EOS  # ends in the second of three blocks
+    masks = MaskSampler(8, block_share=1.0, ordered_share=0.0).draw(answers, EOS, generator)
+    per_block = masks.unflatten(1, (3, 8)).sum(-1)
+    current = (per_block > 0).long().argmax(-1)
+    for row, block in enumerate(current.tolist()):
+        assert per_block[row, :block].sum() == 0
+        assert (per_block[row, block + 1 :] == 8).all()
+    assert set(current[:256].tolist()) == {0, 1, 2}
+    assert set(current[256:].tolist()) == {0, 1}
+    opened = per_block.gather(1, current[:, None])
+    assert set(opened.flatten().tolist()) == set(range(1, 9))
+
+
+def test_ordered_block_states_hide_the_end_of_the_block() -> None:
+    answers = torch.full((256, 24), 5)
+    masks = MaskSampler(8, 1.0, 1.0).draw(answers, EOS, torch.Generator().manual_seed(0))
+    assert (masks.long().diff(dim=-1) >= 0).all()
+    assert masks.any(-1).all()
+    assert set(masks.sum(-1).tolist()) == set(range(1, 25))
+
+
+def test_every_position_is_masked_equally_often_without_blocks() -> None:
+    answers = torch.full((4000, 12), 5)
+    masks = MaskSampler(block_share=0.0).draw(answers, EOS, torch.Generator().manual_seed(0))
+    # k uniform on 1..12 has mean 6.5; four standard errors.
+    assert (masks.float().mean(0) - 6.5 / 12).abs().max() < 4 * (0.25 / 4000) ** 0.5
+
+
+def test_a_row_without_eos_can_be_masked_in_its_last_block() -> None:
+    answers = torch.full((64, 10), 5)
+    masks = MaskSampler(4, block_share=1.0).draw(answers, EOS, torch.Generator().manual_seed(1))
+    assert masks.any(-1).all()
+    assert (~masks[:, :8].any(-1)).any()
+
+
+@pytest.mark.parametrize("shape", [(3, 24, 24), (2, 48, 16), (2, 16, 48)])
+def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    matrices = left @ torch.diag(torch.linspace(0.2, 3.0, min(shape[1:]))) @ right
+    found = orthogonalise(matrices)
+    values = torch.linalg.svdvals(found)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    # The directions stay, only the lengths change.
+    kept = (left.mT @ found @ right.mT).diagonal(0, 1, 2)
+    assert torch.allclose(kept.sort().values, values.sort().values, atol=1e-4)
+
+
+def test_muon_orthogonalises_each_part_of_a_fused_projection() -> None:
+    torch.manual_seed(0)
+    weight = torch.zeros(36, 12, requires_grad=True)
+    weight.grad = (
+        torch.randn(36, 12) * torch.tensor([1.0, 50.0, 0.02]).repeat_interleave(12)[:, None]
+    )
+    Muon([{"params": [weight], "num_parts": 3}], lr=0.1).step()
+    for part in weight.detach().chunk(3):
+        values = torch.linalg.svdvals(part) / 0.1
+        assert values.min() > 0.3
+        assert values.max() < 1.3
+
+
+def test_muon_gets_the_matrices_of_the_layers_and_nothing_else() -> None:
+    model = tiny_model()
+    muon, adam = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    matrices = {names[id(w)] for group in muon.param_groups for w in group["params"]}
+    others = {names[id(w)] for group in adam.param_groups for w in group["params"]}
+    assert {name.split(".", 3)[-1] for name in matrices} == {
+        "attention.qkv.weight",
+        "attention.output.weight",
+        "mlp.gate_up.weight",
+        "mlp.down.weight",
+    }
+    assert matrices | others == set(names.values())
+    assert "transformer.lm_head.weight" in others
+    assert {group["num_parts"] for group in muon.param_groups} == {1, 2, 3}
+
+
+def test_rows_are_prompts_padded_left_and_answers_padded_with_eos() -> None:
+    pairs = [([5, 6], [7, EOS]), ([8, 9, 10], [11, 12])]
+    batch = lay_out(pairs, 3, EOS)
+    assert batch.tokens.tolist() == [[EOS, 5, 6, 7, EOS, EOS], [8, 9, 10, 11, 12, EOS]]
+    assert batch.pads.tolist() == [1, 0]
+    wider = lay_out(pairs, 3, EOS, start=5)
+    assert wider.tokens[:, 2:].tolist() == batch.tokens.tolist()
+    assert wider.pads.tolist() == [3, 2]
+    with pytest.raises(ValueError, match="gen_length must be at least 2, the length of the long"):
+        lay_out(pairs, 1, EOS)
+    assert KIND.pairs("seed", EOS) == KIND.pairs("seed", EOS) != KIND.pairs("other", EOS)
+
+
+def test_examples_that_do_not_fit_are_refused() -> None:
+    short = Kind("short", reversed_digits, prompt_length=6, gen_lengths=(4, 9), num_rows=50)
+    with pytest.raises(ValueError, match="answers of at most 3"):
+        short.pairs("0", EOS)
+    with pytest.raises(ValueError, match="do not contain the EOS id 5"):
+        KIND.pairs("0", 5)
+
+
+def test_the_loss_sees_the_end_of_sequence_tail() -> None:
+    """A visible tail would tell the model how long the answer is, which decoding never does."""
+    model = tiny_model()
+    objective = MaskedDiffusion(model, MaskSampler(block_share=0.0))
+    batch = batch_of(KIND, 8)
+    seen = []
+
+    class Spy(MaskSampler):
+        def draw(self, answers, eos_id, generator):  # type: ignore[no-untyped-def]  # a probe
+            seen.append(torch.ones_like(answers, dtype=torch.bool))
+            return seen[-1]
+
+    model.transformer.lm_head.weight.data.zero_()
+    model.transformer.norm.weight.data.fill_(1.0)
+    objective = MaskedDiffusion(model, Spy())
+    loss = objective.loss(batch, torch.Generator())
+    assert seen[0].shape == (8, 8)
+    assert loss.item() == pytest.approx(torch.tensor(VOCAB).log().item())
+    # Only a head that says EOS everywhere: the loss is that of the tail's share.
+    loss.backward()
+    gradient = model.transformer.lm_head.weight.grad
+    assert gradient is not None
+    assert gradient[EOS].abs().sum() > gradient[2:].abs().sum(-1).max()
+
+
+def test_the_objective_predicts_what_decoding_is_shown() -> None:
+    """Padding, positions and attention are those of `decode`, so the logits are the same."""
+    model = tiny_model()
+    for part in model.transformer.parts().values():
+        part.mul_(3.0)
+    batch = batch_of(KIND, 8)
+    assert len(set(batch.pads.tolist())) > 1
+    answers = batch.tokens[:, batch.start :]
+    open_answers = torch.full_like(answers, MASK)
+    trained = MaskedDiffusion(model, MaskSampler()).logits(batch, open_answers)
+
+    shown = []
+    predict = model.predict
+
+    def record(inputs: ForwardInputs) -> torch.Tensor:
+        logits = predict(inputs)
+        shown.append(logits.clone())
+        return logits
+
+    model.predict = record  # type: ignore[method-assign]  # a probe
+    prompts = [
+        row[pads : batch.start]
+        for row, pads in zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
+    ]
+    decode(model, prompts, FixedSchedule(steps_per_block=1), gen_length=8, block_length=8)
+    assert torch.allclose(shown[0], trained, atol=1e-5)
+
+
+def test_the_causal_loss_covers_the_answer_and_one_eos() -> None:
+    batch = batch_of(KIND, 16)
+    tokens, labels = align_left(batch, EOS)
+    for row, pads, left, learned in zip(
+        batch.tokens.tolist(), batch.pads.tolist(), tokens.tolist(), labels.tolist(), strict=True
+    ):
+        prompt = row[pads : batch.start]
+        answer = [token for token in row[batch.start :] if token != EOS]
+        assert left[: len(prompt) + len(answer)] == prompt + answer
+        first = len(prompt) - 1
+        assert learned[first : first + len(answer) + 1] == [*answer, EOS]
+        assert set(learned[:first] + learned[first + len(answer) + 1 :]) == {IGNORED}
+
+
+def test_the_causal_loss_is_that_of_transformers() -> None:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    batch = batch_of(KIND, 8)
+    tokens, labels = align_left(batch, EOS)
+    shifted = torch.cat((torch.full((8, 1), IGNORED), labels[:, :-1]), 1)
+    expected = model(input_ids=tokens, labels=shifted).loss
+    found = Causal(model, EOS).loss(batch, torch.Generator())
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, progress = session(tmp_path / "whole", 400)
+    killed, _ = session(tmp_path / "parts", 400, pause_after_step=7)
+    assert len(list((tmp_path / "parts").glob("step-*"))) == 1
+    resumed, resumed_progress = session(tmp_path / "parts", 400)
+    assert progress.samples == resumed_progress.samples >= 400
+    assert resumed_progress.step == progress.step > 10
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    assert not torch.equal(
+        killed.transformer.embedding.weight, resumed.transformer.embedding.weight
+    )
+
+
+def short_run(
+    folder: Path, *, others: Any = None, measures: Any = (), **sizes: int
+) -> tuple[MaskedTransformer, Progress]:
+    """Trains a tiny model for one step, or goes on with it."""
+    model = tiny_model(**sizes)
+    optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
+    progress = train(
+        MaskedDiffusion(model, MaskSampler()),
+        others(model) if others else optimisers,
+        KindRows([KIND], eos_id=EOS),
+        Settings(num_samples=16, folder=folder),
+        accelerator=Accelerator(cpu=True),
+        evaluate=lambda _: {"loss": 1.0},
+        measures=measures,
+    )
+    return model, progress
+
+
+def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
+    model, progress = short_run(tmp_path)
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "progress.json").write_text("{")
+    again, found = short_run(tmp_path)
+    assert (found.step, found.samples) == (progress.step, progress.samples) == (1, 16)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("others", "sizes", "named"),
+    [
+        (None, {"hidden_size": 16}, r"model\.transformer\.embedding\.weight float32 \[24, 16\]"),
+        (
+            lambda model: make_optimisers(model, matrix_lr=1.0, other_lr=1.0)[:1],
+            {},
+            "AdamW of 7 weights",
+        ),
+        (lambda model: [AdamW(model.parameters())], {}, r"AdamW of 15 weights, AdamW of 7"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    others: Any, sizes: Any, named: str, tmp_path: Path
+) -> None:
+    """Moments of one optimiser were given to another, or to none."""
+    short_run(tmp_path)
+    with pytest.raises(ValueError, match=rf"step-00000001 must be of the model .*{named}"):
+        short_run(tmp_path, others=others, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "got Input data was truncated"),
+        ("[" * 100_000, "got"),
+        ("null", "got Expected `object`"),
+        ('{"step": 1, "samples": 4}', "got Object missing required field `elapsed_s`"),
+        ({"format": 2}, "got Invalid enum value 2 - at `$.format`"),
+        ({"step": "1"}, "got Expected `int`, got `str` - at `$.step`"),
+        ({"samples": True}, "got Expected `int`, got `bool` - at `$.samples`"),
+        ({"elapsed_s": math.nan}, "got JSON is malformed"),
+        ({"elapsed_s": -1}, "got Expected `float` >= 0.0 - at `$.elapsed_s`"),
+        ({"history": [{"loss": "low"}]}, "Expected `float`, got `str` - at `$.history[0][...]`"),
+        ({"more": 1}, "got Object contains unknown field `more`"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_file_and_field(
+    text: str | dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """It ended in a traceback, or began at step 0 with trained weights."""
+    short_run(tmp_path)
+    file = tmp_path / "step-00000001" / "progress.json"
+    written = text if isinstance(text, str) else json.dumps(json.loads(file.read_text()) | text)
+    file.write_text(written)
+    with pytest.raises(ValueError, match=r"progress\.json must be as this version writes") as told:
+        short_run(tmp_path)
+    assert sentence in str(told.value)
+    assert f"remove {file.parent} to begin the training anew" in str(told.value)
+
+
+def test_a_record_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """A history without a measure ended in a KeyError after the training."""
+    short_run(tmp_path, measures=["loss"])
+    with pytest.raises(ValueError, match=r"must have 'accuracy' in history\[0\], got none"):
+        short_run(tmp_path, measures=["loss", "accuracy"])
+    file = tmp_path / "step-00000001" / "progress.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 5}))
+    with pytest.raises(ValueError, match="must have 'step' as the folder says, got 5"):
+        short_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "optimizer_1.bin"])
+def test_a_checkpoint_with_a_changed_or_a_missing_file_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    """Without moments a run went on, ended with other weights, and said nothing."""
+    short_run(tmp_path)
+    file = tmp_path / "step-00000001" / name
+    whole = file.read_bytes()
+    for torn in (whole[: len(whole) // 2], b"", whole[:-1] + b"\xff"):
+        file.write_bytes(torn)
+        with pytest.raises(ValueError, match=f"{name} must be as it was written, got another"):
+            short_run(tmp_path)
+    file.unlink()
+    with pytest.raises(ValueError, match=f"{name} must be as it was written, got nothing"):
+        short_run(tmp_path)
+
+
+def test_training_learns_and_the_written_model_decodes_alike(tmp_path: Path) -> None:
+    model = tiny_model()
+    objective = MaskedDiffusion(model, MaskSampler(block_length=4))
+    batch = batch_of(KIND, 64)
+    before = objective.loss(batch, torch.Generator().manual_seed(0)).item()
+    reports: list[Report] = []
+    train(
+        objective,
+        make_optimisers(model, matrix_lr=0.02, other_lr=0.003),
+        KindRows([KIND], eos_id=EOS),
+        Settings(num_samples=16 * 60, folder=tmp_path / "checkpoints"),
+        accelerator=Accelerator(cpu=True),
+        evaluate=lambda _: {},
+        observe=reports.append,
+    )
+    after = objective.loss(batch, torch.Generator().manual_seed(0)).item()
+    assert after < 0.6 * before
+    model.eval()
+    save_model(model, tmp_path / "written", dtype=torch.bfloat16)
+    written, _ = load_model(tmp_path / "written")
+    assert written.dtype == torch.bfloat16
+    same, _ = load_model(tmp_path / "written", dtype=torch.float32)
+    with torch.no_grad():
+        answers = batch.tokens[:, batch.start :]
+        found = MaskedDiffusion(same, MaskSampler()).logits(batch, answers)
+        expected = MaskedDiffusion(model.bfloat16().float(), MaskSampler()).logits(batch, answers)
+    assert torch.equal(found, expected)
+
+
+def test_workers_draw_the_rows_of_this_process_in_order() -> None:
+    here, ahead = (
+        KindRows([KIND, SOMETIMES], eos_id=EOS, num_workers=workers) for workers in (0, 2)
+    )
+    for step in range(2, 7):
+        mine, theirs = here.parts(step, 0, 1), ahead.parts(step, 0, 1)
+        assert [part.num_rows for part in mine] == ([16, 4] if step % 3 == 0 else [16])
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.equal(one.batch.tokens, other.batch.tokens)
+            assert replace(one, batch=None) == replace(other, batch=None)

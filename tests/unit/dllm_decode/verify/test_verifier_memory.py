@@ -1,0 +1,108 @@
+"""What a round of a verifier allocates beside its models: never the draft's logits once more."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from toys import DriftingModel, tiny_llama
+
+from dllm_decode import ARVerify, CausalTarget, DraftLength, Guided, PathSearch, Sampled, decode
+from samplers import FixedSchedule
+from samplers.logits import statistics
+
+# So large that no list of candidates is a large part of it.
+V, DRAFTED = 65_536, 8
+LENGTH = DraftLength(DRAFTED, DRAFTED)
+
+
+@dataclass
+class Largest(TorchDispatchMode):
+    """Notes the greatest memory that one operation outside the models made."""
+
+    num_bytes: int = 0
+    place: str = ""
+    inside: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tensors(made):
+            storage = tensor.untyped_storage()
+            is_new = storage.data_ptr() not in given and not self.inside
+            if is_new and storage.nbytes() > self.num_bytes:
+                self.num_bytes, self.place = storage.nbytes(), f"{func}{tuple(tensor.shape)}"
+        return made
+
+    def leave_out(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def left_out(*arguments: Any, **options: Any) -> Any:
+            self.inside += 1
+            try:
+                return work(*arguments, **options)
+            finally:
+                self.inside -= 1
+
+        return left_out
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+CASES: dict[str, tuple[Callable[[CausalTarget], Any], float, list[list[int]]]] = {
+    "guided": (lambda target: Guided(target, DRAFTED), 0.0, [[1, 2, 3]]),
+    "guided, ragged": (lambda target: Guided(target, DRAFTED), 0.0, [[1, 2, 3], [4] * 40]),
+    "guided, all rules": (
+        lambda target: Guided(target, DRAFTED, top_k=9, ratio=0.1, threshold=1e-9), 0.0, [[1]],
+    ),
+    "searched": (lambda target: ARVerify(target, LENGTH), 0.0, [[1, 2, 3]]),
+    "searched, with every EOS": (
+        lambda target: ARVerify(target, LENGTH, PathSearch(eos="always")), 0.0, [[1, 2, 3]],
+    ),
+    "searched, judged by draws": (lambda target: ARVerify(target, LENGTH), 1.5, [[1, 2, 3]]),
+    "drawn": (lambda target: ARVerify(target, LENGTH, Sampled()), 1.5, [[1, 2, 3]]),
+    "the likeliest": (lambda target: ARVerify(target, LENGTH, Sampled()), 0.0, [[1, 2, 3]]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_makes_no_copy_of_the_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were copied up to five times, widened: at V = 126,464 a row's draft was 60 MB."""
+    make, temperature, prompts = CASES[case]
+    # Of one position.
+    monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 8 * V)
+    target = CausalTarget(tiny_llama(V), name="wide")
+    model = DriftingModel(vocab_size=V, mask_id=V - 1, eos_ids=(V - 2,))
+    largest = Largest()
+    monkeypatch.setattr(target, "read", largest.leave_out(target.read))
+    monkeypatch.setattr(model, "predict", largest.leave_out(model.predict), raising=False)
+    with largest:
+        out = decode(
+            model, prompts, FixedSchedule(2), verifier=make(target), gen_length=DRAFTED + 2,
+            block_length=5, temperature=temperature, stop_at_eos=False,
+        )  # fmt: skip
+    assert out.target_forwards > 1
+    one_draft = DRAFTED * V * torch.float64.itemsize
+    assert 0 < largest.num_bytes <= one_draft // 3, largest.place
+
+
+def test_a_long_prompt_beside_a_short_one_costs_no_logits() -> None:
+    """A target made logits of every column from the end of the shortest prompt on."""
+    target = CausalTarget(tiny_llama(V), name="wide")
+    model = DriftingModel(vocab_size=V, mask_id=V - 1, eos_ids=(V - 2,))
+    made, head = [], target.network.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda _, __, out: made.append(out.shape[1]))
+    decode(
+        model, [[1], [2] * 60], FixedSchedule(2), verifier=ARVerify(target, LENGTH), gen_length=4,
+        block_length=2,
+    )  # fmt: skip
+    hook.remove()
+    assert made
+    assert max(made) <= 16

@@ -1,0 +1,225 @@
+"""Answers' log-likelihoods against distributions that are known exactly."""
+
+import math
+import random
+from collections import Counter
+from fractions import Fraction
+from itertools import permutations
+
+import pytest
+import torch
+from tiny_models import FAMILIES, Spied, tiny
+from toys import HashModel
+
+from dllm_decode import MaskPredictor, StepEvent, decode
+from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
+from eval.lm_harness.likelihood import Likelihood
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
+from samplers import FixedSchedule
+
+# Positions depend on each other, and answers differ in their probability.
+JOINT = Joint(
+    {
+        (0, 1, 2, 0): Fraction(1, 2),
+        (0, 2, 1, 0): Fraction(1, 4),
+        (1, 0, 2, 2): Fraction(1, 8),
+        (2, 2, 2, 1): Fraction(1, 16),
+        (1, 1, 1, 1): Fraction(1, 16),
+    }
+)
+LOGS = {answer: math.log(p) for answer, p in JOINT.answers.items()}
+
+
+@pytest.mark.parametrize("causal_block_length", [0, 2, 3])
+@pytest.mark.parametrize("logit_shift", [0, 1])
+def test_left_to_right_is_the_log_probability_of_an_exact_model(
+    logit_shift: int, causal_block_length: int
+) -> None:
+    """The prompts' lengths put the first answer token at any place of a block."""
+    model = OracleModel(
+        [JOINT], noise=0.0, logit_shift=logit_shift, causal_block_length=causal_block_length
+    )
+    pairs = [(model.prompt(0, length=3 + i), answer) for i, answer in enumerate(LOGS)]
+    scored = Likelihood(model, LeftToRight(), batch_size=3).score(pairs)
+    found = [s.estimate.log_likelihood for s in scored]
+    assert found == pytest.approx(list(LOGS.values()), abs=1e-12)
+    assert [s.estimate.standard_error for s in scored] == [0.0] * 5
+    assert [s.nfe for s in scored] == [4] * 5
+    assert model.num_impossible == 0
+
+
+def test_an_impossible_answer_is_as_good_as_impossible() -> None:
+    model = OracleModel([JOINT], noise=0.0)
+    (scored,) = Likelihood(model, LeftToRight()).score([(model.prompt(0), (0, 1, 2, 1))])
+    assert scored.estimate.log_likelihood < -1e8
+
+
+@pytest.mark.parametrize("causal_block_length", [0, 3])
+@pytest.mark.parametrize("num_samples", [1, 3, 4, 20])
+def test_monte_carlo_is_unbiased_on_an_exact_model(
+    num_samples: int, causal_block_length: int
+) -> None:
+    model = OracleModel([JOINT], noise=0.0, causal_block_length=causal_block_length)
+    answer = (1, 0, 2, 2)
+    pairs = [(model.prompt(i), answer) for i in range(400)]
+    likelihood = Likelihood(model, MonteCarlo(num_samples), batch_size=400)
+    found = torch.tensor(
+        [s.estimate.log_likelihood for s in likelihood.score(pairs)], dtype=torch.float64
+    )
+    standard_error = found.std() / len(found) ** 0.5
+    assert standard_error > 0.0
+    assert abs(found.mean() - LOGS[answer]) < 4 * standard_error
+
+
+def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() -> None:
+    """Conditionals that agree with no joint distribution tell the weights of the patterns apart."""
+    model, prompt, answer = HashModel(), (3, 1), (4, 11, 7)
+    logs = [_chain(model, prompt, answer, order) for order in permutations(range(3))]
+    assert max(logs) - min(logs) > 0.5
+    found = [
+        Likelihood(model, MonteCarlo(10), seed).score([(prompt, answer)])[0].estimate
+        for seed in range(200)
+    ]
+    values = torch.tensor([estimate.log_likelihood for estimate in found], dtype=torch.float64)
+    assert abs(values.mean() - sum(logs) / 6) < 4 * values.std() / 200**0.5
+    # Systematic draws beat the independent ones that the reported error assumes.
+    reported = torch.tensor([estimate.standard_error for estimate in found], dtype=torch.float64)
+    assert 0.2 * reported.mean() < values.std() < reported.mean()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_conditionals_are_those_that_samplers_see(family: str) -> None:
+    """Shift, padding, block-causal attention and banned tokens, against the engine's views."""
+    model = _with_a_ban(family)
+    prompts, answer = [[5, 9, 4], [7, 3, 8, 6, 2, 5, 10]], [11, 4, 9, 9, 12]
+    scored = Likelihood(model, LeftToRight(), batch_size=4).score([(p, answer) for p in prompts])
+    for prompt, (estimate, _, _) in zip(prompts, scored, strict=True):
+        # The engine fills a block-causal model's last block with masks: its end must be here.
+        assert not model.causal_block_length or (len(prompt) + 5) % model.causal_block_length == 0
+        assert estimate.log_likelihood == pytest.approx(_by_decoding(model, prompt, answer)[0])
+        assert estimate.is_greedy is False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_is_greedy_if_each_token_is_the_most_likely(family: str) -> None:
+    model, prompt = tiny(family), [5, 9, 4]
+    answer: list[int] = []
+    for _ in range(5):
+        draft = [*answer, *[0] * (5 - len(answer))]
+        answer.append(_by_decoding(model, prompt, draft)[1][len(answer)])
+    other = [*answer[:-1], (answer[-1] + 1) % 20]
+    scored = Likelihood(model, LeftToRight()).score([(prompt, answer), (prompt, other)])
+    assert [s.estimate.is_greedy for s in scored] == [True, False]
+    (unknown,) = Likelihood(model, MonteCarlo(2)).score([(prompt, answer)])
+    assert unknown.estimate.is_greedy is None
+
+
+@pytest.mark.parametrize("estimator", [LeftToRight(), MonteCarlo(6)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_score_depends_neither_on_the_batch_nor_on_its_size(
+    family: str, estimator: Estimator
+) -> None:
+    model = tiny(family)
+    pairs = [([5, 9, 4], [11, 4, 9]), ([7], [3]), ([8, 6, 2, 5, 10, 4], [12, 9, 3, 3, 8, 7, 11])]
+    alone = [Likelihood(model, estimator, seed=5, batch_size=1).score([pair])[0] for pair in pairs]
+    for batch_size in (2, 64):
+        together = Likelihood(model, estimator, seed=5, batch_size=batch_size).score(pairs)
+        for one, other in zip(alone, together, strict=True):
+            assert one.estimate[:2] == pytest.approx(other.estimate[:2], rel=1e-9)
+            assert one.estimate.is_greedy == other.estimate.is_greedy
+            assert (one.nfe, one.query_positions) == (other.nfe, other.query_positions)
+    other_seed = Likelihood(model, estimator, seed=6).score(pairs)
+    moved = other_seed[2].estimate.log_likelihood - alone[2].estimate.log_likelihood
+    assert (abs(moved) > 1e-6) == isinstance(estimator, MonteCarlo)
+
+
+@pytest.mark.parametrize("estimator", [LeftToRight(), MonteCarlo(6)])
+def test_the_cost_is_what_the_model_was_asked_for(estimator: Estimator) -> None:
+    model = Spied(tiny("llada"))
+    scored = Likelihood(model, estimator, batch_size=4).score(
+        [([5, 9, 4], [11, 4, 9]), ([5, 9, 4], [11]), ([5, 9], [])]
+    )
+    patterns = 3 if isinstance(estimator, LeftToRight) else 6
+    assert [s.nfe for s in scored] == [patterns, 1, 0]
+    assert [s.query_positions for s in scored] == [6 * patterns, 4, 0]
+    assert sum(len(call.tokens) for call in model.calls) == patterns + 1
+    assert len(model.calls) == -(-(patterns + 1) // 4)
+    assert scored[2].estimate == (0.0, 0.0, True)
+
+
+@pytest.mark.parametrize(("length", "num_samples"), [(4, 8), (5, 5), (7, 3), (2, 9)])
+def test_the_numbers_of_masks_are_equally_spaced(length: int, num_samples: int) -> None:
+    counts: Counter[int] = Counter()
+    for seed in range(200):
+        patterns = MonteCarlo(num_samples).patterns(length, random.Random(seed))
+        drawn = Counter(len(pattern.masked) for pattern in patterns)
+        assert max(drawn.values()) <= math.ceil(num_samples / length)
+        assert all(p.weight == length / len(p.masked) for p in patterns)
+        counts += drawn
+    expected = 200 * num_samples / length
+    assert sorted(counts) == list(range(1, length + 1))
+    assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "message"),
+    [
+        ([], [1], "A prompt has at least one token"),
+        ([23], [1], "hold no \\[MASK\\], got its id 23"),
+        ([1], [2, 23], "hold no \\[MASK\\], got its id 23"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    prompt: list[int], answer: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Likelihood(HashModel(), LeftToRight()).score([([1], [2]), (prompt, answer)])
+
+
+def test_numbers_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        MonteCarlo(0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        Likelihood(HashModel(), LeftToRight(), batch_size=0)
+
+
+def _with_a_ban(family: str) -> Spied:
+    """Bans a token that the model would give a share."""
+    model = Spied(tiny(family))
+    model.banned_ids = (1, *model.banned_ids)
+    return model
+
+
+def _chain(
+    model: HashModel, prompt: tuple[int, ...], answer: tuple[int, ...], order: tuple[int, ...]
+) -> float:
+    canvas = torch.tensor([[*prompt, *[model.mask_id] * len(answer)]])
+    total = 0.0
+    for position in order:
+        column = len(prompt) + position
+        logits = model.logits_of(canvas)[0, column]
+        logits[model.mask_id] = -torch.inf
+        total += logits.log_softmax(-1)[answer[position]].item()
+        canvas[0, column] = answer[position]
+    return total
+
+
+def _by_decoding(
+    model: MaskPredictor, prompt: list[int], answer: list[int]
+) -> tuple[float, list[int]]:
+    """Returns the chain rule's log-probability and the most likely tokens, as samplers see them."""
+    total, best = 0.0, []
+    for position, token in enumerate(answer):
+        events: list[StepEvent] = []
+        decode(
+            model, [prompt], FixedSchedule(), templates=[answer[:position]],
+            gen_length=len(answer), block_length=model.causal_block_length or len(answer),
+            stop_at_eos=False, observers=[events.append],
+        )  # fmt: skip
+        view = events[0].view
+        at = view.positions[0].tolist().index(position)
+        logs = view.logits[0, at].log_softmax(-1)
+        total += logs[token].item()
+        best.append(int(logs.argmax()))
+    return total, best

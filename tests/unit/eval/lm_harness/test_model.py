@@ -1,0 +1,529 @@
+"""The adapter for the evaluation harness: its own requests, and whole evaluations offline."""
+
+import ast
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eval_runs import write_tasks
+from torch import Tensor
+from toys import HashModel
+
+from dllm_decode import (
+    DecodeConfig,
+    ForwardInputs,
+    MaskPredictor,
+    NoCache,
+    NoVerifier,
+    decode,
+    load_model,
+)
+from dllm_decode.blocks import MultiBlock, Sequential
+from eval.cli import evaluate as main
+from eval.lm_harness import command as lm_command
+from eval.lm_harness.estimators import LeftToRight, MonteCarlo
+from eval.lm_harness.generation import AnswerLength
+from eval.lm_harness.ranks import Ranks
+from eval.lm_harness.settings import LmOptions, LmSettings, Opened
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
+from eval.runs.settings import Place
+from samplers import ConfidenceThreshold, FixedSchedule
+
+ROOT = Path(__file__).parents[4]
+
+lm_eval = pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
+
+from lm_eval import simple_evaluate  # noqa: E402
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from eval.lm_harness.model import DecodeLM  # noqa: E402 - not before it is known that lm-eval is there
+
+
+@pytest.fixture(autouse=True)
+def _without_a_report_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness asks a dozen programs about the machine after each evaluation."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
+@dataclass
+class Numbers:
+    """A tokenizer whose texts are token ids."""
+
+    chat_template: str | None = None
+    bos_token_id: int | None = None
+    name_or_path: str = "toys/numbers"
+    all_special_ids: list[int] = field(default_factory=list)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(str(token) for token in token_ids)
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+    ) -> str:
+        raise AssertionError("There is no template.")
+
+
+@dataclass
+class Counted(HashModel):
+    """Counts the rows of its forwards."""
+
+    num_rows: int = 0
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        self.num_rows += len(inputs.tokens)
+        return super().predict(inputs)
+
+
+class Relayed(Ranks):
+    """One of two processes that run one after the other, the first one last."""
+
+    def __init__(self, rank: int, counts: dict[int, int], mail: list[Any]) -> None:
+        super().__init__()
+        self.place = Place(rank, 2)
+        self._counts = counts
+        self._mail = mail
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        assert int(tensor) == self._counts[self.place.rank]
+        return torch.tensor([self._counts[0], self._counts[1]])
+
+    def gather(self, value: Any, to: int = 0) -> list[Any] | None:
+        if self.place.rank:
+            self._mail.append(value)
+            return None
+        return [value, self._mail.pop(0)]
+
+
+def make_lm(
+    model: MaskPredictor | None = None,
+    *,
+    gen_length: AnswerLength = 8,
+    temperature: float | None = None,
+    batch_size: int = 3,
+    seed: int = 0,
+) -> DecodeLM:
+    settings = LmSettings(
+        model="toy", revision=None, dtype="float64", sampler=FixedSchedule(2), cache=NoCache(),
+        verifier=NoVerifier(), estimator=LeftToRight(),
+        decoding=DecodeConfig(block_length=4, seed=seed).updated(
+            gen_length=None if gen_length == "task" else gen_length, temperature=temperature
+        ),
+        from_task=("gen_length",) * (gen_length == "task") + ("temperature",) * (
+            temperature is None
+        ),
+        batch_size=batch_size,
+    )  # fmt: skip
+    return DecodeLM(Opened(model or HashModel(), Numbers(), settings), Ranks())
+
+
+def asked(text: str, doc_id: int = 0, repeats: int = 1, **options: Any) -> Instance:
+    return Instance("generate_until", {}, (text, options), 0, ("toy", doc_id, repeats))
+
+
+def scored(context: str, continuation: str, doc_id: int = 0, idx: int = 0) -> Instance:
+    return Instance("loglikelihood", {}, (context, continuation), idx, ("toy", doc_id, 1))
+
+
+def alone(lm: DecodeLM, tokens: list[int], gen_length: int) -> list[int]:
+    output = decode(
+        HashModel(), [tokens], lm.settings.sampler, gen_length=gen_length, block_length=4
+    )
+    return output.answers()[0]
+
+
+def test_answers_are_those_of_decode_whatever_shares_their_batch() -> None:
+    lm = make_lm()
+    prompts = [[1], [5, 2, 9], [7, 7], [3, 1, 4, 1, 5], [2], [8, 8, 8], [11]]
+    lengths = [8, 8, 12, 8, 12, 8, 8]
+    requests = [
+        asked(" ".join(map(str, prompt)), i, gen_length=length)
+        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    texts = lm.generate_until(requests, disable_tqdm=True)
+    expected = [alone(lm, *pair) for pair in zip(prompts, lengths, strict=True)]
+    assert [[int(word) for word in text.split()] for text in texts] == expected
+    assert len({*texts}) == 7
+    records = {record["doc_id"]: record for record in lm.ledger.records()}
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert records[i]["prompt_length"] == len(prompt)
+        assert records[i]["gen_length"] == length
+        assert records[i]["nfe"] <= length // 4 * 2
+    # Five of length 8 in batches of three, two of length 12.
+    assert Counter(record["batch_length"] for record in records.values()) == {3: 3, 2: 4}
+
+
+def test_stop_strings_are_cut_and_save_no_forwards() -> None:
+    lm = make_lm()
+    whole = lm.generate_until([asked("5 2 9")], disable_tqdm=True)[0].split()
+    assert len(whole) > 1
+    cut = lm.generate_until([asked("5 2 9", 1, until=[f" {whole[-1]}"])], disable_tqdm=True)
+    assert cut == [" ".join(whole[:-1])]
+    first, second = lm.ledger.records()
+    assert first["length"] == second["length"] > len(whole) - 1
+    assert first["nfe"] == second["nfe"]
+
+
+def test_requests_that_are_repeated_are_decoded_once_and_repeats_as_often_as_wanted() -> None:
+    model = Counted()
+    lm = make_lm(model, temperature=1.0, batch_size=1)
+    one, twice = asked("1", 0), asked("2", 1, repeats=2)
+    texts = lm.generate_until([one, twice, twice, twice, twice, one], disable_tqdm=True)
+    assert texts[0] == texts[5]
+    assert texts[1] != texts[2]
+    assert texts[1:3] == texts[3:5]
+    keys = [(record["doc_id"], record["repeat"]) for record in lm.ledger.records()]
+    assert keys == [(0, 0), (1, 0), (1, 1)]
+    assert model.num_rows == sum(record["nfe"] for record in lm.ledger.records())
+
+
+def test_noise_depends_on_the_seed_and_the_request_alone() -> None:
+    requests = [asked("4 4", i) for i in range(4)]
+    first, again, other = (
+        make_lm(temperature=1.0, seed=seed, batch_size=1).generate_until(part, disable_tqdm=True)
+        for seed, part in ((0, requests), (0, requests[::-1]), (1, requests))
+    )
+    assert first == again[::-1]
+    assert len({*first, *other}) == 8
+
+
+def test_the_task_s_options_are_followed_or_refused() -> None:
+    lm = make_lm(gen_length="task")
+    lm.generate_until([asked("1", max_gen_toks=5), asked("1", 1, gen_length=13)], True)
+    assert [record["gen_length"] for record in lm.ledger.records()] == [8, 16]
+    with pytest.raises(ValueError, match="got num_beams=4"):
+        lm.generate_until([asked("1", num_beams=4)], disable_tqdm=True)
+
+
+def test_likelihoods_of_an_exact_model_are_exact() -> None:
+    joint = Joint({(0, 1, 2): Fraction(1, 2), (1, 0, 2): Fraction(1, 3), (2, 2, 2): Fraction(1, 6)})
+    model = OracleModel([joint], noise=0.0)
+    context = " ".join(map(str, model.prompt(0)))
+    lm = make_lm(model, batch_size=2)
+    requests = [
+        scored(context, " " + " ".join(map(str, answer)), idx=i)
+        for i, answer in enumerate(joint.answers)
+    ]
+    answers = lm.loglikelihood(requests, disable_tqdm=True)
+    expected = [float(p) for p in joint.answers.values()]
+    assert torch.tensor([log for log, _ in answers]).exp().tolist() == pytest.approx(expected)
+    assert [greedy for _, greedy in answers] == [True, False, False]
+    tokens = [(("", ""), model.prompt(0), list(answer)) for answer in joint.answers]
+    assert lm._loglikelihood_tokens(tokens) == answers
+    records = lm.ledger.records()
+    assert [record["nfe"] for record in records] == [3, 3, 3]
+    assert [record["query_positions"] for record in records] == [18, 18, 18]
+
+
+def test_perplexity_is_refused() -> None:
+    with pytest.raises(ValueError, match="Choose tasks of type loglikelihood, multiple_choice or"):
+        make_lm().loglikelihood_rolling([])
+
+
+def test_accuracies_that_need_to_know_what_is_greedy_are_warned_of() -> None:
+    settings = make_lm().settings
+    lm = DecodeLM(
+        Opened(HashModel(), Numbers(), replace(settings, estimator=MonteCarlo(4))), Ranks()
+    )
+    choices = [scored("1", " 2 3", idx=0), scored("1", " 3 2", idx=1)]
+    lm.loglikelihood(choices, disable_tqdm=True)
+    with pytest.warns(UserWarning, match="counts as no in toy; nll='l2r' tells"):
+        lm.loglikelihood([*choices, scored("1", " 2 3", doc_id=1)], disable_tqdm=True)
+
+
+def test_the_model_s_facts() -> None:
+    lm = make_lm()
+    assert (lm.eot_token_id, lm.prefix_token_id, lm.tokenizer_name) == (22, 22, "toys__numbers")
+    assert lm.tok_encode("1 2") == [1, 2]
+    assert lm.chat_template(True) is None
+    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
+        lm.apply_chat_template([{"role": "user", "content": "1"}])
+
+
+# Whole evaluations.
+
+
+def evaluate(lm: DecodeLM | str, folder: Path, *tasks: str, **options: Any) -> dict[str, Any]:
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    found: dict[str, Any] = simple_evaluate(
+        model=lm, tasks=list(tasks), task_manager=manager, bootstrap_iters=0, **options
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def mini(**options: Any) -> DecodeLM:
+    given = {"pretrained": "mini", "gen_length": 64, "dtype": "float32", **options}
+    return DecodeLM.create_from_arg_obj(given)
+
+
+def test_the_command_runs_tasks_offline(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = [
+        "lm", "--tasks", "words_generate,words_choose", "--include-path", str(folder), "--output",
+        str(out), "--sampler", "FixedSchedule(16)", "--gen-length", "64", "--nll", "l2r",
+        "--limit", "5", "--batch-size", "4", "--dtype", "float32",
+    ]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "words_generate" in shown
+    assert "tokens_per_forward" in shown
+    results = json.loads((out / "results.json").read_text())
+    texts, nfe = _by_hand(folder, 5)
+    right = [
+        re.findall(r"#### (\d+)", text)[:1] == [doc["number"]]
+        for text, doc in zip(texts, _docs(folder), strict=False)
+    ]
+    assert results["results"]["words_generate"]["exact_match,strict"] == sum(right) / 5
+    assert results["results"]["words_choose"]["acc,none"] == 1.0
+    samples = lines_of(out / "samples_words_generate.jsonl")
+    assert [sample["resps"] for sample in samples] == [[[text]] for text in texts]
+    cost = lines_of(out / "cost.jsonl")
+    keys = [(line["task"], line["doc_id"], line["idx"]) for line in cost]
+    assert keys == [
+        *[("words_choose", doc, idx) for doc in range(5) for idx in range(2)],
+        *[("words_generate", doc, 0) for doc in range(5)],
+    ]
+    generated = [line for line in cost if line["request"] == "generate_until"]
+    assert [line["nfe"] for line in generated] == nfe
+    total = sum(line["length"] for line in generated) / sum(nfe)
+    config = results["config"]
+    assert config["cost"]["generate_until"]["tokens_per_forward"] == total
+    assert config["decoding"]["sampler"] == repr(FixedSchedule(16))
+    assert config["decoding"]["estimator"] == "LeftToRight()"
+    assert main(command) == 2
+    assert "holds results already" in capsys.readouterr().err
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _docs(folder: Path) -> list[dict[str, Any]]:
+    return lines_of(folder / "problems.jsonl")
+
+
+def _by_hand(folder: Path, num_docs: int) -> tuple[list[str], list[int]]:
+    model, tokenizer = load_model("mini", dtype=torch.float32)
+    prompts = [tokenizer.encode(f"{doc['question']} answer :") for doc in _docs(folder)[:num_docs]]
+    outputs = [decode(model, [p], FixedSchedule(16), gen_length=64) for p in prompts]
+    texts = [tokenizer.decode(o.answers()[0], skip_special_tokens=True) for o in outputs]
+    return texts, [int(output.nfe[0]) for output in outputs]
+
+
+def test_greedy_solutions_are_found_by_the_chain_rule_alone(folder: Path) -> None:
+    found = evaluate(mini(nll="l2r"), folder, "words_score", limit=5)
+    assert found["results"]["words_score"]["acc,none"] >= 0.4
+    with pytest.warns(UserWarning, match="counts as no in words_score"):
+        found = evaluate(mini(mc_num=2), folder, "words_score", limit=2)
+    assert found["results"]["words_score"]["acc,none"] == 0.0
+
+
+def test_a_task_of_perplexity_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="loglikelihood_rolling"):
+        evaluate(mini(), folder, "words_roll", limit=1)
+
+
+def test_the_model_s_own_template_is_applied_once(folder: Path) -> None:
+    """The template of mini adds what the task's text has already."""
+    lm = mini()
+    found = evaluate(lm, folder, "words_generate", limit=2, apply_chat_template=True)
+    prompts = [sample["arguments"][0][0] for sample in found["samples"]["words_generate"]]
+    assert [prompt.count("answer :") for prompt in prompts] == [2, 2]
+    lengths = [len(lm.tokenizer.encode(prompt)) for prompt in prompts]
+    assert [record["prompt_length"] for record in lm.ledger.records()] == lengths
+
+
+def test_the_harness_makes_the_model_from_its_name(folder: Path) -> None:
+    found = evaluate(
+        "dllm-decode", folder, "words_generate", limit=1, batch_size=2,
+        model_args="pretrained=mini,gen_length=task,sampler=FixedSchedule(steps_per_block=4)",
+        gen_kwargs="temperature=0.5,do_sample=True",
+    )  # fmt: skip
+    decoding = found["config"]["decoding"]
+    assert decoding["sampler"] == repr(FixedSchedule(4))
+    assert (decoding["gen_length"], decoding["batch_size"]) == ("task", 2)
+
+
+@pytest.mark.parametrize("task", ["words_generate", "words_choose"])
+def test_two_processes_score_every_document_once(folder: Path, task: str) -> None:
+    """Seven documents: the harness pads the second process' three with one more request."""
+    whole = evaluate(mini(nll="l2r"), folder, task)
+    per_doc = 1 if task == "words_generate" else 2
+    counts, mail = {0: 4 * per_doc, 1: 3 * per_doc}, []
+    model, tokenizer, settings = LmOptions.of(
+        {"pretrained": "mini", "gen_length": 64, "nll": "l2r", "dtype": "float32"}
+    ).open()
+    lms = [
+        DecodeLM(Opened(model, tokenizer, settings), Relayed(rank, counts, mail))
+        for rank in range(2)
+    ]
+    assert evaluate(lms[1], folder, task) is None
+    assert len(lms[1].ledger.records()) == 3 * per_doc
+    found = evaluate(lms[0], folder, task)
+    assert not mail
+    assert sorted(s["doc_id"] for s in found["samples"][task]) == list(range(7))
+    assert found["results"][task] == whole["results"][task]
+    cost = found["config"]["cost"]
+    assert [entry["num_answers"] for entry in cost.values()] == [7 * per_doc]
+    expected = whole["config"]["cost"]
+    assert [entry["nfe"] for entry in cost.values()] == [e["nfe"] for e in expected.values()]
+
+
+def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "answers")
+    first = mini(sampler="FixedSchedule(1)")
+    kept = evaluate(first, folder, "words_generate", use_cache=path)
+    again = mini(sampler="FixedSchedule(1)")
+    found = evaluate(again, folder, "words_generate", use_cache=path)
+    assert again.ledger.records() == []
+    assert found["samples"]["words_generate"] == kept["samples"]["words_generate"]
+    with pytest.raises(ValueError, match=r"sampler: .FixedSchedule\(.* there, 'Conf"):
+        evaluate(mini(), folder, "words_generate", use_cache=path)
+    with pytest.raises(ValueError, match="seed: 0 there, 3 here"):
+        evaluate(mini(sampler="FixedSchedule(1)", seed=3), folder, "words_generate", use_cache=path)
+
+
+def test_a_response_cache_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="model: None there, 'toy' here"):
+        make_lm().settings.claim({"a hash": "an answer"})
+
+
+def test_the_command_keeps_the_answers_of_settings_apart(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "lm", "--tasks", "words_generate", "--include-path", str(folder), "--gen-length", "64",
+        "--use-cache", str(tmp_path / "answers"), "--limit", "3", "--dtype", "float32",
+    ]  # fmt: skip
+    texts = []
+    for i, sampler in enumerate(["FixedSchedule(1)", "FixedSchedule(16)", "FixedSchedule(1)"]):
+        out = tmp_path / str(i)
+        assert main([*command, "--sampler", sampler, "--output", str(out)]) == 0
+        texts.append([line["resps"] for line in lines_of(out / "samples_words_generate.jsonl")])
+        assert len(lines_of(out / "cost.jsonl")) == (3 if i < 2 else 0)
+    capsys.readouterr()
+    assert texts[0] == texts[2] != texts[1]
+    assert texts[1] == [[[text]] for text in _by_hand(folder, 3)[0]]
+
+
+def test_a_block_schedule_decides_what_is_open() -> None:
+    several = replace(make_lm().settings, sampler=ConfidenceThreshold(0.2), blocks=MultiBlock(4))
+    usual = replace(several, blocks=Sequential())
+    forwards = []
+    for settings in (usual, several):
+        lm = DecodeLM(Opened(HashModel(), Numbers(), settings), Ranks())
+        lm.generate_until([asked("1 2 3")], disable_tqdm=True)
+        out = decode(
+            HashModel(), [[1, 2, 3]], settings.sampler, blocks=settings.blocks, gen_length=8,
+            block_length=4,
+        )  # fmt: skip
+        assert lm.ledger.records()[0]["nfe"] == int(out.nfe[0])
+        assert lm.get_model_info()["decoding"]["blocks"] == repr(settings.blocks)
+        forwards.append(int(out.nfe[0]))
+    assert forwards[0] != forwards[1]
+    assert usual.fingerprint() != several.fingerprint()
+    counting = replace(several, sampler=FixedSchedule(2))
+    with pytest.raises(ValueError, match="opens all masks of a block at once"):
+        DecodeLM(Opened(HashModel(), Numbers(), counting), Ranks()).generate_until([asked("1")])
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samplr": "Factor()"}, "The model's arguments must be among .*got 'samplr'"),
+        ({"batch_size": "auto"}, "batch_size must be a whole number, got 'auto'"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"gen_length": "long"}, "gen_length must be a whole number, got 'long'"),
+        ({"gen_length": 0}, "gen_length must be between 1 and .* got 0"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"nll": "exact"}, "nll must be one of mc, l2r, got 'exact'"),
+        ({"mc_num": 0}, "num_samples must be at least 1, got 0"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
+        ({"cache": "Nothing()"}, "'Nothing' is not known here"),
+        ({"verifier": "Nothing()"}, "'Nothing' is not known here"),
+        ({"blocks": "Nothing()"}, "'Nothing' is not known here"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DecodeLM.create_from_arg_obj(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gen-kwargs", "num_beams=4"], "got num_beams=4"),
+        (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature is given once"),
+        (
+            ["--include-path", "nowhere"],
+            "include_path must be a folder with task files, got 'nowhere'",
+        ),
+        (["--model", "nothing"], "which is none of these"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["lm", "--tasks", "words_generate", "--include-path", str(folder), "--limit", "1"]
+    assert main([*start, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_unknown_tasks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slow since the harness lists all of its own tasks first."""
+    assert main(["lm", "--include-path", str(folder), "--tasks", "words_choose,nothing"]) == 2
+    assert "Tasks must be known to the harness, got nothing." in capsys.readouterr().err
+
+
+def test_without_the_harness_the_command_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lm_command, "find_spec", lambda name: None)
+    assert main(["lm", "--tasks", "gsm8k"]) == 2
+    assert 'pip install ".[lm-eval]"' in capsys.readouterr().err
+
+
+def test_nothing_but_the_adapter_imports_the_harness() -> None:
+    adapter = [ROOT / "eval" / "lm_harness" / name for name in ("model.py", "requests.py")]
+    for path in (ROOT / "eval").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {
+            name
+            for node in tree.body
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        found = {name for name in imported if re.match(r"lm_eval\b|eval\.lm_eval$", name)}
+        assert not found or path in adapter, path

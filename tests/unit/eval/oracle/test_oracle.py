@@ -1,0 +1,316 @@
+"""Closed forms of list operations, in exact rationals, against enumeration by `Joint`."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from eval_runs import one_step_accuracy
+
+from dllm_decode import ForwardInputs, NoCache, decode
+from eval.oracle.joint import Joint, even_sizes, left_to_right
+from eval.oracle.oracle import OracleModel
+from eval.tasks.lists import Request, valid_outputs
+from eval.tasks.puzzles import latin_squares
+from samplers import ConfidenceThreshold, FixedSchedule
+
+
+def replace_random(n: int) -> Joint:
+    return listed("replace_any", n, word="new")
+
+
+def listed(keyword: str, n: int, word: str | None = None) -> Joint:
+    return Joint.uniform(valid_outputs(request(keyword, n, word)))
+
+
+def request(keyword: str, n: int, word: str | None = None) -> Request:
+    return Request(keyword, tuple(f"item{i}" for i in range(n)), word=word)
+
+
+WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": None, "shuffle": None}
+
+
+def harmonic_entropy(*shares: float) -> float:
+    return -sum(share * math.log2(share) for share in shares if share)
+
+
+# Total correlation in bits and one-step accuracy, to the digits in which the table was published.
+TABLE = {
+    3: {"replace_any": (1.170, 0.4444), "remove_any": (0.252, 0.8889),
+        "insert_any": (2.623, 0.1875), "shuffle": (2.170, 0.2222)},
+    4: {"replace_any": (1.245, 0.4219), "remove_any": (0.623, 0.7500),
+        "insert_any": (3.386, 0.1229), "shuffle": (3.415, 0.0938)},
+    5: {"replace_any": (1.288, 0.4096), "remove_any": (1.064, 0.6144),
+        "insert_any": (4.137, 0.0823), "shuffle": (4.703, 0.0384)},
+    6: {"replace_any": (1.315, 0.4019), "remove_any": (1.552, 0.4938),
+        "insert_any": (4.880, 0.0560), "shuffle": (6.018, 0.0154)},
+}  # fmt: skip
+# Two tokens a step: replace_any and shuffle.
+PAIRS = {3: (0.8889, 0.6667), 4: (0.6562, 0.3750), 5: (0.8889, 0.5333), 6: (0.7335, 0.3125)}
+
+
+@pytest.mark.parametrize("n", TABLE)
+@pytest.mark.parametrize("keyword", WORDS)
+def test_one_step_accuracies_and_total_correlations_are_the_closed_forms(
+    keyword: str, n: int
+) -> None:
+    asked = request(keyword, n, WORDS[keyword])
+    joint = Joint.uniform(valid_outputs(asked))
+    bits, accuracy = TABLE[n][keyword]
+    one_step = [range(joint.length)]
+    assert joint.accuracy(one_step) == one_step_accuracy(asked)
+    assert joint.total_correlation == pytest.approx(bits, abs=6e-4)
+    assert float(joint.accuracy(one_step)) == pytest.approx(accuracy, abs=6e-5)
+
+
+@pytest.mark.parametrize("n", TABLE)
+def test_total_correlations_have_their_formulas(n: int) -> None:
+    found = {keyword: listed(keyword, n, word).total_correlation for keyword, word in WORDS.items()}
+    log2 = math.log2
+    assert found["replace_any"] == pytest.approx((n - 1) * log2(n / (n - 1)))
+    assert found["shuffle"] == pytest.approx(n * log2(n) - log2(math.factorial(n)))
+    assert found["remove_any"] == pytest.approx(
+        sum(harmonic_entropy(j / n, 1 - j / n) for j in range(1, n)) - log2(n)
+    )
+    assert found["insert_any"] == pytest.approx(
+        sum(harmonic_entropy(1 / (n + 1), (n - j) / (n + 1), j / (n + 1)) for j in range(n + 1))
+        - log2(n + 1)
+    )
+
+
+@pytest.mark.parametrize("n", PAIRS)
+def test_two_tokens_a_step(n: int) -> None:
+    replace, shuffle = replace_random(n), listed("shuffle", n)
+    partition = left_to_right(n, 2)
+    assert float(replace.accuracy(partition)) == pytest.approx(PAIRS[n][0], abs=6e-5)
+    assert float(shuffle.accuracy(partition)) == pytest.approx(PAIRS[n][1], abs=6e-5)
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [1, 3], [1, 2, 1], [1, 1, 1, 1]])
+def test_steps_of_any_size(sizes: list[int]) -> None:
+    """Shuffle: n! over the product of remaining^size. Replace: a sum over the replacing step."""
+    n, remaining = 4, [4 - sum(sizes[:i]) for i in range(len(sizes))]
+    shuffled = Fraction(
+        math.factorial(n), math.prod(m**s for s, m in zip(sizes, remaining, strict=True))
+    )
+    assert listed("shuffle", n).random_order_accuracy(sizes) == shuffled
+    replaced = sum(
+        math.prod((1 - Fraction(1, remaining[u])) ** sizes[u] for u in range(t))
+        * Fraction(sizes[t], remaining[t])
+        * (1 - Fraction(1, remaining[t])) ** (sizes[t] - 1)
+        for t in range(len(sizes))
+    )
+    assert replace_random(n).random_order_accuracy(sizes) == replaced
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_a_shuffle_that_must_change_the_list(n: int) -> None:
+    """Sum over the number f of items that stay; D counts permutations that move every item."""
+    identity = tuple(range(n))
+    changed = Joint.uniform([p for p in itertools.permutations(range(n)) if p != identity])
+    total = math.factorial(n) - 1
+    stay = Fraction(math.factorial(n - 1) - 1, total)
+    move = Fraction(math.factorial(n - 1), total)
+    derangements = [1, 0, 1, 2, 9, 44]
+    expected = sum(
+        math.comb(n, f) * derangements[n - f] * stay**f * move ** (n - f) for f in range(n - 1)
+    )
+    assert changed.accuracy([range(n)]) == expected
+    # The same score, from a model that may leave the list as it is.
+    free = Joint.uniform(itertools.permutations(range(n)))
+    accuracy = free.accuracy([range(n)], lambda answer: answer != identity)
+    assert accuracy == Fraction(total, n**n)
+    pairs = free.accuracy(left_to_right(n, 2), lambda answer: answer != identity)
+    assert pairs == free.accuracy(left_to_right(n, 2)) * (1 - Fraction(1, math.factorial(n)))
+
+
+def test_latin_squares() -> None:
+    order3 = Joint.uniform([sum(square, ()) for square in latin_squares(3)])
+    order4 = Joint.uniform([sum(square, ()) for square in latin_squares(4)])
+    assert order3.total_correlation == pytest.approx(10.680, abs=6e-4)
+    assert order4.total_correlation == pytest.approx(22.830, abs=6e-4)
+    assert order3.accuracy([range(9)]) == Fraction(12, 3**9)
+    assert order4.accuracy([range(16)]) == Fraction(576, 4**16)
+    assert float(order4.accuracy(left_to_right(16, 4))) == pytest.approx(0.001736, abs=6e-7)
+    assert float(order4.accuracy(left_to_right(16, 2))) == pytest.approx(0.1354, abs=6e-5)
+    assert order3.accuracy(left_to_right(9, 3)) == Fraction(1, 18)
+    assert order3.accuracy(left_to_right(9, 2)) == Fraction(2, 3)
+    transversals = [[0, 4, 8], [1, 5, 6], [2, 3, 7]]
+    assert order3.accuracy(transversals) == Fraction(1, 4)
+
+
+def test_agreement_parity_and_city_pairs() -> None:
+    agree = Joint.uniform([(symbol,) * 5 for symbol in range(3)])
+    assert agree.total_correlation == pytest.approx(4 * math.log2(3))
+    assert agree.accuracy([range(5)]) == Fraction(1, 3**4)
+    assert agree.accuracy(left_to_right(5, 2)) == Fraction(1, 3)
+    parity = Joint.uniform([b for b in itertools.product([0, 1], repeat=4) if sum(b) % 2 == 0])
+    assert parity.total_correlation == pytest.approx(1.0)
+    assert parity.accuracy([range(4)]) == Fraction(1, 2)
+    assert parity.accuracy([[0, 1, 2], [3]]) == 1
+    assert parity.accuracy([[0, 1], [2, 3]]) == Fraction(1, 2)
+    city = Joint.uniform([("new", "york"), ("los", "angeles")])
+    assert city.total_correlation == pytest.approx(1.0)
+    assert city.accuracy([[0, 1]]) == Fraction(1, 2)
+    assert city.accuracy([[0], [1]]) == 1
+
+
+def joined(parts: tuple[list[str], ...]) -> list[str]:
+    return list(itertools.chain.from_iterable(parts))
+
+
+@pytest.mark.parametrize("tokens_per_item", [1, 2])
+def test_items_of_several_tokens(tokens_per_item: int) -> None:
+    n, t = 3, tokens_per_item
+    items = [[f"{part} of {item}" for part in range(t)] for item in range(n)]
+    new = [f"{part} of new" for part in range(t)]
+    shuffled = Joint.uniform([joined(order) for order in itertools.permutations(items)])
+    replaced = Joint.uniform([joined((*items[:i], new, *items[i + 1 :])) for i in range(n)])
+    assert shuffled.accuracy([range(n * t)]) == Fraction(math.factorial(n), n ** (n * t))
+    bits = t * n * math.log2(n) - math.log2(math.factorial(n))
+    assert shuffled.total_correlation == pytest.approx(bits)
+    expected = n * Fraction(1, n) ** t * (1 - Fraction(1, n)) ** (t * (n - 1))
+    assert replaced.accuracy([range(n * t)]) == expected
+
+
+@pytest.mark.parametrize("sizes", [[5], [3, 2], [2, 2, 1], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("keyword", WORDS)
+def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: list[int]) -> None:
+    n = 4 if keyword == "insert_any" else 6 if keyword == "remove_any" else 5
+    joint = listed(keyword, n, WORDS[keyword])
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    partition = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    accuracy, bound = float(joint.accuracy(partition)), 2 ** -joint.lost_bits(partition)
+    assert accuracy >= bound - 1e-12
+    if keyword == "shuffle" or (keyword == "replace_any" and len(sizes) == 1):
+        assert accuracy == pytest.approx(bound)
+
+
+def test_one_position_a_step_loses_nothing_and_changes_nothing() -> None:
+    joint = listed("insert_any", 3, "new")
+    partition = left_to_right(4, 1)
+    assert joint.law(partition) == joint.answers
+    assert joint.lost_bits(partition) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({}, "one length"),
+        ({(0,): Fraction(1, 2), (0, 1): Fraction(1, 2)}, "one length"),
+        ({(0,): Fraction(1, 2)}, "sum to 1"),
+        ({(-1,): Fraction(1)}, "from 0"),
+    ],
+)
+def test_what_is_no_distribution_is_refused(
+    answers: dict[tuple[int, ...], Fraction], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Joint(answers)
+
+
+def test_partitions_and_sizes_that_do_not_cover_the_answer_are_refused() -> None:
+    joint = listed("shuffle", 3)
+    with pytest.raises(ValueError, match="each of the 3 positions once"):
+        joint.accuracy([[0, 1]])
+    with pytest.raises(ValueError, match="sum to"):
+        joint.random_order_accuracy([2, 2])
+    assert even_sizes(5, 2) == [3, 2]
+    assert even_sizes(2, 5) == [1, 1]
+
+
+def test_the_model_gives_the_exact_conditionals_of_ragged_rows() -> None:
+    """Row 0 knows that position 1 is the new item, row 1 nothing, and has another joint."""
+    joints = [replace_random(3), Joint.uniform([(0, 1), (1, 0)])]
+    model = OracleModel(joints, noise=0.0)
+    seen = []
+    given = [[model.mask_id, next(iter(joints[0].answers))[0]], []]
+    decode(
+        model, [model.prompt(0), model.prompt(1, joint=1, length=6)], FixedSchedule(1),
+        gen_length=5, block_length=5, templates=given, observers=[lambda event: seen.append(event)],
+    )  # fmt: skip
+    found = seen[0].view.logits.exp()
+    # The first answer is (new, item1, item2), so its first symbol, 0, is the new item.
+    answers = list(joints[0].answers)
+    fixed = [answer for answer in answers if answer[1] == 0]
+    assert len(fixed) == 1
+    for position, symbol in enumerate(fixed[0]):
+        assert found[0, position, symbol] == 1.0
+    assert found[1, 0, :2].tolist() == [0.5, 0.5]
+    eos = model.eos_ids[0]
+    assert (found[0, 3:, eos] == 1.0).all()
+    assert (found[1, 2:, eos] == 1.0).all()
+    assert model.num_impossible == 0
+
+
+def test_rows_that_nothing_agrees_with_are_counted_and_uniform() -> None:
+    model = OracleModel([Joint.uniform([(0, 1), (1, 0)])])
+    seen = []
+    out = decode(
+        model, [model.prompt(0)], FixedSchedule(1), gen_length=4, block_length=1,
+        templates=[[0, 0, model.mask_id, model.mask_id]], stop_at_eos=False,
+        observers=[lambda event: seen.append(event)],
+    )  # fmt: skip
+    assert not model.is_right(out.tokens[0].tolist())
+    model = OracleModel([Joint.uniform([(0, 1, 0), (1, 0, 1)])])
+    out = decode(
+        model, [model.prompt(0)], FixedSchedule(1), gen_length=3, block_length=3,
+        templates=[[0, 0]], observers=[lambda event: seen.append(event)],
+    )  # fmt: skip
+    assert model.num_impossible == 1
+    assert seen[-1].view.confidence[0, 2].item() == pytest.approx(1 / 3)
+    assert not model.is_right(out.tokens[0].tolist())
+
+
+@pytest.mark.parametrize("logit_shift", [0, 1])
+def test_a_copy_is_right_at_any_speed(logit_shift: int) -> None:
+    model = OracleModel([Joint.uniform([(0, 1, 2, 3)])], logit_shift=logit_shift)
+    for steps, temperature in itertools.product([1, 2, 6], [0.0, 1.0]):
+        out = decode(
+            model, [model.prompt(i, length=3 + i) for i in range(3)], FixedSchedule(steps),
+            gen_length=6, block_length=6, temperature=temperature,
+        )  # fmt: skip
+        assert all(model.is_right(row) for row in out.tokens.tolist())
+    assert not model.is_right([0, 1, 2, 2, 4, 4])
+    assert not model.is_right([0, 1, 2, 3, 4, 3])
+
+
+def test_without_noise_tied_positions_all_take_the_same_token() -> None:
+    """Argmax of exact ties: every position of a shuffle picks one and the same item."""
+    joint = listed("shuffle", 4)
+    for noise, right in ((0.0, 0.0), (1e-9, 24 / 256)):
+        model = OracleModel([joint], noise=noise)
+        prompts = [model.prompt(i) for i in range(2000)]
+        out = decode(model, prompts, FixedSchedule(1), gen_length=4, block_length=4)
+        share = sum(model.is_right(row) for row in out.tokens.tolist()) / 2000
+        assert share == pytest.approx(right, abs=4.5 * math.sqrt(right * (1 - right) / 2000))
+
+
+def test_a_query_that_does_not_see_a_column_does_not_know_its_token() -> None:
+    """A shadow query at a committed position gets the leave-one-out distribution."""
+    model = OracleModel([Joint.uniform([(0, 1), (1, 0), (1, 1)])], noise=0.0)
+    prompt = model.prompt(0)
+    tokens = torch.tensor([[*prompt, 0, 1, model.mask_id]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 3]])
+    attend = torch.ones(1, 6, 6, dtype=torch.bool)
+    attend[0, 5, 3] = False
+    attend[0, :5, 5] = False
+    wanted = torch.tensor([[3, 4, 5]])
+    probabilities = model.predict(
+        ForwardInputs(tokens=tokens, positions=positions, wanted=wanted, attend=attend)
+    ).exp()
+    assert probabilities[0, 0, :2].tolist() == [1.0, 0.0]
+    assert probabilities[0, 1, :2].tolist() == [0.0, 1.0]
+    assert probabilities[0, 2, :2].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_the_model_refuses_what_it_cannot_answer() -> None:
+    model = OracleModel([replace_random(3)])
+    with pytest.raises(ValueError, match="own prompts"):
+        decode(model, [[0, 1]], ConfidenceThreshold(), gen_length=3, block_length=3)
+    with pytest.raises(ValueError, match=r"NoCache\(\)"):
+        model.new_kv_cache(1, 1)
+    with pytest.raises(ValueError, match="at least 3"):
+        model.prompt(0, length=2)
+    assert not NoCache().needs_kv_cache

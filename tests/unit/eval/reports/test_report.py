@@ -1,0 +1,274 @@
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+
+from dllm_decode import DecodeConfig
+from eval.metrics.curves import method_of
+from eval.metrics.metrics import TradeOff
+from eval.metrics.statistics import wilson
+from eval.oracle.exact import accuracy, curve, joint_of
+from eval.oracle.joint import Joint
+from eval.reports.command import show
+from eval.reports.replay import replay_page
+from eval.reports.report import write_report
+from eval.reports.summary import summarise
+from eval.reports.table import other_scores, table
+from eval.reports.terminal import picture_of
+from eval.runs.names import parse_task
+from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.runner import execute
+from eval.runs.settings import Run
+from eval.tasks.lists import Request, valid_outputs
+from samplers import FixedSchedule
+
+SETTINGS = replace(
+    eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
+)
+
+
+def record(settings: Settings, example: str, score: float | None, nfe: int, **own: Any) -> Record:
+    """An answer of five tokens; its steps do not depend on its forwards."""
+    told = {
+        "git": "abc", "prompt": "ask </script>", "target": "say", "text": "said",
+        "scores": {"answer": score, "style": None}, "length": 5, "nfe": nfe,
+        "query_positions": 8 * nfe, "committed": 5, "gains": [1] * nfe, "batch_length": 2,
+        "batch_forwards": nfe, "tokens": [5, 6, 7, 8, 0, 0],
+        "trace": {"steps": [0, 1, 1, 2, 2, -1], "confidences": [0.9, 0.8, 0.7, 0.6, 0.5, None],
+                  "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0},
+        "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},
+    }  # fmt: skip
+    return eval_runs.record(settings, example, score, **told, **own)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Two samplers on four examples; the second fails on one and is faster."""
+    fast = replace(SETTINGS, sampler="ConfidenceThreshold(0.9)")
+    found = Folder(tmp_path / "results")
+    found.claim([SETTINGS, fast])
+    slow = [record(SETTINGS, e, s, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)]
+    quick = [record(fast, e, s, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
+    append(found.part(0), [*slow, *quick, {**eval_runs.failed(fast, "d"), "git": "abc"}])
+    return found
+
+
+def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
+    slow, quick = summarise(folder)["rows"]
+    assert slow["accuracy"]["value"] == 0.75
+    assert (slow["accuracy"]["low"], slow["accuracy"]["high"]) == wilson(3, 4)
+    assert slow["speed"]["tokens_per_forward"]["value"] == 1.0
+    assert slow["scores"] == {"answer": 0.75, "style": None}
+    assert slow["timing"]["tokens_per_second"] == 20.0
+    assert slow["timing"]["latency_s"] == {"p50": 0.5, "p90": 0.5, "p99": 0.5}
+    assert slow["order"]["order_correlation"] == pytest.approx(8 / (8 * 10) ** 0.5)
+    assert slow["order"]["leftmost_share"] == 1.0
+    assert slow["order"]["commits_per_step"] == {1: 4, 2: 8}
+    assert "against_reference" not in slow
+    # The example that raised is wrong, and has no speed.
+    assert quick["accuracy"]["value"] == 0.25
+    assert quick["num_errors"] == 1
+    assert quick["errors"] == {"RuntimeError: no": 1}
+    assert quick["speed"]["tokens_per_forward"]["value"] == 2.5
+    against = quick["against_reference"]
+    assert against["num_shared"] == 4
+    assert against["accuracy"]["value"] == -0.5
+    assert against["mcnemar"] == {"gained": 0, "lost": 2, "p_value": 0.5}
+    assert against["step_speedup"] == 2.5
+    assert slow["is_on_front"]
+    assert quick["is_on_front"]
+
+
+def test_the_report_is_whole_and_offline(folder: Folder) -> None:
+    path = write_report(folder, num_replays=1)
+    text = path.read_text()
+    assert "1 of 8 examples raised an error" in text
+    assert "| **`FixedSchedule(4)`** | 0.750 [0.301, 0.954] |" in text
+    files = {file.name for file in folder.path.iterdir()}
+    assert {"toy-lists-shuffle-n-3.png", "toy-lists-shuffle-n-3.svg", "summary.json"} <= files
+    assert sum(name.startswith("replay-") for name in files) == 1
+    assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
+    for file in folder.path.glob("*.html"):
+        page = file.read_text()
+        assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+        assert "ConfidenceThreshold(0.9)" in page
+    first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
+    write_report(folder, num_replays=1)
+    assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
+
+
+def test_the_table_names_what_tells_rows_apart(folder: Folder) -> None:
+    rows = summarise(folder)["rows"]
+    assert table(rows).count("\n") == 3
+    rows[1]["settings"]["cache"] = "DualCache()"
+    assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows)
+    assert method_of(rows[1]["settings"]) == "ConfidenceThreshold + DualCache"
+
+
+def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
+    """A scorer's further scores were in summary.json alone."""
+    rows = summarise(folder)["rows"]
+    assert other_scores(rows) == ""  # Its only other score is undefined everywhere.
+    rows[0]["scores"] |= {"steps": 0.25}
+    lines = other_scores(rows).splitlines()
+    assert lines[2] == "| sampler | steps |"
+    assert lines[4] == f"| `{rows[0]['settings']['sampler']}` | 0.250 |"
+    assert lines[5] == f"| `{rows[1]['settings']['sampler']}` | - |"
+
+
+def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
+    own = [r for r in folder.records() if r["error"] is None][:1]
+    own[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
+    page = replay_page([(SETTINGS, own[0])])
+    assert "<script>alert" not in page
+    assert "ask \\u003c/script>" in page
+    assert page.count("</script>") == 2
+    with pytest.raises(ValueError, match="traces"):
+        replay_page([(SETTINGS, own[0] | {"trace": None})])
+    with pytest.raises(ValueError, match="trace"):
+        picture_of(own[0] | {"trace": None})
+    assert picture_of(own[0]).plain.startswith("five six ")
+    joined = own[0] | {"text": "fivesix"}
+    assert picture_of(joined).plain.startswith("fivesix")
+
+
+def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
+    empty = Folder(tmp_path)
+    empty.claim([SETTINGS])
+    with pytest.raises(ValueError, match="no records yet"):
+        write_report(empty)
+
+
+def test_a_task_whose_score_is_undefined_is_reported_without_accuracy(tmp_path: Path) -> None:
+    found = Folder(tmp_path)
+    found.claim([SETTINGS])
+    append(found.part(0), [record(SETTINGS, "a", None, nfe=5) | {"trace": None}])
+    text = write_report(found).read_text()
+    assert "| `FixedSchedule(4)` | - |" in text
+    assert "3 of 4 examples are missing" in text
+
+
+def test_a_run_without_traces_is_reported(tmp_path: Path) -> None:
+    runs = [replace(run, trace=False) for run in eval_runs.runs()]
+    text = write_report(execute(runs, tmp_path)).read_text()
+    assert "Replays" not in text
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [1, 2, 1], [1, 1, 1, 1]])
+@pytest.mark.parametrize("keyword", ["shuffle", "replace_any", "agree", "copy"])
+def test_formulas_of_exact_models_agree_with_enumeration(keyword: str, sizes: list[int]) -> None:
+    items = ("a", "b", "c") if keyword == "agree" else ("a", "b", "c", "d")
+    request = Request(keyword, items, number=4, word="new")
+    joint = Joint.uniform(valid_outputs(request))
+    assert accuracy(request, sizes) == joint.random_order_accuracy(sizes)
+
+
+def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
+    """Brackets and EOS are tokens too: the same curve from a joint distribution that has them."""
+    task = parse_task("lists/remove_any?n=4").task
+    example = task.examples(num_examples=1)[0]
+    items = joint_of(task, example)
+    whole = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
+    found = curve(task, example)
+    assert found[0] == TradeOff(6.0, pytest.approx(0.75))
+    assert found[1] == TradeOff(3.0, pytest.approx(float(whole.random_order_accuracy([3, 3]))))
+    assert found[-1] == TradeOff(1.0, 1.0)
+    assert curve(parse_task("word_problems").task, example) == []
+    assert curve(parse_task("lists/shuffle").task, example) == []
+    with pytest.raises(ValueError, match="closed form"):
+        joint_of(parse_task("word_problems").task, example)
+
+
+@pytest.mark.slow
+def test_what_is_measured_on_an_exact_model_lies_on_the_exact_curve(tmp_path: Path) -> None:
+    """From the prompt's words through tokenizer, batches, decoding and scoring to the table."""
+    from eval_runs import ExactLists
+
+    selection = parse_task("lists/shuffle?n=3&limit=120")
+    runs = [
+        Run(
+            ExactLists(), eval_runs.TOKENIZER, selection, FixedSchedule(steps, "random"),
+            decoding=DecodeConfig(
+                gen_length=6, block_length=6, temperature=1.0, stop_at_eos=False
+            ),
+            batch_size=50, trace=False,
+        )
+        for steps in (1, 2, 3, 6)
+    ]  # fmt: skip
+    rows = summarise(execute(runs, tmp_path))["rows"]
+    exact = dict(curve(selection.task, selection.examples()[0]))
+    for row, speed in zip(rows, (6.0, 3.0, 2.0, 1.0), strict=True):
+        assert row["speed"]["nfe"] == 6 / speed
+        low, high = wilson(exact[speed] * 120, 120, z=4.5)
+        assert low <= row["accuracy"]["value"] <= high
+    assert rows[-1]["accuracy"]["value"] == 1.0
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Folder:
+    """Three states of one task, on examples of the same ids: as it was, edited, of version 2."""
+    states = [
+        replace(SETTINGS, examples="a" * 24),
+        replace(SETTINGS, examples="b" * 24, num_examples=3),
+        replace(SETTINGS, examples="c" * 24, task_version=2),
+    ]
+    found = Folder(tmp_path / "results")
+    for state, score in zip(states, (1, 0, 0), strict=True):
+        fast = replace(state, sampler="ConfidenceThreshold(0.9)")
+        found.claim([state, fast])
+        ids = "abcd"[: state.num_examples]
+        append(found.part(0), [record(state, e, score, nfe=5) for e in ids])
+        append(found.part(0), [record(fast, e, score, nfe=2) for e in ids])
+    return found
+
+
+def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> None:
+    """Its rows stood below the old ones with the same labels, compared with the old version."""
+    summary = summarise(edited)
+    differences = [
+        row["against_reference"]["accuracy"]["value"] if "against_reference" in row else None
+        for row in summary["rows"]
+    ]
+    assert differences == [None, 0.0] * 3
+    assert {method["num_points"] for method in summary["methods"]} == {1}
+    # Fronts, too: of the worse versions the faster row is still the best of its own.
+    assert [row["is_on_front"] for row in summary["rows"]] == [False, True] * 3
+
+
+def test_headings_say_which_version_and_which_examples(
+    edited: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_report(edited).read_text()
+    titles = [
+        "lists/shuffle?n=3, version 1, examples aaaaaa",
+        "lists/shuffle?n=3, version 1, examples bbbbbb",
+        "lists/shuffle?n=3, version 2",
+    ]
+    assert re.findall(r"^## (lists.*)$", text, re.M) == titles
+    assert re.findall(r"Model `toy`, (\d) examples", text) == ["4", "3", "4"]
+    assert len(list(edited.path.glob("*.png"))) == 3
+    # An example has a page in each, with the settings that were asked it.
+    assert len(list(edited.path.glob("replay-*.html"))) == 11
+    assert show(edited) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    page = (edited.path / "report.html").read_text()
+    assert all(f'"task":"{title}"' in page for title in titles)
+
+
+def test_models_have_a_table_each_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of two models stood below one heading, labelled alike."""
+    found = Folder(tmp_path)
+    both = [replace(SETTINGS, model=name, num_examples=1) for name in ("toy", "other")]
+    found.claim(both)
+    append(found.part(0), [record(one, "a", 1, nfe=5) for one in both])
+    assert show(found) == 0
+    shown = capsys.readouterr().out
+    assert "lists/shuffle?n=3, model toy\n" in shown
+    assert "lists/shuffle?n=3, model other\n" in shown

@@ -1,0 +1,232 @@
+"""Numbers of a summary against sums by hand."""
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+from eval_runs import SETTINGS, failed, record
+
+from eval.metrics.curves import point_of
+from eval.metrics.statistics import paired_bootstrap, wilson
+from eval.reports.pooling import per_example
+from eval.reports.report import write_report
+from eval.reports.summary import summarise
+from eval.reports.table import table
+from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.runner import execute
+from eval.runs.settings import Run
+from samplers import FixedSchedule
+
+
+def seeded(run: Run, seed: int) -> Run:
+    return replace(run, decoding=replace(run.decoding, seed=seed))
+
+
+def folder_of(path: Path, runs: list[Settings], records: list[Record]) -> Folder:
+    folder = Folder(path)
+    folder.claim(runs)
+    with folder.writing(0) as part:
+        append(part, records)
+    return folder
+
+
+def seeds_of(settings: Settings, seeds: tuple[int, ...]) -> list[Settings]:
+    return [settings.with_seed(seed) for seed in seeds]
+
+
+def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
+    slow = seeds_of(SETTINGS, (0, 1))
+    fast = seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))
+    scores = {"a": (1, 1), "b": (1, 0), "c": (0, 0)}
+    lengths = {"a": (4, 6), "b": (2, 2), "c": (8, 4)}
+    nfe = {"a": (2, 4), "b": (1, 2), "c": (4, 4)}
+    records = [
+        record(slow[s], e, scores[e][s], length=lengths[e][s], nfe=nfe[e][s], batch_s=0.1 * (s + 1))
+        for e, s in product("abc", (0, 1))
+    ]
+    # The other is right on b with both seeds, and raises once on a.
+    other = {"a": (1, 0), "b": (1, 1), "c": (0, 1)}
+    records += [
+        record(fast[s], e, other[e][s], nfe=1, batch_s=0.1)
+        for e, s in product("abc", (0, 1))
+        if (e, s) != ("a", 1)
+    ]
+    records.append(failed(fast[1], "a"))
+    # Sweeps run all samplers with a seed before the next seed.
+    runs = [slow[0], fast[0], slow[1], fast[1]]
+    folder = folder_of(tmp_path, runs, records)
+    first, second = summarise(folder)["rows"]
+
+    assert (first["seeds"], second["seeds"]) == ([0, 1], [0, 1])
+    assert (first["num_records"], second["num_records"]) == (6, 6)
+    assert (first["num_missing"], second["num_errors"]) == (0, 1)
+    means, others = [1.0, 0.5, 0.0], [0.5, 1.0, 0.5]
+    accuracy = first["accuracy"]
+    assert accuracy["value"] == 0.5
+    assert accuracy["num_examples"] == 3
+    assert accuracy["interval"] == "wilson"
+    assert (accuracy["low"], accuracy["high"]) == wilson(1.5, 3)
+    assert accuracy["standard_error"] == pytest.approx(0.5 / 3**0.5)
+    assert second["accuracy"]["value"] == pytest.approx(2 / 3)
+    against = second["against_reference"]
+    assert against["num_shared"] == 3
+    found = paired_bootstrap(means, others)._asdict() | {"interval": "bootstrap"}
+    assert against["accuracy"] == found
+    assert "mcnemar" not in against
+    # By example: lengths 5, 2, 6; forwards 3, 1.5, 4.
+    speed = first["speed"]
+    assert speed["tokens_per_forward"]["value"] == pytest.approx(13 / 8.5)
+    assert speed["mean_of_ratios"] == pytest.approx((5 / 3 + 2 / 1.5 + 6 / 4) / 3)
+    assert speed["nfe"] == pytest.approx(8.5 / 3)
+    assert speed["length"] == pytest.approx(13 / 3)
+    assert against["step_speedup"] == pytest.approx(8.5 / 3)
+    assert first["timing"]["tokens_per_second"] == pytest.approx(13 / 0.45)
+    assert against["timing"]["wall_speedup"] == pytest.approx(1.5)
+    assert first["timing"]["latency_s"]["p50"] == 0.1
+    assert first["timing"]["latency_s"]["p99"] == 0.2
+    text = write_report(folder).read_text()
+    assert "- seeds: 0, 1 (2 seeds)" in text
+    assert table([first, second]).count("\n") == 3
+    assert "seeds=" not in table([first, second])
+
+
+def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> None:
+    runs = seeds_of(replace(SETTINGS, num_examples=2), (3, 5, 9))
+    records = [record(run, "a", 1) for run in runs] + [record(runs[0], "b", 0, nfe=4)]
+    (row,) = summarise(folder_of(tmp_path, runs, records))["rows"]
+    assert row["accuracy"]["value"] == 0.5
+    assert row["speed"]["nfe"] == 3.0
+    assert row["num_missing"] == 2
+    assert row["seeds"] == [3, 5, 9]
+
+
+def test_one_seed_is_what_it_was_without_seeds(tmp_path: Path) -> None:
+    records = [record(SETTINGS, e, s) for e, s in (("a", 1), ("b", 0), ("c", 1))]
+    (row,) = summarise(folder_of(tmp_path, [SETTINGS], records))["rows"]
+    assert row["seeds"] == [0]
+    assert (row["accuracy"]["low"], row["accuracy"]["high"]) == wilson(2, 3)
+    assert row["accuracy"]["interval"] == "wilson"
+
+
+def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
+    runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
+    records = [record(run, e, 1) for run in runs for e in "abc"]
+    rows = summarise(folder_of(tmp_path, runs, records))["rows"]
+    assert "Factor(1.0) + seeds=0, 1 (2 seeds)" in table(rows)
+    assert "FixedSchedule(4) + seeds=0`" in table(rows)
+
+
+def test_values_that_are_undefined_are_no_part_of_an_examples_mean() -> None:
+    assert per_example([("a", 1), ("b", None), ("a", None), ("a", 0)]) == {"a": 0.5}
+
+
+def test_a_run_over_seeds_averages_real_decodes(tmp_path: Path) -> None:
+    some = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
+    folder = execute([seeded(run, seed) for seed in (0, 1) for run in some], tmp_path)
+    (row,) = summarise(folder)["rows"]
+    records = folder.records()
+    assert len(records) == row["num_records"] == 8
+    assert row["speed"]["nfe"] == pytest.approx(sum(r["nfe"] for r in records) / 8)
+    answers = {(r["example"], tuple(r["tokens"])) for r in records}
+    assert len(answers) == 8, "two seeds gave the same answers"
+
+
+def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
+    own = replace(SETTINGS, verifier="ARVerify(CausalTarget('t'))", sampler="")
+    records = [record(SETTINGS, e, 1, length=6, nfe=6, gains=[1] * 6) for e in "abc"]
+    records += [
+        record(own, "a", 1, length=6, nfe=2, target_nfe=2, drafted=8, accepted=4, gains=[5, 1],
+               batch_length=2, batch_forwards=4, batch_target_forwards=4),
+        record(own, "b", 1, length=8, nfe=2, target_nfe=2, drafted=8, accepted=6, gains=[5, 3],
+               batch_length=2, batch_forwards=4, batch_target_forwards=4),
+        record(own, "c", 1, length=1, nfe=1, target_nfe=1, drafted=4, accepted=1, gains=[1]),
+    ]  # fmt: skip
+    folder = folder_of(tmp_path, [SETTINGS, own], records)
+    plain, verified = summarise(folder)["rows"]
+    assert "verified" not in plain
+    assert verified["verified"] == {
+        "accepted_length": 3.0,
+        "accepted_lengths": {1: 2, 3: 1, 5: 2},
+        "drafted": pytest.approx(20 / 3),
+        "accepted": pytest.approx(11 / 3),
+        "acceptance_rate": 0.55,
+        "tokens_per_target_forward": 3.0,
+    }
+    speed = verified["speed"]
+    assert speed["tokens_per_forward"]["value"] == 3.0
+    # The target's forwards are no gift: front, curves and picture count them.
+    assert speed["tokens_per_any_forward"]["value"] == 1.5
+    assert point_of(verified).tokens_per_forward == 1.5
+    assert speed["target_nfe"] == pytest.approx(5 / 3)
+    assert speed["forwards_share"] == pytest.approx((2 + 2 + 2) / 3)
+    assert speed["target_forwards_share"] == pytest.approx((2 + 2 + 0) / 3)
+    assert speed["committed_per_forward"] == pytest.approx(18 / 5)
+    assert plain["speed"]["tokens_per_any_forward"] == plain["speed"]["tokens_per_forward"]
+    text = write_report(folder).read_text()
+    assert "| accepted length | accepted/drafted | target NFE | tokens/target forward |" in text
+    assert "| 3.00 | 0.55 | 1.7 | 3.00 | 0 |" in text
+    assert "`ARVerify(CausalTarget('t'))`: 1: 2, 3: 1, 5: 2" in text
+    assert "accepted length" not in table([plain])
+    assert "| **`ARVerify(CausalTarget('t'))`** |" in table([verified])
+
+
+def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
+    fast = replace(SETTINGS, sampler="Factor(1.0)")
+    records = [record(SETTINGS, "a", 1, batch_s=9.0, warm_up=True)]
+    records += [record(SETTINGS, e, 1, batch_s=1.0) for e in "bc"]
+    records += [record(fast, e, 1, batch_s=0.5, warm_up=True) for e in "ab"]
+    records.append(record(fast, "c", 1, batch_s=0.25))
+    first, second = summarise(folder_of(tmp_path, [SETTINGS, fast], records))["rows"]
+    assert first["accuracy"]["num_examples"] == 3
+    assert first["timing"]["tokens_per_second"] == 4.0
+    assert first["timing"]["latency_s"] == {"p50": 1.0, "p90": 1.0, "p99": 1.0}
+    assert (first["timing"]["num_timed"], first["timing"]["is_warm"]) == (2, True)
+    assert second["against_reference"]["timing"]["wall_speedup"] == 4.0
+
+
+def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
+    runs = eval_runs.runs()
+    rows = summarise(execute(runs[:1], tmp_path / "short"))["rows"]
+    # Ten examples in batches of four: the batch that holds the tenth is warm-up too.
+    assert rows[0]["timing"]["num_timed"] == 10
+    assert not rows[0]["timing"]["is_warm"]
+    longer = eval_runs.runs(task="lists/shuffle?n=4&limit=17")
+    folder = execute(longer[:1], tmp_path / "long")
+    assert sum(record["warm_up"] for record in folder.records()) == 12
+    assert summarise(folder)["rows"][0]["timing"]["num_timed"] == 5
+
+
+def test_the_power_of_a_comparison_is_told(tmp_path: Path) -> None:
+    fast = replace(SETTINGS, sampler="Factor(1.0)")
+    records = [record(SETTINGS, e, s) for e, s in zip("abc", (1, 1, 0), strict=True)]
+    records += [record(fast, e, s) for e, s in zip("abc", (1, 0, 0), strict=True)]
+    _, second = summarise(folder_of(tmp_path, [SETTINGS, fast], records))["rows"]
+    # One of three is discordant: 2.802 sqrt(1/3 / 3).
+    assert second["against_reference"]["detectable_difference"] == pytest.approx(2.802 / 3)
+
+
+def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
+    runs = eval_runs.runs()
+    folder = execute(runs, tmp_path)
+    own = [replace(s, verifier="SelfVerify()") for s in folder.settings()]
+    records = [r | {"key": s.key(r["example"]), "settings": s.key("")}
+               for s, r in product(own, folder.records())]  # fmt: skip
+    folder = folder_of(tmp_path / "verified", own, records)
+    text = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
+
+    def names(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            return {key for key in value if not key[0].isdigit()} | names(list(value.values()))
+        return set().union(*map(names, value)) if isinstance(value, list) else set()
+
+    summary = json.loads(json.dumps(summarise(folder)))
+    for row in summary["rows"]:
+        row["scores"], row["errors"], row["settings"] = {}, {}, {}
+    written = names(summary)
+    assert {"verified", "accepted_length", "p99", "aup", "mcnemar"} <= written
+    assert [name for name in sorted(written) if f"`{name}`" not in text] == []
+    assert [name for name in folder.records()[0] if f"`{name}`" not in text] == []

@@ -1,0 +1,221 @@
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import MODELS
+
+from dllm_decode import NoCache, NoVerifier
+from dllm_decode.blocks import MultiBlock, Sequential
+from eval.runs.models import ModelAddress, open_address, parse_model
+from eval.runs.names import digest_of, parse_blocks, parse_cache, parse_task, parse_verifier
+from eval.runs.sweep import read_sweep
+from eval.tasks import LatinSquare, ListTask, WordProblems
+from eval.tasks.jsonl import JsonLines
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_addresses_name_tasks_splits_and_options() -> None:
+    words = parse_task("word_problems?split=val&limit=7&max_value=150")
+    assert words.task == WordProblems(max_value=150)
+    assert (words.split, words.limit, words.examples_seed) == ("val", 7, 0)
+    assert len(words.examples()) == 7
+    assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
+    assert parse_task("puzzles/latin?order=3").task == LatinSquare(3)
+    chosen = parse_task("word_problems?templates=gain_lose,boxes_extra").task
+    assert chosen == WordProblems(templates=("gain_lose", "boxes_extra"))
+
+
+def test_an_address_is_canonical_whatever_the_order() -> None:
+    first, second = parse_task("lists/copy?n=4&limit=3"), parse_task("lists/copy?limit=3&n=4")
+    assert first.address == second.address
+    assert digest_of(first.examples()) == digest_of(second.examples())
+    assert digest_of(first.examples()) != digest_of(first.examples()[:2])
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("word_problem", "A task must be one of"),
+        ("lists/shufle", "keyword must be one of"),
+        ("word_problems?limt=3", "has the options .* got 'limt'"),
+        ("word_problems?limit=x", "limit must be a whole number, got 'x'"),
+        ("word_problems?limit", "name=value"),
+        ("lists/copy?n=3&n=4", "each option once"),
+        ("lists/copy?n=3.5", "n must be a whole number, got '3.5'"),
+        ("gsm8k?num_fewshot=many", "num_fewshot must be a whole number, got 'many'"),
+    ],
+)
+def test_wrong_addresses_are_refused(address: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_task(address)
+
+
+def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:
+    """The command line could not name a family, so some published checkpoints did not load."""
+    assert parse_model("GSAI-ML/LLaDA-8B") == ModelAddress("GSAI-ML/LLaDA-8B")
+    found = parse_model("path/to/open-dcoder?mask_id=151665&family=open_dllm")
+    assert found == ModelAddress("path/to/open-dcoder", family="open_dllm", mask_id=151665)
+    assert found.own_module is None
+    own = parse_model("folder?family=my_package.families:MINE&block_length=4&adapter=a%26b")
+    assert (own.own_module, own.block_length, own.adapter) == ("my_package.families", 4, "a&b")
+    for address, message in (
+        ("folder?fam=x", "A model has the options family, mask_id, .*, got 'fam'"),
+        ("folder?mask_id=x", "mask_id must be a whole number, got 'x'"),
+        ("folder?family", "name=value"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_model(address)
+    odd = tmp_path / "odd?family=llada"
+    odd.mkdir()
+    assert parse_model(str(odd)) == ModelAddress(str(odd))
+
+
+def test_an_address_opens_a_model_as_its_options_say() -> None:
+    folder = str(MODELS / "open_dllm")
+    with pytest.raises(ValueError, match="name its family: family='open_dllm'"):
+        open_address(folder, tokenizer="optional")
+    model, _ = open_address(f"{folder}?family=open_dllm&mask_id=508", tokenizer="optional")
+    assert (model.name, model.mask_id, model.logit_shift) == ("open_dllm", 508, 1)
+
+
+def test_a_plus_sign_in_a_path_stays_one() -> None:
+    """It became a space, and the file was not found."""
+    assert parse_task("gsm8k?path=/data/a+b c%26d").task.path == "/data/a+b c&d"
+
+
+@pytest.mark.parametrize("name", ["lists/copy?n=3", "jsonl", "word_problems"])
+def test_too_many_examples_are_refused_alike(tmp_path: Path, name: str) -> None:
+    """One task returned fewer, one raised, one never came back."""
+    if name == "jsonl":
+        name = "jsonl:" + write(tmp_path / "own.jsonl", '{"prompt": "a", "answer": "b"}')
+    most = 10**9 if name == "word_problems" else 10**6
+    joined = "&" if "?" in name else "?"
+    with pytest.raises(ValueError, match=rf"limit must be at most \d+.*, got {most}"):
+        parse_task(f"{name}{joined}limit={most}").examples()
+
+
+def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_others() -> None:
+    assert parse_task("gsm8k?path=x").prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=lm_eval").prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=llada").prompts == "chat"
+    assert parse_task("word_problems").prompts == "chat"
+
+
+def test_caches_verifiers_and_block_schedules_are_expressions() -> None:
+    assert parse_cache("NoCache()") == NoCache()
+    assert parse_verifier("NoVerifier") == NoVerifier()
+    with pytest.raises(ValueError, match="not known here"):
+        parse_cache("NoVerifier()")
+    assert parse_blocks("MultiBlock(8, open_at=0.5)") == MultiBlock(8, open_at=0.5)
+    assert parse_blocks("dllm_decode.blocks:Sequential(4)") == Sequential(4)
+    with pytest.raises(ValueError, match="not known here"):
+        parse_blocks("NoCache()")
+
+
+def write(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "1+1?"}]
+    path = write(
+        tmp_path / "own.jsonl",
+        json.dumps({"id": "a", "prompt": "two?", "answer": "Two", "level": 3}),
+        "",
+        json.dumps({"question": turns, "answer": 2}),
+    )
+    selection = parse_task(f"jsonl:{path}?match=number&gen_length=9")
+    assert selection.task == JsonLines(path, "number", 9)
+    first, second = selection.examples()
+    assert (first.id, first.prompt, first.target, first.meta) == ("a", "two?", "Two", {"level": 3})
+    assert second.turns() == turns
+    assert selection.task.score(second, "so it is 3-1 = 2.") == {"answer": 1.0}
+    assert selection.task.score(second, "22") == {"answer": 0.0}
+    assert JsonLines(path).score(second, "so it is 3 - 1 #### 2") == {"answer": 1.0}
+    assert JsonLines(path, "exact").score(second, "#### 2") == {"answer": 0.0}
+    assert JsonLines(path).score(first, "  two\n") == {"answer": 1.0}
+    assert JsonLines(path).score(first, "two of them") == {"answer": 0.0}
+    assert JsonLines(path, "contains").score(first, "all TWO of them") == {"answer": 1.0}
+    assert len(JsonLines(path).examples(num_examples=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* JSON object"),
+        (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
+        (['{"answer": "a"}'], "Line 1 .* 'prompt'"),
+        (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
+        (["[1]"], "Line 1 .* JSON object"),
+        ([""], "empty file"),
+        (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
+    ],
+)
+def test_bad_files_are_refused_with_the_line(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        JsonLines(write(tmp_path / "bad.jsonl", *lines)).examples()
+
+
+def test_a_missing_file_and_an_unknown_match_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such file"):
+        JsonLines(str(tmp_path / "none.jsonl")).examples()
+    with pytest.raises(ValueError, match="match must be one of"):
+        JsonLines("x", "nearly")
+
+
+def test_every_sweep_of_the_repository_can_be_read() -> None:
+    found = sorted((ROOT / "eval" / "sweeps").glob("*.toml"))
+    assert found
+    for path in found:
+        sweep = read_sweep(path)
+        assert sweep.tasks
+        assert sweep.samplers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('model = "mini"', "lacks 'tasks'"),
+        ('model = "mini"\ntasks = "lists/copy"\nsamplers = []', "tasks .* must be a list"),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = []',
+            "samplers must have at least one",
+        ),
+        ('model = "mini"\ntask = ["lists/copy"]', "did you mean 'tasks'"),
+        ('model = "mini"\ntasks = ["copy"]\nsamplers = ["Factor()"]', "A task must be one of"),
+        ('model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Fctor()"]', "did you mean 'Factor'"),
+        ('model = "mini', "must be valid TOML"),
+        ('model = "mini"\ntemperature = true', "temperature"),
+        ('model = "mini"\nseed = [1, "a"]', "seed .* or a list of them"),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\nseed = [1, 1]',
+            "seed must be distinct, got 1 twice",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\ntop_p = 0.0',
+            "top_p must be in",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+            'blocks = ["MultiBlock(8)", "MultiBlock(block_length=8)"]',
+            r"blocks must be distinct, got 'MultiBlock\(block_length=8\)' twice",
+        ),
+        (
+            'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+            'blocks = ["NoCache()"]',
+            "not known here",
+        ),
+    ],
+)
+def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_sweep(write(tmp_path / "sweep.toml", text))
+
+
+def test_a_missing_sweep_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        read_sweep(tmp_path / "none.toml")

@@ -1,0 +1,371 @@
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import eval_runs
+import pytest
+import torch
+from eval_runs import Fussy
+from rich.console import Console
+from rich.text import Text
+from toys import tiny_target
+
+from dllm_decode import CausalTarget, DelayedCache, FreeCache
+from dllm_decode.blocks import Sequential
+from eval.reports.summary import summarise
+from eval.runs import provenance
+from eval.runs.progress import Bar, Lines, reporter_for
+from eval.runs.records import Folder, append
+from eval.runs.runner import execute
+from eval.runs.settings import Place
+from eval.runs.sweep import Loaded, Sweep
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
+
+ROOT = Path(__file__).parents[4]
+
+
+def timeless(value: Any) -> Any:
+    """Drops what differs from run to run: time and place."""
+    differing = ("timing", "machines", "dates")
+    if isinstance(value, dict):
+        return {key: timeless(own) for key, own in value.items() if key not in differing}
+    if isinstance(value, list):
+        return [timeless(own) for own in value]
+    return value
+
+
+def summary_of(path: Path) -> Any:
+    return timeless(summarise(Folder(path)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose run was never disturbed."""
+    return execute(eval_runs.runs(), tmp_path_factory.mktemp("whole")).path
+
+
+def start(folder: Path, wait_s: float, **environment: str) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "eval_runs.py"), str(folder), str(wait_s)],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+
+
+def test_a_record_holds_what_every_number_is_computed_from(whole: Path) -> None:
+    records = Folder(whole).records()
+    assert len(records) == 20
+    first = records[0]
+    assert first["sampler"] == repr(FixedSchedule(8))
+    assert first["cache"] == "NoCache()"
+    assert first["verifier"] == "NoVerifier()"
+    assert first["blocks"] == repr(Sequential())
+    assert first["batch_length"] == 4
+    assert first["nfe"] <= 8
+    assert first["committed"] == sum(first["gains"]) <= 8
+    assert len(first["gains"]) == first["nfe"]
+    assert first["batch_forwards"] == 8
+    assert first["target_nfe"] == first["batch_target_forwards"] == first["drafted"] == 0
+    assert any(record["committed"] < 8 for record in records), "no row was stopped"
+    assert len(first["tokens"]) == len(first["trace"]["steps"]) == 8
+    last = first["tokens"][first["length"] - 1]
+    assert last in eval_runs.model().eos_ids or first["length"] == 8
+    assert any(record["length"] < 8 for record in records), "no answer ended early"
+    assert set(first["scores"]) == {"answer", "answer_strict"}
+    assert first["pieces"][str(first["tokens"][0])]
+
+
+def test_a_run_that_is_finished_decodes_nothing_again(whole: Path) -> None:
+    runs = eval_runs.runs()
+    before = (whole / "part-0.jsonl").read_bytes()
+    execute(runs, whole)
+    assert runs[0].model.num_forwards == 0
+    assert (whole / "part-0.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_as_if_nothing_had_happened(
+    whole: Path, tmp_path: Path
+) -> None:
+    """A real kill, and a torn last line besides."""
+    part = tmp_path / "part-0.jsonl"
+    process = start(tmp_path, 0.05)
+    deadline = time.monotonic() + 120
+    while not part.exists() or part.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = part.read_bytes()
+    assert 4 <= kept.count(b"\n") < 20
+    part.write_bytes(kept + b'{"key": "0123", "exa')
+    execute(eval_runs.runs(), tmp_path)
+    assert part.read_bytes().startswith(kept)
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+@pytest.mark.parametrize("num_lines", [1, 19])
+def test_a_run_cut_after_any_record_goes_on(whole: Path, tmp_path: Path, num_lines: int) -> None:
+    """Also in the middle of a batch: the batch is decoded anew, what is there stays."""
+    lines = (whole / "part-0.jsonl").read_bytes().splitlines(keepends=True)
+    part = tmp_path / "part-0.jsonl"
+    part.write_bytes(b"".join(lines[:num_lines]) + lines[num_lines][:-2])
+    (tmp_path / "settings.json").write_bytes((whole / "settings.json").read_bytes())
+    execute(eval_runs.runs(), tmp_path)
+    assert part.read_bytes().count(b"\n") == 20
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+@pytest.mark.slow
+def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, 0.0, RANK="1", WORLD_SIZE="2")
+    execute(eval_runs.runs(), tmp_path, place=Place(0, 2))
+    assert process.wait(timeout=120) == 0
+    counts = [(tmp_path / f"part-{rank}.jsonl").read_bytes().count(b"\n") for rank in range(2)]
+    assert sum(counts) == 20
+    assert min(counts) > 0
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
+    execute(eval_runs.runs(), tmp_path, place=Place(1, 3))
+    assert summarise(Folder(tmp_path))["rows"][0]["num_missing"] > 0
+    execute(eval_runs.runs(), tmp_path)
+    assert summary_of(tmp_path) == summary_of(whole)
+
+
+def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
+    """A sweep that was stopped half-way could not be corrected and go on in its folder."""
+    first = eval_runs.runs(samplers=(FixedSchedule(2),))
+    execute(first, tmp_path)
+    other = eval_runs.runs(samplers=(FixedSchedule(2),), temperature=0.5)
+    folder = execute(other, tmp_path)
+    assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
+    assert [row["num_missing"] for row in summarise(folder)["rows"]] == [0, 0]
+    # What has no records goes when it is asked for no longer.
+    folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
+    assert len(folder.settings()) == 3
+    assert len(execute(other, tmp_path).settings()) == 2
+    alone = execute(other, tmp_path, drop_others=True)
+    assert [s.decoding.temperature for s in alone.settings()] == [0.5]
+    assert len(alone.records()) == 20
+
+
+def test_every_setting_is_checked_before_the_first_forward(tmp_path: Path) -> None:
+    """An impossible pair stopped a sweep half-way."""
+    good, bad = eval_runs.runs(samplers=(FixedSchedule(2), Wino()))
+    runs = [good, replace(bad, cache=DelayedCache()), replace(good, cache=FreeCache())]
+    with pytest.raises(
+        ValueError, match=r"1 of 3 settings cannot be run.*--skip-impossible"
+    ) as said:
+        execute(runs, tmp_path)
+    assert "Wino(" in str(said.value)
+    assert good.model.num_forwards == 0
+    assert list(tmp_path.iterdir()) == []
+    # A hash model has no keys and values, which is known at the first decode only.
+    folder = execute(runs[:2], tmp_path, skip_impossible=True)
+    assert len(folder.settings()) == 1
+    (skipped,) = summarise(folder)["skipped"]
+    assert "Wino(" in skipped["setting"]
+    assert "NoCache" in skipped["reason"]
+
+
+def test_a_setting_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """Two equal seeds or samplers counted as two and narrowed the interval."""
+    with pytest.raises(ValueError, match=r"samplers must be distinct, got .* twice"):
+        Sweep(("toy",), ("lists/copy",), ("Factor(1.0)", "Factor(factor=1.0)"))
+    with pytest.raises(ValueError, match="seed must be distinct, got 3 twice"):
+        Sweep(("toy",), ("lists/copy",), ("Factor()",), decoding={"seed": (3, 3)})
+    runs = eval_runs.runs(samplers=(FixedSchedule(2), FixedSchedule(2)))
+    with pytest.raises(ValueError, match="named once"):
+        execute(runs, tmp_path)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    folder = execute(eval_runs.runs(samplers=(FixedSchedule(2),)), tmp_path)
+    with folder.writing(0), pytest.raises(ValueError, match="must have one writer"):
+        execute(eval_runs.runs(), tmp_path)
+    execute(eval_runs.runs(), tmp_path)
+
+
+def test_what_a_run_was_made_with_is_recorded(whole: Path) -> None:
+    folder = Folder(whole)
+    record = folder.records()[0]
+    machine = folder.machines()[record["machine"]]
+    assert machine["device"] == "cpu"
+    assert machine["threads"] >= 1
+    assert machine["torch"] == torch.__version__
+    assert record["date"].startswith("20")
+    assert summarise(folder)["machines"] == [machine]
+
+
+def test_the_commit_is_the_packages_and_not_that_of_a_repository_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment inside somebody's repository gave that repository's commit."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    package = tmp_path / "venv" / "lib" / "eval" / "runs"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.setattr(provenance, "PACKAGE", "a-package-that-is-not-installed")
+    assert provenance.package_commit.__wrapped__() is None
+
+
+def test_a_folder_takes_further_samplers(tmp_path: Path) -> None:
+    first, second = FixedSchedule(2), ConfidenceThreshold(0.9)
+    execute(eval_runs.runs(samplers=(first,)), tmp_path)
+    execute(eval_runs.runs(samplers=(first, second)), tmp_path)
+    assert [row["num_missing"] for row in summarise(Folder(tmp_path))["rows"]] == [0, 0]
+
+
+def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
+    plain = execute(eval_runs.runs(samplers=(FixedSchedule(1),), temperature=0.0), tmp_path / "a")
+    token = plain.records()[6]["tokens"][0]
+    fussy = eval_runs.runs(samplers=(Fussy(token),), temperature=0.0)
+    records = execute(fussy, tmp_path / "b").records()
+    failed = [record for record in records if record["error"] is not None]
+    assert len(records) == 10
+    assert 0 < len(failed) < 10
+    assert failed[0]["error"] == f"RuntimeError: Token {token} is not to my taste."
+    row = summarise(Folder(tmp_path / "b"))["rows"][0]
+    assert row["num_errors"] == len(failed)
+    assert row["accuracy"]["num_examples"] == 10
+    execute(fussy, tmp_path / "b")
+    assert len((tmp_path / "b" / "part-0.jsonl").read_text().splitlines()) == 10
+
+
+def test_errors_can_be_tried_again(tmp_path: Path) -> None:
+    runs = eval_runs.runs(samplers=(FixedSchedule(1),))
+    folder = execute(runs, tmp_path)
+    *kept, last = folder.records()
+    (tmp_path / "part-0.jsonl").write_text("")
+    append(tmp_path / "part-0.jsonl", [*kept, {**last, "error": "RuntimeError: once"}])
+    execute(runs, tmp_path)
+    assert sum(record["error"] is not None for record in folder.records()) == 1
+    execute(runs, tmp_path, retry_errors=True)
+    assert all(record["error"] is None for record in folder.records())
+    assert len(folder.records()) == 10
+
+
+def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_path: Path) -> None:
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(1),))
+    with pytest.raises(ValueError, match="block_length must be between 1 and gen_length=8"):
+        execute([replace(run, decoding=replace(run.decoding, block_length=9))], tmp_path)
+    with pytest.raises(ValueError, match="no keys and values"):
+        execute([replace(run, cache=FreeCache())], tmp_path / "cached")
+    assert Folder(tmp_path / "cached").records() == []
+
+
+def test_a_damaged_line_in_the_middle_is_named(whole: Path, tmp_path: Path) -> None:
+    lines = (whole / "part-0.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "part-0.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
+    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must be JSON"):
+        Folder(tmp_path).records()
+
+
+def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"without it"):
+        Folder(tmp_path).settings()
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(ValueError, match="must be in format 4, got format None"):
+        Folder(tmp_path).settings()
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "part-0.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"must hold settings\.json"):
+        execute(eval_runs.runs(), tmp_path)
+
+
+def test_a_folder_of_an_older_format_is_refused(whole: Path, tmp_path: Path) -> None:
+    """Its records lack what is summarised, so that an old folder would end in a KeyError."""
+    written = json.loads((whole / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 3}))
+    (tmp_path / "part-0.jsonl").write_text("")
+    for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
+        with pytest.raises(
+            ValueError, match=r"must be in format 4, got format 3: .* another folder"
+        ):
+            use()
+
+
+def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
+    sweep = Sweep(
+        ("toy",), ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"),
+        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), decoding={"seed": (0, 1)},
+    )  # fmt: skip
+    loaded = []
+
+    def load(source: str) -> CausalTarget:
+        loaded.append(source)
+        return tiny_target()
+
+    toy = Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float64", load)
+    runs = sweep.runs({"toy": toy}, sweep.selections(), trace=False)
+    names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
+    assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
+    assert sum("Guided" in str(name) for name in names) == 4
+    # Nor is the sampler named that is not asked.
+    assert all(("Guided" in str(name)) != ("(steps" in str(name) or "Factor" in str(name))
+               for name in names)  # fmt: skip
+    assert set(loaded) == {"tiny"}
+
+
+def test_rows_of_different_batches_do_not_share_their_noise(tmp_path: Path) -> None:
+    """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
+    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
+    answers = [tuple(record["tokens"]) for record in execute(runs, tmp_path).records()]
+    assert len(set(answers)) == len(answers)
+
+
+def test_keys_depend_on_every_setting(whole: Path) -> None:
+    first, second = Folder(whole).settings()
+    assert first.key("a") != second.key("a")
+    assert first.key("a") != first.key("b")
+    assert len({record["key"] for record in Folder(whole).records()}) == 20
+    json.loads((whole / "settings.json").read_text())
+
+
+def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    reporter = reporter_for(Console(file=stream))
+    assert isinstance(reporter, Lines)
+    execute(eval_runs.runs(samplers=(FixedSchedule(4),)), tmp_path, reporter=reporter)
+    begun, ended = stream.getvalue().splitlines()
+    assert begun.endswith("0/10")
+    assert "10/10 accuracy 0.000, " in ended
+    assert "tokens/forward" in ended
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80)
+    runs = eval_runs.runs(samplers=(FixedSchedule(4),))
+    execute(runs, tmp_path, reporter=Bar(console))
+    shown = stream.getvalue()
+    assert "10/10" in shown
+    assert "acc 0.000" in shown
+    assert "FixedSchedule" in shown
+    # One line, not several: it fits.
+    assert all(len(line) <= 80 for line in Text.from_ansi(shown).plain.splitlines())
+
+
+def test_accuracy_after_a_resume_counts_all(whole: Path) -> None:
+    """It counted the examples of this process only."""
+    records = Folder(whole).records()[:10]
+    right = [{**record, "scores": {"answer": 1.0}, "primary": "answer"} for record in records]
+    assert "accuracy 0.900" in words_of([*right[:9]], [{**right[9], "scores": {"answer": 0.0}}])
+
+
+def words_of(done: list[Any], new: list[Any]) -> str:
+    stream = io.StringIO()
+    lines = Lines(Console(file=stream))
+    lines.begin("label", 10, done)
+    lines.add(new)
+    return stream.getvalue().splitlines()[-1]

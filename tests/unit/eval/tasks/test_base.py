@@ -1,0 +1,212 @@
+"""What every task shares: determinism, ids, cutting at stop strings."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from eval.runs.names import TASKS, parse_task
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
+from eval.tasks.base import Example, SampledTask, content_id, cut_at
+from eval.tasks.checks import require_examples, require_target_score
+from eval.tasks.gsm8k_protocols import PROTOCOLS
+
+ROOT = Path(__file__).parents[4]
+NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
+PROGRAM = """
+from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence
+from examples.mini.vocabulary import vocabulary
+lists = [ListTask("insert_any"), ListTask("shuffle")]
+tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4(), WordsToSentence()]
+for task in tasks:
+    for split in task.splits:
+        print(task.examples(split, 5))
+print(vocabulary())
+"""
+
+
+def output_of(hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    run = [sys.executable, "-c", PROGRAM]
+    # frozensets print in hash order only for strings; the meta data hold none of those.
+    return subprocess.run(
+        run, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_examples_are_the_same_in_every_process() -> None:
+    assert output_of("0") == output_of("1")
+
+
+RECORDED = {
+    "word_problems": "626a8ec92c6de8c2",
+    "ledgers": "f2d505937b1ee7c7",
+    "lists/shuffle": "92846a27323f83b8",
+    "equations": "600903c269417913",
+    "puzzles/latin": "c1e3c4dfbba6e8e5",
+    "puzzles/sudoku4": "ffbad3338d7da3e7",
+    "writing/words_to_sentence": "59ccc754bb5ed203",
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_examples_are_those_that_the_embedded_models_were_trained_on(name: str) -> None:
+    """An edit of a grammar, or another order of draws, is a new version of the task."""
+    task = parse_task(name).task
+    examples = [example for split in task.splits for example in task.examples(split, 30)]
+    texts = [f"{example.prompt} {example.target}" for example in examples]
+    assert content_id("\n".join(texts)) == RECORDED[name]
+
+
+def test_tasks_are_equal_by_their_settings_and_print_as_their_constructor() -> None:
+    for task in (WordProblems(100, 9), ListTask("copy", n=3), LatinSquare(3), Sudoku4(4, 5)):
+        assert eval(repr(task)) == task
+        assert hash(task) == hash(eval(repr(task)))
+
+
+@pytest.mark.parametrize("name", sorted(set(TASKS) - NEED_FILES))
+def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(name: str) -> None:
+    task = TASKS[name]()
+    seen: set[str] = set()
+    for split in task.splits:
+        examples = task.examples(split, 20)
+        ids = {example.id for example in examples}
+        assert ids
+        assert not ids & seen
+        seen |= ids
+        require_examples(name, examples)
+        for example in examples:
+            require_target_score(name, task, example)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ("", "42"),
+        ("?match=number", "42"),
+        ("?match=number", "so 6 * 7 = 42"),
+        ("?match=contains", "forty two"),
+    ],
+)
+def test_a_file_of_questions_scores_its_own_targets(
+    tmp_path: Path, options: str, answer: str
+) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl{options}")
+    selection.require_scores(selection.examples())
+
+
+def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(tmp_path: Path) -> None:
+    """All was decoded, and whatever was answered counted as wrong."""
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": "many"}))
+    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match=number")
+    with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
+        selection.require_scores(selection.examples())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_gsm8k_scores_its_own_targets(tmp_path: Path, protocol: str) -> None:
+    row = {"question": "6 * 7 ?", "answer": "It is 6*7=<<6*7=42>>42.\n#### 1,042"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    selection = parse_task(f"gsm8k?path={tmp_path}&protocol={protocol}&num_fewshot=0")
+    selection.require_scores(selection.examples())
+
+
+@dataclass(frozen=True)
+class Doubling(SampledTask):
+    """Has as many questions as it is told."""
+
+    most: int = 90
+
+    version = 1
+    primary = "answer"
+    gen_length = 4
+    name = "doubling"
+
+    def sample(self, rng: random.Random) -> Example:
+        number = rng.randint(0, self.most)
+        return Example(f"{number} + {number}", str(2 * number))
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": float(text == example.target)}
+
+
+class ByTens(Doubling):
+    """Keeps numbers with the same tens together."""
+
+    def split_key(self, example: Example) -> str:
+        return str(example.prompt).partition(" ")[0][:-1]
+
+
+class Folds(Doubling):
+    """Has a split that no hash knows."""
+
+    splits = ("test", "hard")
+
+
+def test_a_split_without_a_possible_question_is_refused_instead_of_sought_for_ever() -> None:
+    """The recipe's own loop never ended."""
+    assert [example.target for example in Doubling(0).examples("train")] == ["0"]
+    message = r"Doubling\(most=0\) must have .* 'test', got none in 10000 draws; .* 1 in 20 of all"
+    with pytest.raises(ValueError, match=message):
+        Doubling(0).examples("test")
+    with pytest.raises(ValueError, match=r"must be one of train, val, test, got 'hard'; override"):
+        Folds().examples("hard")
+
+
+def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
+    """A task of few questions: each split returns all of its own, `test` about 1 in 20."""
+    task = Doubling(199)
+    found = {split: task.examples(split, 500) for split in task.splits}
+    assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
+    assert 3 < len(found["test"]) < 20
+    assert 3 < len(found["val"]) < 20
+
+
+def test_examples_of_one_split_key_are_in_one_split() -> None:
+    task = ByTens(999)
+    tens = [{int(e.target) // 20 for e in task.examples(split, 999)} for split in task.splits]
+    assert all(tens)
+    assert sum(map(len, tens)) == 100
+
+
+class Nameless(Doubling):
+    """Gives every example the same name."""
+
+    def sample(self, rng: random.Random) -> Example:
+        return replace(super().sample(rng), id="one")
+
+
+def test_different_prompts_of_one_id_are_refused() -> None:
+    """A task of 200 examples silently had one, and limit=4 was said to be too many."""
+    with pytest.raises(ValueError, match=r"distinct ids, got 'one' for '\d+ \+ \d+' and '\d+ "):
+        Nameless(90).examples("train")
+
+
+def test_a_limit_counts_examples_of_distinct_ids() -> None:
+    task = Doubling(0)
+    with pytest.raises(ValueError, match=r"at most 1, the number of examples with distinct ids in"):
+        task.require_enough("train", len(task.examples("train", 4)), 4)
+
+
+def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
+    turns = [{"role": "user", "content": "why ?"}]
+    assert Example("why ?", "so").id == Example("why ?", "because").id != Example(turns, "so").id
+    assert Example("why ?", "so", id="first").id == "first"
+
+
+def test_plain_text_becomes_one_user_turn() -> None:
+    assert Example("why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
+    turns = [{"role": "user", "content": "why ?"}]
+    assert Example(turns, "#### 1").turns() == turns
+
+
+def test_text_is_cut_at_the_first_stop_string() -> None:
+    assert cut_at("5 </s> Question: 6", ("Question:", "</s>")) == "5 "
+    assert cut_at("5", ("Question:",)) == "5"
+    assert cut_at("5", ()) == "5"

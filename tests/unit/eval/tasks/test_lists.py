@@ -1,0 +1,170 @@
+"""The list operations: answers, splits, scores and closed forms."""
+
+import random
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from eval_runs import one_step_accuracy
+
+from eval.tasks.lists import (
+    FIXED_LENGTH,
+    OUTPUTS,
+    STYLES,
+    ListTask,
+    Request,
+    joint_size,
+    valid_outputs,
+    words_of_lists,
+)
+
+KEYWORDS = tuple(OUTPUTS)
+ITEMS = words_of_lists()
+
+
+def drawn(task: ListTask, split: str = "train", count: int = 60):
+    rng = random.Random(5)
+    return [task.draw(rng, split) for _ in range(count)]
+
+
+def request(keyword: str, n: int) -> Request:
+    number = n if keyword in ("agree", "pair_sum") else None
+    num_items = {"agree": 3, "pair_sum": 0, "city": 4}.get(keyword, n)
+    word = ITEMS[-1] if keyword.startswith(("replace", "insert")) else None
+    return Request(keyword, ITEMS[:num_items], number, word)
+
+
+def accuracy_by_enumeration(answers: tuple[tuple[str, ...], ...]) -> Fraction:
+    """Returns the chance that a draw from the product of the marginals is an answer."""
+    size = len(answers)
+    total = Fraction(0)
+    for answer in answers:
+        chance = Fraction(1)
+        for i, item in enumerate(answer):
+            chance *= Fraction(sum(other[i] == item for other in answers), size)
+        total += chance
+    return total
+
+
+def test_there_are_13_operations_on_32_items() -> None:
+    assert len(KEYWORDS) == 13
+    assert len(set(ITEMS)) == len(ITEMS) == 32
+
+
+SEVERAL = ("replace_any", "remove_any", "insert_any", "shuffle", "agree")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "n"),
+    [*product(SEVERAL, range(2, 7)), ("pair_sum", 3), ("pair_sum", 12), ("city", 4)],
+)
+def test_one_step_accuracy_equals_the_enumeration(keyword: str, n: int) -> None:
+    asked = request(keyword, n)
+    assert one_step_accuracy(asked) == accuracy_by_enumeration(valid_outputs(asked))
+
+
+def test_closed_forms_satisfy_the_known_identities() -> None:
+    for n in range(2, 12):
+        remove, shuffle = (one_step_accuracy(request(k, n)) for k in ("remove_any", "shuffle"))
+        assert remove == 2 ** (n - 1) * shuffle
+        longer = one_step_accuracy(request("remove_any", n + 1))
+        assert one_step_accuracy(request("insert_any", n)) == longer / (n + 1)
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_answers_are_distinct_and_counted(keyword: str) -> None:
+    for example in drawn(ListTask(keyword), count=30):
+        asked = example.meta["request"]
+        if joint_size(asked) <= 1000:
+            answers = valid_outputs(asked)
+            assert len(answers) == len(set(answers)) == joint_size(asked)
+
+
+def test_a_huge_enumeration_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"at most 50000 answers, got 362880"):
+        valid_outputs(request("shuffle", 9))
+    assert joint_size(request("shuffle", 9)) == 362880
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (Request("reverse", ("leo", "keys", "olga")), ("olga", "keys", "leo")),
+        (Request("sort", ("leo", "olga", "keys")), ("keys", "leo", "olga")),
+        (Request("replace_at", ("leo", "olga", "keys"), 2, "vera"), ("leo", "vera", "keys")),
+        (Request("insert_at", ("leo", "olga"), 2, "vera"), ("leo", "vera", "olga")),
+        (Request("insert_at", ("leo", "olga"), 3, "vera"), ("leo", "olga", "vera")),
+        (Request("remove_at", ("leo", "olga", "keys"), 1), ("olga", "keys")),
+    ],
+)
+def test_operations_with_one_answer_count_positions_from_one(
+    asked: Request, answer: tuple[str, ...]
+) -> None:
+    assert valid_outputs(asked) == (answer,)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_references_score_one_and_corrupted_references_zero(keyword: str, style: str) -> None:
+    task = ListTask(keyword, style=style)
+    for split in task.splits:
+        for example in drawn(task, split, 6):
+            assert set(task.score(example, example.target).values()) == {1.0}
+            words = [w for w in example.target.split() if w not in {"[", "]", ",", '"'}]
+            stranger = next(item for item in ITEMS if item not in f"{example.prompt}")
+            text = example.target.replace(words[-1], stranger)
+            for wrong in (text, "", f"{example.target} [ ]", words[0]):
+                assert set(task.score(example, wrong).values()) == {0.0}
+            assert len(example.target.split()) < task.gen_length
+
+
+def test_lenient_scoring_forgives_quotes_and_commas_and_strict_does_not() -> None:
+    task = ListTask("copy", n=3)
+    example = task.examples("test", 1)[0]
+    items = example.meta["request"].items
+    loose = "the list is [" + ", ".join(f'"{item}"' for item in items) + "] ."
+    assert task.score(example, loose) == {"answer": 1.0, "answer_strict": 0.0}
+
+
+def test_references_are_uniform_over_the_answers() -> None:
+    """Each of the 24 orders has 4800 / 24 = 200 expected draws; 60 away is over four sigma."""
+    task = ListTask("shuffle", n=4)
+    counts: dict[tuple[int, ...], int] = {}
+    for example in drawn(task, count=4800):
+        given = example.meta["request"].items
+        order = tuple(given.index(item) for item in example.target.split()[1:-1])
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24
+    assert all(abs(count - 200) < 60 for count in counts.values())
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_splits_share_no_prompt(keyword: str) -> None:
+    task = ListTask(keyword)
+    prompts = {s: {e.prompt for e in drawn(task, s)} for s in ("train", "val", "test")}
+    assert not prompts["train"] & (prompts["val"] | prompts["test"])
+    assert not prompts["val"] & prompts["test"]
+
+
+def test_long_lists_are_a_split_of_their_own() -> None:
+    assert {len(e.meta["request"].items) for e in drawn(ListTask("copy"), "test_length")} == {9, 10}
+    assert {len(e.meta["request"].items) for e in drawn(ListTask("copy"))} == {3, 4, 5, 6, 7, 8}
+    assert "test_length" not in ListTask("copy", n=4).splits
+
+
+def test_a_small_split_gives_fewer_examples() -> None:
+    examples = ListTask("pair_sum").examples("test", 100)
+    assert 2 <= len(examples) < 30
+    assert len({e.prompt for e in examples}) == len(examples)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="keyword must be one of copy"):
+        ListTask("rotate")
+    with pytest.raises(ValueError, match="style must be one of brackets"):
+        ListTask("copy", style="yaml")
+    with pytest.raises(ValueError, match="n is a length from 2 to 10, got 11"):
+        ListTask("copy", n=11)
+    for keyword in FIXED_LENGTH:
+        with pytest.raises(ValueError, match="one length only, got n=4; leave n out"):
+            ListTask(keyword, n=4)

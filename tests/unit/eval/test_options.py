@@ -1,0 +1,314 @@
+"""One box of options: none can be missing in a command, and help is there at once."""
+
+import argparse
+import inspect
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from rich.console import Console
+
+from dllm_decode import DecodeConfig, decode
+from dllm_decode.compatibility import require_plugins
+from eval import cli
+from eval.cli import EVAL_COMMANDS as COMMANDS
+from eval.cli import evaluate as main
+from eval.cli import make_eval_parser as make_parser
+from eval.grid import show_grid
+from eval.lm_harness.settings import LmOptions
+from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of, positive
+from eval.runs.sweep import Sweep, read_sweep
+
+ROOT = Path(__file__).parents[3]
+
+# Of each option a value that is not its default.
+VALUES: dict[str, Any] = {
+    "gen_length": 48, "block_length": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
+    "cfg_scale": 1.5, "confidence_from": "tempered", "banned_ids": (3, 4), "deferred_ids": (5,),
+    "seed": 11, "stop_at_eos": False, "truncate_at_eos": True,
+}  # fmt: skip
+NEEDED = {
+    "run": ["lists/copy", "out"],
+    "sweep": ["config.toml", "out"],
+    "calibrate": ["lists/copy", "out"],
+    "cache-error": ["lists/copy"],
+    "lm": ["--tasks", "a"],
+}
+
+
+# A plug-in of each kind. `cache-error` verifies by a verifier of its own; a sweep has its file.
+PLUGINS = {
+    "sampler": "Factor(0.8)", "cache": "DualCache()", "verifier": "SelfVerify(2)",
+    "blocks": "MultiBlock(8)",
+}  # fmt: skip
+WITHOUT = {("cache-error", "verifier"), *(("sweep", name) for name in PLUGINS)}
+TALKING = {"generate": ["text"], "chat": []}
+
+
+def written(name: str, value: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    return [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from arguments_of(command)
+        else:
+            yield parser.prog, action
+
+
+def test_every_argument_of_every_command_says_what_it_is() -> None:
+    """The sampler of `cache-error` had no help."""
+    everything = [*arguments_of(make_parser()), *arguments_of(cli.make_parser())]
+    assert len(everything) > 100
+    assert not [(command, action.dest) for command, action in everything if not action.help]
+
+
+def test_every_option_of_the_decode_has_a_value_to_try() -> None:
+    assert VALUES.keys() == OPTIONS.keys() == {option.name for option in fields(DecodeConfig)}
+    default = DecodeConfig()
+    assert all(getattr(default, name) != value for name, value in VALUES.items())
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
+@pytest.mark.parametrize("command", NEEDED)
+def test_every_option_of_the_decode_is_in_every_command_that_decodes(
+    command: str, name: str
+) -> None:
+    """truncate_at_eos was in none."""
+    value = VALUES[name]
+    options = make_parser().parse_args([command, *NEEDED[command], *written(name, value)])
+    assert given_of(options)[name] in (value, [value])
+    if command in ("run", "sweep"):
+        assert axes_of(options) == {name: (value,)}
+        DecodeConfig(**{name: axes_of(options)[name][0]})
+
+
+def test_every_plug_in_of_the_decode_has_an_expression_to_try() -> None:
+    plugins = set(inspect.signature(require_plugins).parameters) - {"model"}
+    assert plugins == PLUGINS.keys() <= set(inspect.signature(decode).parameters)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("command", [*NEEDED, *TALKING])
+def test_every_plug_in_is_in_every_command_that_decodes(command: str, name: str) -> None:
+    """A block schedule was in none."""
+    parser = cli.make_parser() if command in TALKING else make_parser()
+    words = [command, *{**NEEDED, **TALKING}[command], f"--{name}", PLUGINS[name]]
+    if (command, name) in WITHOUT:
+        with pytest.raises(SystemExit):
+            parser.parse_args(words)
+        return
+    given = vars(parser.parse_args(words))
+    # In calibrate a sampler is a setting, to which other parts may be added.
+    found = given["settings" if (command, name) == ("calibrate", "sampler") else name]
+    assert found in (PLUGINS[name], [PLUGINS[name]])
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [("sampler", "samplers"), ("cache", "caches"), ("verifier", "verifiers"), ("blocks", "blocks")],
+)
+def test_every_plug_in_arrives_in_a_sweep_and_in_the_harness(
+    tmp_path: Path, name: str, axis: str
+) -> None:
+    file = tmp_path / "sweep.toml"
+    head = {"samplers": '["Factor()"]', axis: f'["{PLUGINS[name]}"]'}
+    lines = [f"{key} = {value}\n" for key, value in head.items()]
+    file.write_text("".join(['model = "mini"\ntasks = ["lists/copy"]\n', *lines]))
+    assert getattr(read_sweep(file), axis) == (PLUGINS[name],)
+    assert getattr(LmOptions.of({name: PLUGINS[name]}), name) == PLUGINS[name]
+
+
+@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
+def test_every_option_of_the_decode_arrives_in_a_sweep_and_in_the_harness(
+    tmp_path: Path, name: str
+) -> None:
+    value = VALUES[name]
+    text = str(list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, str | bool):
+        text = f'"{value}"' if isinstance(value, str) else text.lower()
+    file = tmp_path / "sweep.toml"
+    head = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
+    file.write_text(f"{head}{name} = {text}\n")
+    assert read_sweep(file).decoding == {name: (value,)}
+    file.write_text(f"{head}{name} = [{text}]\n")
+    assert read_sweep(file).decoding == {name: (value,)}
+    assert getattr(LmOptions.of({name: value}).config(), name) == value
+    # As the harness gives it, from text.
+    plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    assert getattr(LmOptions.of({name: plain}).config(), name) == value
+
+
+def test_several_values_of_an_option_are_compared() -> None:
+    options = make_parser().parse_args(
+        ["run", "lists/copy", "out", "--temperature", "0", "--temperature", "0.5", "--seed", "2"]
+    )
+    sweep = Sweep(("mini",), ("lists/copy",), ("Factor()",), decoding=axes_of(options))
+    assert sweep.decoding == {"temperature": (0.0, 0.5), "seed": (2,)}
+
+
+def test_every_command_has_a_summary_and_an_action_that_is_there() -> None:
+    from importlib import import_module
+
+    for command in COMMANDS.values():
+        module, _, function = command.action.partition(":")
+        assert callable(getattr(import_module(module), function))
+
+
+@pytest.mark.parametrize("number", ["-2", "0", "many"])
+def test_numbers_that_make_no_sense_are_refused(
+    number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "lists/copy", "out", "--threads", number])
+    assert "argument --threads: must be" in capsys.readouterr().err
+
+
+def test_help_and_mistakes_do_not_wait_for_torch() -> None:
+    """They took seven seconds."""
+    code = "import sys, eval.cli as m; m.make_eval_parser().format_help(); " \
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"  # fmt: skip
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    # An empty interpreter takes part of it, and the machine may be busy.
+    assert time.monotonic() - started < 5
+
+
+def test_an_interrupt_does_not_claim_what_is_not_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In cache-error and lm it claimed that records are kept."""
+
+    def interrupt(options: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eval.runs.cache_error.run", interrupt)
+    assert main(["cache-error"]) == 130
+    assert capsys.readouterr().err == "Stopped; nothing is kept.\n"
+    monkeypatch.setattr("eval.reports.command.run_and_report", interrupt)
+    assert main(["run", "lists/copy", "out"]) == 130
+    assert "records are kept" in capsys.readouterr().err
+
+
+def test_figures_without_a_folder_are_refused_before_they_are_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache-error", "--json", str(tmp_path / "none" / "errors.json")]) == 2
+    assert "a folder that is there" in capsys.readouterr().err
+
+
+COMMAND_LINES = [
+    *([name] for name in cli.COMMANDS if name not in ("eval", "bench")),
+    *(["eval", name] for name in COMMANDS),
+    [],
+    ["eval"],
+]
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_help_fits_a_small_terminal(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Examples of 100 columns were wrapped, and 14 lines of usage came before all else."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main([*words, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: dllm-decode")
+    assert lines[1] == ""
+
+
+def test_the_help_of_a_run_begins_with_the_options_that_most_users_need(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    section = capsys.readouterr().out.partition("options:\n")[2].partition("\n\n")[0]
+    names = [line.split()[0] for line in section.splitlines() if line.startswith("  --")]
+    assert names == [f"--{name.replace('_', '-')}" for name in FIRST if name != "settings"]
+    assert len(names) == 10
+
+
+@dataclass(frozen=True)
+class Oven:
+    """An oven.
+
+    Attributes:
+        dish: Dish to bake, at most 90% full. More is ignored.
+        heat: Heat in degrees.
+        cover: Cover of the dish. `None`: a lid, v1.5.
+        minutes: TV minutes.
+        grill: Use the grill.
+        mode: How to bake.
+    """
+
+    dish: str
+    heat: Annotated[int, positive] = 180
+    cover: Annotated[str, "KIND"] | None = None
+    minutes: list[float] = field(default_factory=lambda: [30.0, 0.5], metadata={"nargs": "+"})
+    grill: bool = False
+    mode: Literal["low", "high"] = "low"
+
+
+def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser("bake")
+    add_options(parser, [Group(Oven, names=("dish", "heat")), Group(Oven, "more options")])
+    given = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
+    assert given == {
+        "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,
+        "mode": "low",
+    }  # fmt: skip
+    shown = " ".join(parser.format_help().split())
+    assert shown.startswith("usage: bake dish [options]")
+    assert "dish dish to bake, at most 90% full options:" in shown
+    assert "--heat N heat in degrees (default: 180) more options:" in shown
+    assert "--cover KIND cover of the dish (default: a lid, v1.5)" in shown
+    assert "--minutes N [N ...] TV minutes (default: 30 0.5)" in shown
+    assert "--mode {low,high} how to bake (default: low)" in shown
+    for words, message in (
+        ([], "the following arguments are required: dish"),
+        (["cake", "--heat", "0"], "argument --heat: must be at least 1, got 0"),
+        (["cake", "--heat", "warm"], "argument --heat: must be a whole number, got 'warm'"),
+        (["cake", "--mode", "off"], "argument --mode: invalid choice: 'off'"),
+        (["cake", "--het", "1"], "unrecognized arguments: --het 1"),
+    ):
+        with pytest.raises(SystemExit):
+            parser.parse_args(words)
+        assert message in capsys.readouterr().err
+
+
+def test_a_table_fits_a_small_terminal() -> None:
+    head = [
+        "cache",
+        "KL from exact, nats",
+        "decisions changed",
+        "accuracy",
+        "NFE",
+        "query positions",
+    ]
+    row = [
+        f"`{'DualCache(before=16) ' * 5}`",
+        "0.0324 (0.0226)",
+        *["0.125 (0.072)"] * 2,
+        "3",
+        "133",
+    ]
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        show_grid(console, [head, row])
+    name, *table = captured.get().splitlines()
+    assert name == f"1. {'DualCache(before=16) ' * 5}"
+    assert max(map(len, table)) <= 80
+    assert table[-1].split() == ["1.", *" ".join(row[1:]).split()]

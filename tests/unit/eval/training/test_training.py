@@ -1,0 +1,435 @@
+"""What the training commands share: questions, folders, measurements."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import asdict
+from safetensors.torch import save_file
+from toys import HashModel
+
+from dllm_decode import DecodeConfig, load_model
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.find import find_model
+from eval.cli import main
+from eval.runs.files import write_json
+from eval.training.filter_command import read_examples
+from eval.training.held_out import Measured, compared, measure, read_measured, score_of
+from eval.training.questions import Questions, read_questions
+from eval.training.run_folder import claim, require_own, writing
+from eval.training.teacher_answers import read_batch
+from samplers import FixedSchedule
+
+ROOT = Path(__file__).parents[4]
+
+
+def jsonl(folder: Path, count: int = 10, name: str = "own.jsonl") -> str:
+    file = folder / name
+    rows = [{"prompt": f"{name} say {i}", "answer": str(i)} for i in range(count)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"jsonl:{file}?match=contains"
+
+
+def test_every_fifth_prompt_is_held_out(tmp_path: Path) -> None:
+    asked, judged = read_questions(jsonl(tmp_path), "", prompts="plain")
+    assert [one.target for one in asked.examples] == list("01235678")
+    assert [one.target for one in judged.examples] == ["4", "9"]
+    assert asked.prompts == judged.prompts == "plain"
+
+
+def test_the_training_split_is_taken_unless_another_is_named(tmp_path: Path) -> None:
+    asked, judged = read_questions("word_problems?limit=10", "word_problems?split=val&limit=5")
+    assert asked.selection.split == "train"
+    assert asked.address == "word_problems?limit=10&split=train"
+    assert (len(asked.examples), len(judged.examples)) == (10, 5)
+    asked, _ = read_questions("word_problems?limit=10&split=test", "")
+    assert asked.selection.split == "test"
+
+
+def test_words_that_the_tokenizer_does_not_know_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, tokenizer = load_model("mini")
+    for address, named in ((jsonl(tmp_path), True), ("word_problems?limit=10", False)):
+        asked, _ = read_questions(address, "")
+        asked.warn(tokenizer)
+        said = capsys.readouterr().err
+        assert ("own, jsonl, say" in said and "8 of 8 prompts" in said) is named, said
+
+
+def test_what_is_trained_on_is_not_judged_by(tmp_path: Path) -> None:
+    one, other = jsonl(tmp_path), jsonl(tmp_path, name="other.jsonl")
+    read_questions(one, other)
+    with pytest.raises(ValueError, match=r"must not be trained on, got 10 of 10 that are prompts"):
+        read_questions(one, one)
+    with pytest.raises(ValueError, match="There must be at least 5 prompts"):
+        read_questions(jsonl(tmp_path, 4), "")
+    with pytest.raises(ValueError, match="A task must be one of"):
+        read_questions("nothing", "")
+
+
+@pytest.mark.parametrize("least", [1, 4, 5, 9, 10])
+def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: Path) -> None:
+    """train-filter named 5, and after all were decoded twice asked for 10 that are not held out."""
+    with pytest.raises(ValueError, match="Raise limit=") as caught:
+        read_questions(jsonl(tmp_path, 3), "", least=least)
+    needed = int(str(caught.value).partition("at least ")[2].partition(" ")[0])
+    with pytest.raises(ValueError, match=f"at least {needed} prompts, of which every 5th is held"):
+        read_questions(jsonl(tmp_path, needed - 1), "", least=least)
+    asked, judged = read_questions(jsonl(tmp_path, needed), "", least=least)
+    assert len(asked.examples) >= least
+    assert judged.examples
+
+
+def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    claim(folder / "settings.json", {"steps": 3, "sizes": (1, 2)})
+    claim(folder / "settings.json", {"steps": 3, "sizes": (1, 2)})
+    with pytest.raises(ValueError, match=r"got others: steps: 3 -> 4\. Choose another"):
+        claim(folder / "settings.json", {"steps": 4, "sizes": (1, 2)})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="must be new or hold a run of this command"):
+        require_own(tmp_path / "full")
+    for text in ("{", "[1]"):
+        (folder / "settings.json").write_text(text)
+        with pytest.raises(ValueError, match=r"settings\.json must be as this .* remove the fold"):
+            claim(folder / "settings.json", {})
+
+
+def refused(folder: Path, settings: dict[str, Any]) -> str:
+    with pytest.raises(ValueError, match="must have the settings of this command") as caught:
+        claim(folder / "settings.json", settings)
+    return str(caught.value).partition("got others: ")[2].partition(". Choose")[0]
+
+
+def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
+    """Whole dictionaries were printed twice, with the digests of all examples."""
+    asked, _ = read_questions("word_problems?limit=20", "")
+    more, _ = read_questions("word_problems?limit=25", "")
+    before = {"task": asked.settings(), "steps": 5000, "cache": None, "sizes": (1, 2)}
+    claim(tmp_path / "run" / "settings.json", before)
+    claim(tmp_path / "run" / "settings.json", before | {"cache": ""})
+    changed = before | {"task": more.settings(), "steps": 100}
+    assert refused(tmp_path / "run", changed) == "task limit: 20 -> 25, steps: 5000 -> 100"
+    plain, _ = read_questions("word_problems", "")
+    found = refused(tmp_path / "run", before | {"task": plain.settings()})
+    assert found == "task limit: 20 -> unset"
+    other = asked.settings() | {"examples digest": "0"}
+    found = refused(tmp_path / "run", before | {"task": other})
+    assert found.startswith("task examples digest: ")
+    assert found.endswith(" -> 0")
+
+
+def test_a_training_may_change_until_it_has_begun(tmp_path: Path) -> None:
+    """distil named --keep-wrong as the remedy, and refused it in the folder that was there."""
+    claim(tmp_path / "run" / "settings.json", {"limit": 3})
+    claim(tmp_path / "run" / "settings.json", {"limit": 3})
+    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
+    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
+    with pytest.raises(ValueError, match="got others: keep_wrong: True -> False"):
+        claim(tmp_path / "run" / "training.json", {"keep_wrong": False})
+
+
+class Digits:
+    """A tokenizer whose tokens are digits."""
+
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(letter) for letter in text if letter.isdigit()]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(str(token) for token in token_ids)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
+        raise AssertionError
+
+
+def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Path) -> None:
+    from eval.runs.settings import Place
+
+    _, judged = read_questions(jsonl(tmp_path, 40), "", prompts="plain")
+    model, config = HashModel(peak=12.0), DecodeConfig(gen_length=6, block_length=3)
+
+    def share(place: Place, gather: Any = lambda mine: mine) -> Measured:
+        return measure(model, Digits(), judged, FixedSchedule(2), config, batch_size=3,
+                       place=place, gather=gather)  # fmt: skip
+
+    whole = share(Place())
+    assert len(whole.scores) == len(whole.forwards) == 8
+    assert set(whole.forwards) <= set(range(1, 5))
+    kept: list[Any] = []
+    share(Place(1, 2), gather=lambda mine: kept.extend(mine) or mine)
+    assert share(Place(0, 2), gather=lambda mine: mine + kept) == whole
+    whole.save(tmp_path / "measured.json")
+    assert read_measured(tmp_path / "measured.json", judged) == whole
+
+
+def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, judged = read_questions(jsonl(tmp_path), "")
+    monkeypatch.setattr(type(judged.task), "score", lambda self, example, text: {"answer": None})
+    with pytest.raises(ValueError, match="must have a score 'answer', got one without"):
+        score_of(judged, 0, "")
+    assert isinstance(judged, Questions)
+
+
+def test_comparisons_are_paired() -> None:
+    before = Measured([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
+    after = Measured([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
+    found = compared(before, after)
+    assert found["accuracy_difference"]["value"] == pytest.approx(-0.02)
+    assert found["accuracy_difference"]["low"] > -0.08
+    assert found["forwards_ratio"]["value"] == pytest.approx(0.5)
+    assert 0.4 < found["forwards_ratio"]["low"] < 0.5 < found["forwards_ratio"]["high"] < 0.6
+    assert found["tokens_per_forward"] == pytest.approx(4.0)
+    assert after.accuracy["low"] < 0.48 < after.accuracy["high"]
+    assert Measured([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train-filter", "--task", "nothing"], "A task must be one of"),
+        (["train-filter", "--threshold", "1.5"], "--threshold must be a probability"),
+        (["train-filter", "--against", "Nothing()"], "Nothing"),
+        (["distil", "--epochs", "0"], "--epochs must be above 0, got 0.0"),
+        (["distil", "--muon", "0.1", "--lora-rank", "2"], "--muon must be left out beside"),
+        (["distil", "--learning-rate", "-1"], "--learning-rate must be above 0, got -1.0"),
+        (["distil", "--model", "nothing"], "an embedded name"),
+        (["distil", "--sampler", "Nothing()"], "Nothing"),
+        (["distil", "--temperature", "0"], "temperature must be above 0"),
+        (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
+        (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
+        (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
+        (["train-filter", "--learning-rate", "inf"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--learning-rate", "nan"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--learning-rate", "0"], "learning_rate must be above 0 and finite"),
+        (["train-filter", "--seed", "9" * 30], "seed must be between"),
+        (["train-filter", "--threshold", "nan"], "--threshold must be a probability"),
+        (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
+        (["train-filter", "--prompts", "chat", "--model", "plain"], "a chat template"),
+        (["distil", "--learning-rate", "inf"], "--learning-rate must be at most 1e+09, got inf"),
+        (["distil", "--learning-rate", "nan"], "--learning-rate must be above 0, got nan"),
+        (["distil", "--muon", "inf"], "--muon must be at most 1e+09, got inf"),
+        (["distil", "--epochs", "inf"], "--epochs must be at most 1e+09, got inf"),
+        (["distil", "--epochs", "1e308"], "--epochs must be at most 1e+09, got 1e+308"),
+        (["distil", "--minutes", "inf"], "--minutes must be at most 1e+09, got inf"),
+        (["distil", "--temperature", "inf"], "temperature and entropy_weight must be finite"),
+        (["distil", "--entropy-weight", "inf"], "temperature and entropy_weight must be finite"),
+        (["distil", "--greatest-share", "nan"], "greatest_share must be in (0, 1], got nan"),
+        (["distil", "--lora-rank", "-1"], "--lora-rank must be at least 0, got -1"),
+        (["distil", "--lora-rank", "1000000"], "rank must be at most "),
+        (["distil", "--lora-alpha", "3"], "--lora-alpha must be left out without --lora-rank"),
+        (["distil", "--prompts", "chat", "--model", "plain"], "a chat template"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_decoded(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, without_template: str,
+) -> None:  # fmt: skip
+    """Several of these were refused only after hours of decoding, or by a traceback."""
+    forbid_forwards(monkeypatch)
+    words = [without_template if word == "plain" else word for word in words]
+    assert main([*words, "--output", str(tmp_path / "run" / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def forbid_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("A forward was run.")
+
+    monkeypatch.setattr(MaskedTransformer, "forward", refuse)
+
+
+@pytest.fixture(scope="module")
+def without_template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose tokenizer has no chat template."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    shutil.copytree(find_model("mini"), folder)
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return f"{folder}?family=llada"
+
+
+@pytest.mark.parametrize("command", ["train-filter", "distil"])
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("file.txt/out", "--output must be in a folder that can be written"),
+        ("folder", "--output must "),
+        ("file.txt", "--output must "),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_decoded(
+    command: str, output: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """train-filter ended with a traceback after all its work, or wrote over another file."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    (tmp_path / "file.txt").write_text("mine")
+    forbid_forwards(monkeypatch)
+    before = sorted(tmp_path.rglob("*"))
+    assert main([command, "--output", str(tmp_path / output)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert str(tmp_path) in said
+    assert "choose another" in said
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "file.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("output", ["filter.json", ".", "config.safetensors"])
+def test_a_report_replaces_neither_the_filter_nor_a_file_of_another(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of filter.json was written over the filter."""
+    (tmp_path / "config.json").write_text("{}")
+    forbid_forwards(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train-filter", "--output", output]) == 2
+    assert "--output must name a" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_curve_without_its_package_is_said_before_anything_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was missed when the model was trained."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["distil", "--output", str(tmp_path / "out")]) == 2
+    assert "needs the package matplotlib" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+WRITERS = {
+    "train-filter": ("filter.safetensors", "filter.safetensors.run", ("--batch-size", "1")),
+    "distil": ("run", "run", ("--batch-size", "1")),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param("train-filter", marks=pytest.mark.slow), "distil"]
+)
+def test_a_second_process_is_refused_while_one_writes(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes removed each other's checkpoints."""
+    output, work, more = WRITERS[command]
+    words = [command, "--output", str(tmp_path / output), *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "eval.cli", *words], env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        settings, since = tmp_path / work / "settings.json", time.monotonic()
+        while not settings.exists():
+            assert first.poll() is None
+            assert time.monotonic() < since + 120
+            time.sleep(0.05)
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"must have one writer, got {tmp_path / work} while another process" in said
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    # The lock ends with its process.
+    with writing(tmp_path / work):
+        pass
+
+
+DAMAGED = ("null", "[1]", "{", "{}", '{"answers": 3}', '{"answers": [{"prompt": []}]}')
+MEASURED = (
+    '{"scores": [1.0], "forwards": [3], "lengths": "4"}',
+    '{"scores": [2.0], "forwards": [3], "lengths": [4]}',
+    '{"scores": [1.0], "forwards": [0], "lengths": [4]}',
+    '{"scores": [1.0, 1.0], "forwards": [3], "lengths": [4]}',
+    '{"scores": [], "forwards": [], "lengths": []}',
+    '{"scores": [1.0], "forwards": [3], "lengths": [4], "spent": 1}',
+)
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *MEASURED])
+def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
+    """It ended in a traceback, or in a division by zero after the training."""
+    file = tmp_path / "before.json"
+    file.write_text(text)
+    _, judged = read_questions(jsonl(tmp_path, 5), "")
+    with pytest.raises(ValueError, match=r"before\.json must .*; remove the file, and the same"):
+        read_measured(file, judged)
+
+
+def test_a_measurement_of_other_prompts_is_named(tmp_path: Path) -> None:
+    _, judged = read_questions(jsonl(tmp_path, 40), "")
+    Measured([1.0] * 8, [3] * 8, [4] * 8).save(tmp_path / "before.json")
+    assert len(read_measured(tmp_path / "before.json", judged).scores) == 8
+    Measured([1.0], [3], [4]).save(tmp_path / "before.json")
+    with pytest.raises(ValueError, match=r"before\.json must have 8 scores, .* got 1; remove"):
+        read_measured(tmp_path / "before.json", judged)
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, '{"answers": []}'])
+def test_damaged_answers_are_named_with_the_remedy(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "000000.json"
+    one = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
+    write_json(file, {"answers": [one]})
+    assert [asdict(found) for found in read_batch(file, [[1, 2]])] == [one]
+    with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
+        read_batch(file, [[1, 3]])
+    for part in ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None}):
+        write_json(file, {"answers": [one | part]})
+        with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
+            read_batch(file, [[1, 2]])
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
+        read_batch(file, [[1, 2]])
+
+
+def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:
+    """A torn file ended in a traceback; one of other prompts was learned twice."""
+    file = tmp_path / "000000.safetensors"
+    parts = {
+        "confidences": torch.rand(3, 4), "final": torch.ones(3, 4, dtype=torch.bool),
+        "masked": torch.ones(3, 4, dtype=torch.bool), "prompts": torch.tensor([0, 0, 1]),
+    }  # fmt: skip
+    save_file(parts, file)
+    assert len(read_examples(file, range(2), 4)) == 3
+    for prompts, block_length in ((range(2, 4), 4), (range(2), 8)):
+        with pytest.raises(ValueError, match=r"must hold examples of prompts .*; remove the file"):
+            read_examples(file, prompts, block_length)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"must be a whole safetensors file, got .*; remove the"):
+        read_examples(file, range(2), 4)
+    others = (
+        {"final": torch.ones(3, 4)},
+        {"prompts": torch.tensor([0, 1])},
+        {"more": torch.ones(1)},
+        {"masked": torch.ones(3, 5, dtype=torch.bool)},
+    )
+    for other in others:
+        save_file({**parts, **other}, file)
+        with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
+            read_examples(file, range(2), 4)
+
+
+def test_lora_without_its_package_is_said_before_anything_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert main(["distil", "--lora-rank", "2", "--output", str(tmp_path / "out")]) == 2
+    assert "LoRA needs the package peft" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

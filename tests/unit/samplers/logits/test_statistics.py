@@ -1,0 +1,345 @@
+"""Statistics that a view offers, against closed forms and float64."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from samplers_under_test import view_of, with_confidences
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samplers import View
+from samplers.logits import statistics
+from samplers.logits.noise import row_keys
+from samplers.logits.statistics import (
+    highest,
+    highest_one,
+    in_order,
+    leading,
+    log_probability,
+    most_likely,
+    num_larger,
+    ranks,
+    top_k,
+)
+from samplers.logits.summary import Summary
+
+
+def random_view(dtype: torch.dtype, *, rows: int = 3, temperature: float = 0.0) -> View:
+    generator = torch.Generator().manual_seed(5)
+    logits = (6 * torch.randn(rows, 4, 30, generator=generator)).to(dtype)
+    logits[..., 20:] = -torch.inf
+    view = with_confidences(*[[0.5] * 4] * rows)
+    keys = row_keys(7, torch.arange(rows))
+    return replace(view, computed=Summary(logits), temperature=temperature, noise_keys=keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_statistics_are_those_of_the_exact_softmax(dtype: torch.dtype) -> None:
+    view = random_view(dtype)
+    exact = view.logits.double().softmax(-1)
+    top = exact.topk(2).values
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    expected = {
+        "confidence": top[..., 0],
+        "margin": top[..., 0] - top[..., 1],
+        "entropy": torch.special.entr(exact).sum(-1),
+        "log_normaliser": view.logits.double().logsumexp(-1),
+    }
+    for name, value in expected.items():
+        got = getattr(view, name)
+        assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        torch.testing.assert_close(got.double(), value, rtol=tolerance, atol=tolerance)
+    assert torch.equal(view.proposal, exact.argmax(-1))
+
+
+def confident_logits(dtype: torch.dtype) -> Tensor:
+    """Logits of 20 to 60 over a real vocabulary, with confidences from 0.99 to 1."""
+    generator = torch.Generator().manual_seed(2)
+    V, rows = 126_464, 24
+    largest = 20 + 40 * torch.rand(1, rows, 1, generator=generator)
+    # One token far ahead of a long tail: alike in half of the rows, so that each of its shares is
+    # too small to be added to 1 in float32, and uneven in the others.
+    tail = torch.logspace(-6, -2, rows)[None, :, None] / V
+    noise = torch.randn(1, rows, V, generator=generator)
+    noise[:, ::2] = 0.0
+    logits = largest + tail.log() + noise - noise.exp().mean(-1, keepdim=True).log()
+    logits[..., 77_777] = largest[..., 0]
+    return logits.to(dtype)
+
+
+@pytest.mark.parametrize("raised", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_confidences_near_one_have_a_resolution_of_their_own(
+    dtype: torch.dtype, raised: bool
+) -> None:
+    """A bug: exp(logit - log_normaliser) has that of the logits, 4e-6 at 40, so different
+    confidences tied, and others crossed a threshold of 0.9999."""
+    logits = confident_logits(dtype)
+    ones = torch.ones(logits.shape[:2], dtype=torch.bool)
+    view = View(ones.long(), Summary(logits), ones, ones, 0, 24)
+    exact = logits.double()
+    if raised:
+        tokens = torch.tensor([77_777, 5, -1]).expand(1, 24, 3)
+        values = torch.tensor([0.25, 3.0, 0.0]).expand(1, 24, 3)
+        view = view.with_logit_bias(tokens, values)
+        exact = exact.scatter_add(-1, tokens[..., :2], values[..., :2].double())
+    share = exact.softmax(-1)
+    confident = share.amax(-1) > 0.99
+    assert confident.sum() >= 20
+    best = torch.full_like(view.tokens, 77_777)
+    for got in (view.confidence, view.probability(best), view.likeliest(2).probabilities[..., 0]):
+        assert (got.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    given = statistics.probability(logits, best)
+    if not raised:
+        assert (given.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    other = view.probability(torch.full_like(best, 5)).double()
+    torch.testing.assert_close(other, share[..., 5], rtol=2e-5, atol=0)
+
+
+def test_excluded_tokens_give_no_nan() -> None:
+    view = random_view(torch.float32)
+    assert view.logits.isinf().any()
+    for value in (view.confidence, view.margin, view.entropy, view.log_normaliser):
+        assert value.isfinite().all()
+    assert (view.probability(torch.full_like(view.tokens, 25)) == 0).all()
+
+
+def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
+    logits = torch.tensor([[[1e4, 1e4 - 3.0, -1e4]]])
+    for temperature in (0.0, 0.5, 100.0):
+        view = View(
+            tokens=torch.zeros(1, 1, dtype=torch.long),
+            computed=Summary(logits),
+            masked=torch.ones(1, 1, dtype=torch.bool),
+            eligible=torch.ones(1, 1, dtype=torch.bool),
+            start=0,
+            gen_length=1,
+            temperature=temperature,
+        )
+        assert view.proposal.item() in (0, 1)
+        expected = (0.0 if view.proposal.item() == 0 else -3.0) - math.log1p(math.exp(-3.0))
+        assert view.confidence.item() == pytest.approx(math.exp(expected), rel=1e-2)
+
+
+def test_the_confidence_of_a_drawn_token_knows_no_temperature() -> None:
+    greedy, hot = random_view(torch.float32), random_view(torch.float32, temperature=2.0)
+    same = greedy.proposal == hot.proposal
+    assert same.any()
+    assert not same.all()
+    assert torch.equal(greedy.confidence[same], hot.confidence[same])
+    assert torch.equal(greedy.entropy, hot.entropy)
+    assert (hot.confidence <= greedy.confidence).all()
+
+
+def test_no_excluded_token_is_ever_drawn() -> None:
+    view = random_view(torch.float32, rows=300, temperature=50.0)
+    assert (view.proposal < 20).all()
+    assert len(view.proposal.unique()) == 20
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) -> None:
+    num, logits = 20_000, torch.tensor([1.5, 1.0, 0.0, -1.0, -torch.inf])
+    keys = row_keys(3, torch.arange(num))
+    ones = torch.ones(num, 1, dtype=torch.bool)
+    view = View(
+        tokens=torch.zeros(num, 1, dtype=torch.long),
+        computed=Summary(logits.expand(num, 1, 5)),
+        masked=ones,
+        eligible=ones,
+        start=0,
+        gen_length=1,
+        temperature=temperature,
+        noise_keys=keys,
+    )
+    counts = view.proposal.flatten().bincount(minlength=5)
+    expected = num * (logits / temperature).double().softmax(-1)
+    assert counts[4] == 0
+    # Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand.
+    assert ((counts - expected)[:4] ** 2 / expected[:4]).sum() < 16.3
+
+
+def test_noise_differs_between_positions_steps_and_requests() -> None:
+    view = with_confidences(*[[0.05] * 4] * 3)
+    keyed = replace(view, temperature=1.0, noise_keys=row_keys(7, torch.arange(3)))
+    draws = [replace(keyed, committed=torch.full((3,), num)).proposal for num in (0, 1)]
+    both = torch.stack(draws).flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in both}) == 6
+    assert all(len(row.unique()) > 1 for row in both)
+
+
+def test_noise_follows_the_position_not_the_window() -> None:
+    view = random_view(torch.float32, temperature=1.5)
+    names = ("tokens", "masked", "eligible")
+    part = replace(
+        view.with_logits(view.logits[:, 1:]),
+        start=view.start + 1,
+        **{name: getattr(view, name)[:, 1:] for name in names},
+    )
+    assert torch.equal(part.proposal, view.proposal[:, 1:])
+    assert torch.equal(part.uniform(), view.uniform()[:, 1:])
+
+
+def test_ties_are_ranked_from_the_left_and_outsiders_last() -> None:
+    scores = torch.tensor([[0.5, 1.0, 0.5, 1.0, 2.0]])
+    among = torch.tensor([[True, True, True, True, False]])
+    assert ranks(scores, among).tolist() == [[2, 0, 3, 1, 4]]
+    assert in_order(scores, ranks(scores, among)).tolist() == [[1.0, 1.0, 0.5, 0.5, 2.0]]
+
+
+@pytest.mark.parametrize("hopeless", [math.nan, -math.inf])
+def test_a_hopeless_score_ranks_behind_others_but_before_outsiders(hopeless: float) -> None:
+    scores = torch.tensor([[hopeless, 0.5, 9.0]])
+    among = torch.tensor([[True, True, False]])
+    assert ranks(scores, among).tolist() == [[1, 0, 2]]
+    assert highest_one(torch.full((1, 3), hopeless), among).tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_highest_one_is_that_of_the_ranking(dtype: torch.dtype) -> None:
+    """It is found without sorting; ties, NaN and infinities must not tell the two apart."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, 7, (400, 9), generator=generator)
+    scores = torch.tensor([-2.0, 0.0, 0.5, 0.5, torch.inf, -torch.inf, torch.nan]).to(dtype)[drawn]
+    among = torch.rand(scores.shape, generator=generator) < 0.3
+    once = torch.ones(len(scores), dtype=torch.long)
+    assert torch.equal(highest_one(scores, among), highest(scores, among, once))
+    assert not among.any(-1).all(), "every row had a candidate"
+
+
+def test_no_more_are_selected_than_there_are() -> None:
+    scores, among = torch.rand(2, 4), torch.tensor([[True, False, True, False], [False] * 4])
+    selected: Tensor = highest(scores, among, torch.tensor([9, 1]))
+    assert torch.equal(selected, among)
+    assert not highest(scores, among, torch.tensor([0, 0])).any()
+
+
+def test_passes_are_counted_up_to_the_first_failure() -> None:
+    passes = torch.tensor([[True, True, False, True], [False, True, True, True], [True] * 4])
+    assert leading(passes).tolist() == [2, 0, 4]
+
+
+def test_statistics_are_alike_however_the_rows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = random_view(torch.float32)
+    values = whole.entropy, whole.log_normaliser
+    monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": 500, "cuda": 500})
+    cut = random_view(torch.float32)
+    torch.testing.assert_close((cut.entropy, cut.log_normaliser), values)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 30, 2047, 2048, 2049, 2559, 7000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_largest_logits_are_found_in_any_vocabulary(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = (3 * torch.randn(4, 9, vocab_size, generator=generator)).to(dtype)
+    logits[0, :, : vocab_size // 2] = -torch.inf
+    # Few values: most are ties, within and between the blocks that are searched.
+    logits[1] = logits[1].clamp(-1, 2).round()
+    logits[2, :, -1] = 100.0
+    # The second is tied between the best block and an earlier one.
+    for token, logit in ((600, 99.0), (1700, 99.0), (1600, 100.0)):
+        logits[3, :, token % vocab_size] = logit
+    # A slice of columns, as a window is.
+    logits = logits[:, 2:7]
+    order = logits.sort(dim=-1, descending=True, stable=True)
+    for n in (n for n in (1, 2, 5) if n <= vocab_size):
+        found = top_k(logits, n)
+        assert torch.equal(found.logits.to(dtype), order.values[..., :n])
+        assert torch.equal(logits.gather(-1, found.tokens), order.values[..., :n])
+        if n <= 2:
+            possible = order.values[..., :n] > -torch.inf
+            assert torch.equal(found.tokens[possible], order.indices[..., :n][possible])
+    assert torch.equal(most_likely(logits), order.indices[..., 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_it_makes_no_difference_what_is_asked_for_first(dtype: torch.dtype) -> None:
+    names = ("most_likely", "log_normaliser", "confidence", "margin", "entropy")
+    expected = {name: getattr(random_view(dtype), name) for name in names}
+    for first, second in itertools.permutations(names, 2):
+        view = random_view(dtype)
+        assert torch.equal(getattr(view, first), expected[first])
+        assert torch.equal(getattr(view, second), expected[second])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_no_statistic_copies_the_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, temperature: float
+) -> None:
+    """A bug: a window that was a slice of the logits was copied whole by each statistic."""
+    B, W, V = 4, 8, 20_000
+    limit = 4 * V * torch.float64.itemsize
+    monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
+    logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
+    ones = torch.ones(B, W, dtype=torch.bool)
+    view = View(ones.long(), Summary(logits[:, 1:-1]), ones, ones, 0, W, temperature=temperature)
+    with Largest(besides=logits) as largest:
+        for name in ("proposal", "confidence", "margin", "entropy"):
+            getattr(view, name)
+        view.top_k(5)
+    assert largest.num_seen > 20
+    # Above the chunk, masks of a byte and what is searched for the largest.
+    assert 0 < largest.num_bytes <= 1.1 * limit
+    assert largest.num_bytes < logits[:, 1:-1].numel() * dtype.itemsize
+
+
+class Largest(TorchDispatchMode):
+    """Measures the largest tensor that operations make while it is entered."""
+
+    def __init__(self, besides: Tensor) -> None:
+        super().__init__()
+        self.besides = besides.untyped_storage().data_ptr()
+        self.num_bytes = self.num_seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for part in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(part, Tensor) and part.untyped_storage().data_ptr() != self.besides:
+                self.num_bytes = max(self.num_bytes, part.untyped_storage().nbytes())
+                self.num_seen += 1
+        return made
+
+
+def test_a_nan_is_not_taken_for_certainty() -> None:
+    logits = torch.zeros(1, 2, 5)
+    logits[0, 0, 3] = torch.nan
+    view = view_of(torch.ones(1, 2, 4).double())
+    view = replace(view, computed=Summary(logits))
+    assert view.entropy.isnan().tolist() == [[True, False]]
+    assert view.confidence.isnan().tolist() == [[True, False]]
+
+
+def test_nothing_is_computed_for_an_empty_batch() -> None:
+    view = view_of(torch.zeros(0, 3, 4).double())
+    assert view.confidence.shape == view.entropy.shape == view.proposal.shape == (0, 3)
+
+
+def test_progress_is_the_share_of_the_answer_that_is_committed() -> None:
+    view = with_confidences([0.5] * 4, committed=[0])
+    assert view.progress.tolist() == [0.25]
+    told = replace(view, committed=torch.tensor([3]), gen_length=6)
+    assert told.progress.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of two positions, so that there are several chunks.
+    monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
+    logits = random_view(dtype).logits
+    tokens = torch.arange(12).view(3, 4) * 2
+    own = logits.gather(-1, tokens[..., None])
+    assert torch.equal(num_larger(logits, own.squeeze(-1)), (logits > own).sum(-1))
+    assert len((logits > own).sum(-1).unique()) > 3
+    exact = (logits.double() / 0.7).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+    found = log_probability(logits, tokens, 0.7)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, exact)

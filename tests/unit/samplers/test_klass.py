@@ -1,0 +1,78 @@
+from collections.abc import Sequence
+
+import torch
+from samplers_under_test import pinned, positions, run, still, with_confidences
+
+from samplers import Klass
+
+
+def test_without_history_only_the_best_is_committed_until_enough_steps_agree() -> None:
+    views = still(0.95, 0.96, 0.97, 0.98, 0.99, steps=3)
+    assert run(Klass(), *views) == [[[4]], [[3]], [[0, 1, 2]]]
+
+
+def test_longer_histories_wait_longer() -> None:
+    views = still(0.95, 0.96, 0.97, 0.98, 0.99, steps=4)
+    assert run(Klass(num_stable_steps=3), *views) == [[[4]], [[3]], [[2]], [[0, 1]]]
+    views = still(0.95, 0.96, 0.97, 0.98, 0.99, steps=2)
+    assert run(Klass(num_stable_steps=1), *views) == [[[4]], [[0, 1, 2, 3]]]
+
+
+def test_a_position_that_moves_starts_again() -> None:
+    rows: list[Sequence[float]] = [
+        (0.91, 0.95, 0.99, 0.99),
+        (0.91, 0.95, 0.99, 0.99),
+        (0.91, 0.99, 0.99, 0.99),
+        (0.91, 0.99, 0.99, 0.99),
+        (0.91, 0.99, 0.99, 0.99),
+    ]
+    # KL(.99 || .95) = .024, above the threshold.
+    steps = run(Klass(), *(with_confidences(row) for row in rows))
+    assert steps == [[[2]], [[3]], [[0]], [[1]], [[]]]
+
+
+def test_the_confidence_excludes_equality() -> None:
+    views = [
+        pinned(view, confidence=[[0.75, 0.9, 0.95, 0.8]])
+        for view in still(0.5, 0.5, 0.5, 0.5, steps=3)
+    ]
+    assert run(Klass(0.75), *views) == [[[2]], [[1]], [[3]]]
+
+
+def test_a_stable_but_unsure_position_waits() -> None:
+    views = still(0.9, 0.5, 0.3, 0.2, steps=3)
+    # .9 itself does not exceed the threshold: nothing is ever ready.
+    assert run(Klass(), *views) == [[[0]], [[1]], [[2]]]
+
+
+def test_a_fallback_follows_the_schedule_and_never_exceeds_what_is_masked() -> None:
+    """The official fallback also took committed positions, and wrote over their tokens."""
+    views = still(0.5, 0.4, 0.3, 0.2, 0.1, steps=3)
+    assert run(Klass(steps_per_block=2), *views) == [[[0, 1, 2]], [[3, 4]], [[]]]
+    # An acceptance in between leaves fewer masks than the schedule wants.
+    views = still(0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.1, steps=4)
+    sampler = Klass(num_stable_steps=1, steps_per_block=2)
+    assert run(sampler, *views) == [[[0, 1, 2, 3]], [[4, 5]], [[6]], [[]]]
+
+
+def test_after_the_schedule_one_token_a_step_is_left() -> None:
+    """The official loop ends there, with masks in the block."""
+    views = still(0.5, 0.4, 0.3, 0.2, steps=3)
+    sampler = Klass(steps_per_block=1)
+    state = sampler.init(views[0])
+    _, state = sampler.step(views[0], state)
+    decision, _ = sampler.step(views[1], state)
+    assert positions(decision.commit) == [[0]]
+
+
+def test_a_new_block_starts_without_history() -> None:
+    sampler = Klass()
+    assert run(sampler, *still(0.95, 0.96, 0.97, 0.98, steps=3))[2] == [[0, 1]]
+    assert run(sampler, *still(0.95, 0.96, 0.97, 0.98, steps=3))[0] == [[3]]
+
+
+def test_tokens_that_become_impossible_do_no_harm() -> None:
+    first, second, third = still(0.95, 0.96, 0.97, 0.98, steps=3)
+    for view in (second, third):
+        view.logits[0, 0, 5] = -torch.inf
+    assert run(Klass(kl_threshold=0.01), first, second, third) == [[[3]], [[2]], [[0, 1]]]

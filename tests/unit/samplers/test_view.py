@@ -1,0 +1,214 @@
+"""A view of some columns' logits, and what it says of the others."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from samplers_under_test import raised, statistics
+from tiny_models import FAMILIES, Spied, tiny
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    NoCache,
+    NoVerifier,
+    SelfVerify,
+    Verifier,
+    decode,
+)
+from dllm_decode.core.observers import StepEvent
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    Decision,
+    FixedSchedule,
+    Sampler,
+    View,
+)
+from samplers.facts import Fact
+from samplers.logits.noise import row_keys
+from samplers.logits.statistics import highest_one
+from samplers.logits.summary import Summary
+
+MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
+# The first row's masks are in another order, and so are committed columns that fill up the rows.
+ASKED = torch.tensor([[3, 0, 2], [2, 4, 0], [1, 0, 3]])
+
+
+def views(temperature: float = 0.0) -> tuple[View, View]:
+    """The same view with all logits, and with those of the asked columns alone."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(3, 5, 9, generator=generator)
+    dense = View(
+        tokens=torch.where(MASKED, 8, torch.randint(0, 8, (3, 5), generator=generator)),
+        computed=Summary(logits),
+        masked=MASKED,
+        eligible=MASKED,
+        start=0,
+        gen_length=5,
+        temperature=temperature,
+        noise_keys=row_keys(3, torch.arange(3)),
+    )
+    asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
+    return dense, replace(dense, computed=Summary(asked, ASKED), reads_committed=False)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("with_logit_bias", [False, True])
+def test_some_columns_say_of_masks_what_all_columns_say(
+    with_logit_bias: bool, temperature: float
+) -> None:
+    dense, sparse = (raised(v) if with_logit_bias else v for v in views(temperature))
+    ours = statistics(sparse)
+    for name, expected in statistics(dense).items():
+        torch.testing.assert_close(ours[name][MASKED], expected[MASKED], msg=name)
+
+
+@pytest.mark.parametrize("with_logit_bias", [False, True])
+@pytest.mark.parametrize("kind", ["some", "all"])
+def test_a_committed_token_is_certain_unless_the_sampler_reads_it(
+    kind: str, with_logit_bias: bool
+) -> None:
+    dense, view = views()
+    view = view if kind == "some" else replace(dense, reads_committed=False)
+    view = raised(view) if with_logit_bias else view
+    there = ~MASKED
+    tokens = view.tokens[there]
+    assert torch.equal(view.most_likely[there], tokens)
+    assert torch.equal(view.top_k(2).tokens[..., 0][there], tokens)
+    assert torch.equal(view.logits.softmax(-1).argmax(-1)[there], tokens)
+    assert (view.confidence[there] == 1.0).all()
+    assert (view.margin[there] == 1.0).all()
+    assert (view.entropy[there] == 0.0).all()
+    assert (view.probability((view.tokens + 1) % 8)[there] == 0.0).all()
+    assert (dense.confidence[there] < 1.0).any()
+
+
+def test_rows_and_columns_of_some_columns_are_those_of_all() -> None:
+    dense, sparse = views()
+    rows = torch.tensor([1, 0])
+    torch.testing.assert_close(
+        sparse.take(rows).confidence[MASKED[rows]], dense.take(rows).confidence[MASKED[rows]]
+    )
+    columns = torch.tensor([[0, 3], [2, 2], [1, 1]])
+    masked = MASKED.gather(1, columns)
+    ours, theirs = (view.top_k(2, columns).logits for view in (sparse, dense))
+    torch.testing.assert_close(ours[masked], theirs[masked])
+    block = {"block_start": 1, "block_length": 3}
+    ours, theirs = (replace(v, **block).within("block").margin for v in (sparse, dense))
+    torch.testing.assert_close(ours[MASKED[:, 1:4]], theirs[MASKED[:, 1:4]])
+
+
+@dataclass(frozen=True)
+class Curious(FixedSchedule):
+    """Wants to know what the model says at committed positions."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cache", [NoCache(), DualCache(), DelayedCache()], ids=repr)
+def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -> None:
+    """One token a step: in steps of eight, no more columns go through the head than are masked."""
+    model, masks = Spied(tiny(family)), []
+
+    def note(event: StepEvent) -> None:
+        own = zip(event.before.masked, event.rows, strict=True)
+        masks.append(max(int(masked[: row.opening.stop].sum()) for masked, row in own))
+
+    def widths(sampler: FixedSchedule) -> list[int]:
+        model.calls.clear()
+        masks.clear()
+        decode(
+            model, [[3, 4, 5, 6]] * 2, sampler, cache=cache, gen_length=16, block_length=16,
+            stop_at_eos=False, observers=[note],
+        )  # fmt: skip
+        return [call.wanted.shape[1] for call in model.calls]
+
+    found = widths(FixedSchedule(16))
+    assert found == [8 * -(-count // 8) for count in masks]
+    assert set(found) == {8, 16}
+    if Fact.LOGITS_OF_COMMITTED in cache.gives:
+        assert set(widths(Curious(16))) == {16}
+
+
+def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
+    seen = []
+    decode(
+        tiny("llada"), [[3, 4, 5], [6, 7, 8, 9]], ConfidenceThreshold(0.9), gen_length=16,
+        block_length=16, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    lean = [view for view in seen if view.computed.columns is not None]
+    assert lean
+    for view in lean:
+        there = torch.zeros_like(view.masked).scatter(1, view.computed.columns, True)
+        assert not (view.masked & ~there).any()
+
+
+@dataclass(frozen=True)
+class ReadsLogits(Sampler[None]):
+    """Decides by the whole logits, as a newcomer would, and compares them with the statistics."""
+
+    narrow: list[bool] = field(default_factory=list, compare=False)
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        self.narrow.append(view.computed.columns is not None)
+        assert view.logits.shape == (*view.tokens.shape, view.vocab_size)
+        found = view.logits.softmax(-1).max(-1)
+        torch.testing.assert_close(found.values.to(view.dtype), view.confidence)
+        assert torch.equal(found.indices, view.proposal)
+        entropy = torch.special.entr(view.logits.softmax(-1)).sum(-1)
+        torch.testing.assert_close(entropy.to(view.dtype), view.entropy, atol=1e-6, rtol=1e-5)
+        margin = view.logits.softmax(-1).topk(2).values
+        torch.testing.assert_close((margin[..., 0] - margin[..., 1]).to(view.dtype), view.margin)
+        return Decision(highest_one(found.values, view.eligible)), None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_logits_are_whole_in_every_step_under_every_verifier(
+    family: str, verifier: Verifier, wrapped: bool
+) -> None:
+    """A bug: on a CPU, and there only, they had fewer columns from the second step on."""
+    rule = ReadsLogits()
+    sampler: Sampler = CreditDecoding(rule) if wrapped else rule
+    options: dict[str, Any] = {"gen_length": 16, "block_length": 16, "stop_at_eos": False}
+    out = decode(tiny(family), [[3, 4, 5], [6, 7, 8, 9]], sampler, verifier=verifier, **options)
+    plain = decode(
+        tiny(family), [[3, 4, 5], [6, 7, 8, 9]],
+        CreditDecoding(FixedSchedule(16)) if wrapped else FixedSchedule(16), **options,
+    )  # fmt: skip
+    assert torch.equal(out.tokens, plain.tokens)
+    assert len(rule.narrow) >= 16
+    # Where nothing was left out, nothing was tested.
+    assert any(rule.narrow) == (verifier == NoVerifier())
+
+
+def test_a_view_says_how_much_is_left() -> None:
+    seen: list[View] = []
+    templates = [[], [7] * 6]
+    decode(
+        tiny("llada"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
+        templates=templates, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    first = seen[0]
+    assert first.num_left.tolist() == [12, 6]
+    assert first.progress.tolist() == [0.0, 0.5]
+    assert first.in_answer.all()
+    last = seen[-1]
+    assert last.num_left.tolist() == [1] * len(last.tokens)
+    # Rows of a block-causal model begin within a block, each at a position of its own.
+    decode(
+        tiny("sdar"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
+        stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
+    )  # fmt: skip
+    views = [view for view in seen[-40:] if (view.positions < 0).any()]
+    assert views
+    assert views[0].positions[:, 0].tolist() == [-3, -2]
+    own = torch.arange(8) >= torch.tensor([[3], [2]])
+    assert torch.equal(views[0].in_answer, own)
