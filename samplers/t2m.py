@@ -127,15 +127,17 @@ class T2M(Sampler[Revised]):
         tokens = torch.where(commit, view.proposal, view.tokens)
         probability = view.probability(tokens)
 
+        was_full = ~empty.any(-1)
+        post_steps = state.post_steps + was_full
         has_filled = filled.any(-1, keepdim=True)
         remasks = state.remasks * has_filled
         doubtful, score = self._doubt(view, probability, state.probability)
         doubtful = doubtful & filled & (remasks < self.max_remasks)
+        # More steps come only from a verifier that does not let the block end.
+        doubtful = doubtful & (post_steps <= self.max_post_steps)[:, None]
         most = (self.ratio * in_float64(filled.sum(-1))).long().clamp(min=1)
         remask = highest(-score, doubtful, most.to(score.device))
 
-        was_full = ~empty.any(-1)
-        post_steps = state.post_steps + was_full
         ends = was_full | (post_steps >= self.max_post_steps)
         if self.eos_early_stop:
             ends = ends | (view.is_eos(tokens) & view.eligible).any(-1)

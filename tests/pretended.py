@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dllm_decode import ForwardInputs, KVCache
-from dllm_decode.models.graphs.buffers import KVBufferPool
-from dllm_decode.models.graphs.runner import GraphRunner
 
 # No machine has as many: what is kept by device never meets a real one.
 DEVICE = torch.device("cuda", 63)
@@ -340,6 +338,8 @@ class Replayed:
     def __init__(self, family: str, **options: Any) -> None:
         self.model = tiny(family)
         self.recorder = Recorder()
+        from dllm_decode.models.graphs.runner import GraphRunner
+
         self.runner = GraphRunner(**{"capture": self.recorder, **options})
 
     def __getattr__(self, name: str) -> Any:
@@ -361,7 +361,7 @@ def cache_size(model: Any, num_rows: int, num_slots: int) -> tuple[int, int, int
     return (shape.num_layers, num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
 
 
-def pooled(model: Any, num_rows: int, num_slots: int, pool: KVBufferPool) -> KVCache:
+def pooled(model: Any, num_rows: int, num_slots: int, pool: Any) -> KVCache:
     """A cache as a model on CUDA has it."""
     size = cache_size(model, num_rows, num_slots)
     return pool.new_kv_cache(size, dtype=model.dtype, device=torch.device("cpu"))

@@ -11,10 +11,11 @@ REMEDY = (
     "install bubblewrap 0.7 or later, or podman or docker with the image of "
     f"`podman pull {IMAGE}`, or name another runner with --code-runner"
 )
+WORK = "/solution"
 TMP_BYTES = 1 << 26
 # One thread: pools of numerical libraries reserve address space for each.
 ENVIRONMENT = {
-    "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+    "HOME": WORK, "TMPDIR": WORK, "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
 }  # fmt: skip
 _SYSTEM_PATHS = (
@@ -56,8 +57,8 @@ def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
 def bubblewrap(*options: str) -> list[str]:
     """Returns the command that runs this interpreter in a sandbox of bubblewrap.
 
-    The program can read the Python installation and the system's libraries, and write to /tmp,
-    which is empty and in memory. There is no /proc.
+    The program can read the Python installation and the system's libraries, and write to its
+    working folder, which is empty and in memory. There is no /proc.
     """
     installation = [sys.base_prefix, sys.base_exec_prefix, *site.getsitepackages()]
     paths = dict.fromkeys([*_SYSTEM_PATHS, *installation])
@@ -72,8 +73,8 @@ def bubblewrap(*options: str) -> list[str]:
         "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
         "--unshare-cgroup-try", *options, "--die-with-parent", "--new-session", "--as-pid-1",
         "--cap-drop", "ALL", *rights, "--clearenv", *variables, "--dev", "/dev",
-        "--perms", "0777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *binds,
-        "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp",
+        "--perms", "0777", "--size", str(TMP_BYTES), "--tmpfs", WORK, *binds,
+        "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK,
         os.path.realpath(sys.executable), "-S", "-s", "-P", "-B", "-",
     ]  # fmt: skip
 
@@ -86,8 +87,8 @@ def container(program: str, image: str, memory_bytes: int) -> list[str]:
     variables = [word for key, value in ENVIRONMENT.items() for word in ("--env", f"{key}={value}")]
     return [
         program, "run", "--rm", "--interactive", "--pull", "never", "--log-driver", "none",
-        "--network", "none", "--read-only", "--tmpfs", f"/tmp:size={TMP_BYTES},mode=1777",
+        "--network", "none", "--read-only", "--tmpfs", f"{WORK}:size={TMP_BYTES},mode=1777",
         "--memory", f"{memory_bytes}b", "--pids-limit", "64", "--cap-drop", "ALL",
-        "--security-opt", "no-new-privileges", "--user", "65534:65534", "--workdir", "/tmp",
+        "--security-opt", "no-new-privileges", "--user", "65534:65534", "--workdir", WORK,
         *variables, image, "python3", "-",
     ]  # fmt: skip

@@ -346,7 +346,7 @@ def test_an_isolated_program_starts_from_nothing(
     isolated: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
-    checks = f"{STARTS_FROM_NOTHING}assert os.environ['HOME'] == os.getcwd() == '/tmp'\n"
+    checks = f"{STARTS_FROM_NOTHING}assert os.environ['HOME'] == os.getcwd() == '/solution'\n"
     assert isolated.run(checks + SUM, TESTS) == Outcome("passed", True, True, "")
 
 

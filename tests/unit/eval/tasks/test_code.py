@@ -11,7 +11,7 @@ from typing import Any
 import eval_runs
 import pytest
 
-from eval import __main__ as command_line
+from eval.cli import evaluate
 from eval.runs import command as runs_command
 from eval.runs.names import parse_task
 from eval.runs.records import Folder
@@ -390,14 +390,14 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
     ]  # fmt: skip
     with monkeypatch.context() as patched:
         patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
-        assert command_line.main(command) == 2
+        assert evaluate(command) == 2
         assert f"{task} is scored by running programs" in capsys.readouterr().err
-        assert command_line.main([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
+        assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
         said = capsys.readouterr().err
     assert "no-such-one: not installed" in said
     assert "install bubblewrap" in said
     assert not Path(out).exists()
-    assert command_line.main([*command, "--allow-code", "--code-runner", PYTHON]) == 0
+    assert evaluate([*command, "--allow-code", "--code-runner", PYTHON]) == 0
     records = Folder(out).records()
     assert [record["error"] for record in records] == [None, None]
     assert [record["scores"]["passed"] for record in records] == [0.0, 0.0]
