@@ -51,7 +51,7 @@ def is_clear(error: ValueError, path: tuple[Any, ...], value: Any) -> bool:
     if "config.json" in str(error) and any(f"{key}{end}" in str(error) for end in "'."):
         return True
     is_possible = value is True or value == LARGE or (value is None and key in OTHERWISE)
-    unfit = ("must hold exactly the tensors that config.json", "config.json of a ")
+    unfit = ("must hold exactly the tensors that ", "config.json' of a ")
     return is_possible and any(words in str(error) for words in unfit)
 
 
