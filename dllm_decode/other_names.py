@@ -52,7 +52,7 @@ class GenerateOptions(DecodeOptions, total=False):
 
 
 class Named(NamedTuple):
-    """What was given, by our names.
+    """The arguments of `generate`, by our names.
 
     Attributes:
         inputs: Texts, chats or ids; `None` if none were given.

@@ -197,7 +197,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is decoded, and into which folder.
+    """The examples that are decoded, and the folder of their records.
 
     Attributes:
         task: Address of the task, see below.

@@ -97,7 +97,7 @@ def _rendered(
             chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
         )
         text.encode()
-    # What a template does with tools of an unusual shape is not known.
+    # A template may do anything with tools of an unusual shape.
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         message = f"The model's chat template refuses these messages: {error}"
         raise RefusedError(400, message, param="messages") from None

@@ -26,8 +26,8 @@ _WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Copies the weights of a masked-diffusion model, or of a causal one over the same tokens.
 
-    What a causal model has learned of its tokens carries over: embeddings, and what its layers do
-    with them. That it predicted the next token, seeing only earlier ones, is unlearned in training.
+    A causal model's embeddings and layers carry over. It learned to predict the next token from
+    earlier ones only; training unlearns that.
 
     Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487, which starts from an
     autoregressive model; unlike Dream, the logits are not shifted here.

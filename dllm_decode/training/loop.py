@@ -163,7 +163,7 @@ def train(
 
 
 class _Turn(NamedTuple):
-    """What comes after a step, as the first process decides, since clocks differ.
+    """The first process' decision after a step; the clocks of the others differ.
 
     Attributes:
         spent: Share of the run that is over.

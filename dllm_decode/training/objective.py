@@ -1,4 +1,4 @@
-"""What is minimised, and the batches of a step."""
+"""The loss of a training, and the batches of a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -45,8 +45,8 @@ def save_like(
         source: Folder of the checkpoint that it was loaded from.
         folder: Made if need be; weights in it are replaced.
         family: Of the checkpoint.
-        dtype: Of the weights on disk; `None`: the model's. What a family keeps in another one
-            stays so.
+        dtype: Of the weights on disk; `None`: the model's. Weights that a family keeps in another
+            one stay so.
         max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
 
     Raises:
@@ -69,7 +69,7 @@ def save_like(
     for name, keys in plan.filename_to_tensors.items():
         copies = {}
         for key in keys:
-            # What a family keeps in another type than the model's stays so.
+            # Weights that a family keeps in another type than the model's stay so.
             tensor = tensors[key]
             kept = dtype or tensor.dtype if tensor.dtype == model.dtype else tensor.dtype
             # Parts of fused projections share storage, which safetensors refuses: hence the copy.

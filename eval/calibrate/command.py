@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selection(options: argparse.Namespace) -> Selection:
-    """Returns the examples, which can be scored and are distinct."""
+    """Returns the examples; raises ValueError unless they can be scored and are distinct."""
     selection = parse_task(options.task, code_for(options))
     selection.task.require_scorable()
     examples = selection.examples()

@@ -35,7 +35,7 @@ def tree_positions(
     columns: Int[Tensor, "B W"], tree: Bool[Tensor, "B N N"], *, root: int
 ) -> Int[Tensor, "B W"]:
     """Returns the position of each column behind the past: a node's is its depth below the root."""
-    # What fills up a row has that of the root.
+    # Columns that fill up a row have the position of the root.
     positions = columns.minimum(columns[:, root : root + 1]).clamp(min=0)
     positions[:, root + 1 : root + 1 + tree.shape[1]] += tree.sum(-1)
     return positions
