@@ -75,7 +75,7 @@ class Plugins:
     Attributes:
         sampler: Which positions to commit.
         cache: Which columns to recompute.
-        verifier: How proposals are checked.
+        verifier: How a round's forwards are run, and who decides.
         blocks: Block schedule: which positions are open.
     """
 

@@ -36,7 +36,7 @@ class Speaker(NamedTuple):
         tokenizer: Its tokenizer.
         sampler: Which positions are committed.
         cache: Which columns are recomputed.
-        verifier: How proposals are checked.
+        verifier: How a round's forwards are run, and who decides.
         blocks: Which positions are open.
         config: The options of the decode.
     """

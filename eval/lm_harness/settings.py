@@ -40,7 +40,7 @@ class LmSettings:
         dtype: Of the parameters.
         sampler: Which positions to commit.
         cache: Which columns to recompute.
-        verifier: How proposals are checked.
+        verifier: How a round's forwards are run, and who decides.
         estimator: How likelihoods are computed.
         decoding: All other options of the decode.
         from_task: Those of them that a task decides: "gen_length", "temperature".

@@ -71,7 +71,7 @@ class Run:
         selection: Which examples.
         sampler: Which positions to commit.
         cache: Which columns to recompute.
-        verifier: How proposals are checked.
+        verifier: How a round's forwards are run, and who decides.
         blocks: Which positions are open.
         decoding: All other options of the decode.
         batch_size: Rows decoded together.

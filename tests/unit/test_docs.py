@@ -1,6 +1,7 @@
 import ast
 import runpy
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -86,6 +87,16 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
     for name, draw in made["PICTURES"].items():
         text = (DOCS / "img" / f"{name}.svg").read_text(encoding="utf-8")
         assert text == draw().svg(), f"Run docs/make_pictures.py: {name} has changed."
+
+
+def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
+    text = (DOCS / "img" / "round.svg").read_text(encoding="utf-8")
+    for room, name in [
+        ("round", "open_blocks"), ("decide", "decide"), ("settle", "settle"), ("round", "read"),
+        ("core.layout", "Layout.of"), ("forward", "forward"), ("core.rows", "RequestQueue"),
+    ]:  # fmt: skip
+        assert name in text, f"{name} is not in the picture any more"
+        attrgetter(name)(import_module(f"dllm_decode.{room}"))
 
 
 # As docs/architecture.md shows them: a room imports from itself and from earlier lines.
