@@ -1,12 +1,14 @@
 from .answers import Answer, GenerateOutput
 from .blocks import (
+    CLOSED,
     AdaptiveBlocks,
     BlockSchedule,
     MultiBlock,
     Opening,
-    Progress,
+    Row,
     Sequential,
     SubBlocks,
+    block_of,
 )
 from .caches import (
     CachePolicy,
@@ -60,6 +62,7 @@ from .verify.ar_verify.column_cost import measure_column_cost
 __version__: str
 
 __all__ = [
+    "CLOSED",
     "S2D2",
     "ARVerify",
     "AdaptiveBlocks",
@@ -98,12 +101,12 @@ __all__ = [
     "PipelineCache",
     "PrefixCache",
     "PrefixStream",
-    "Progress",
     "ReadAnswer",
     "ReadChoice",
     "Request",
     "RequestQueue",
     "Revision",
+    "Row",
     "Sampled",
     "ScoreThreshold",
     "SelfVerify",
@@ -122,6 +125,7 @@ __all__ = [
     "Verifier",
     "Window",
     "as_causal_target",
+    "block_of",
     "decode",
     "decode_many",
     "draft_observer",

@@ -22,9 +22,9 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
         return state, seen, seen.decision
     stepping = seen.stepping(len(state.rows))
     openings = [state.rows[n].opening for n in stepping]
-    view, schedule = decoder.schedule.chosen(seen.view, openings, _taken(state.schedule, seen))
-    decision, sampler = next_step(decoder.rule, view, _begun(decoder.rule, state, seen, view))
-    decision = decoder.schedule.completed(view, decision, openings)
+    view, schedule = decoder.schedule.narrowed(seen.view, openings, _taken(state.schedule, seen))
+    decision, sampler = next_step(decoder.sampler, view, _begun(decoder.sampler, state, seen, view))
+    decision = decoder.schedule.with_commits(view, decision, openings)
     rows = list(state.rows)
     for n in stepping:
         if rows[n].is_fresh:

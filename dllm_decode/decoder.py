@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
-from dllm_decode.caches.entry import EntryToken
 from dllm_decode.core.layout import Sight
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Request
@@ -33,7 +32,8 @@ class Decoder:
 
     Attributes:
         model: The mask predictor.
-        sampler: Which positions to commit, and with which token.
+        sampler: Which positions to commit, and with which token; wrapped if the cache policy
+            commits a block's first token.
         cache: Which columns a forward computes.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
@@ -46,12 +46,6 @@ class Decoder:
     verifier: "Verifier"
     schedule: BlockSchedule
     config: DecodeConfig
-
-    @cached_property
-    def rule(self) -> Sampler:
-        """The sampler, wrapped if the cache policy commits a block's first token."""
-        commits_entry = self.cache.commits_entry and self.model.logit_shift > 0
-        return EntryToken(self.sampler) if commits_entry else self.sampler
 
     @cached_property
     def block_length(self) -> int:
@@ -79,7 +73,7 @@ class Decoder:
     @cached_property
     def window_length(self) -> int:
         """Columns of the sampler's window, W: one number for a whole decode."""
-        if self.rule.scope != "block":
+        if self.sampler.scope != "block":
             return self.answer_length
         return self.schedule.window_length(self.block_length, self.answer_length)
 
@@ -100,7 +94,7 @@ class Decoder:
     @cached_property
     def tokens_are_final(self) -> bool:
         """True if a token that the sampler has written never changes."""
-        return Fact.FINAL_TOKENS in self.rule.gives
+        return Fact.FINAL_TOKENS in self.sampler.gives
 
     @cached_property
     def opens_whole_blocks(self) -> bool:
@@ -110,12 +104,7 @@ class Decoder:
     @cached_property
     def edits(self) -> bool:
         """True if the sampler may keep positions open after they hold a token."""
-        return not self.tokens_are_final and not self.rule.leave_one_out
-
-    def is_tempered(self, request: Request) -> bool:
-        """Returns whether samplers see a request's logits after temperature and truncation."""
-        is_cut = request.top_p < 1.0 or request.top_k > 0
-        return is_cut or self.config.confidence_from == "tempered"
+        return not self.tokens_are_final and not self.sampler.leave_one_out
 
     def request(
         self,
@@ -166,6 +155,7 @@ class Decoder:
             temperature=float(config.temperature),
             top_p=config.top_p,
             top_k=config.top_k,
+            is_tempered=config.is_tempered,
             stop_at_eos=config.stop_at_eos,
             truncate_at_eos=config.truncate_at_eos,
             stop=stop,

@@ -47,15 +47,11 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         raise RuntimeError(
             f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
         )
-    for n, row in enumerate(state.rows):
-        start, stop = (
-            _cache_block(decoder, row) if spec.cache_blocks is None else spec.cache_blocks[n]
-        )
-        end = stop if sight.causal_block_length else row.end
+    for n, row in enumerate(state.rows if spec.policy_rows is None else spec.policy_rows):
+        end = row.opening.block[1] if sight.causal_block_length else row.end
+        query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
         if spec.columns is None:
-            turn_forwards = 0 if spec.is_first else row.turn_forwards
-            query = _query(decoder, row, (start, stop), end, turn_forwards)
             chosen, hidden = decoder.cache.recompute(query), decoder.cache.hidden(query)
         else:
             chosen = spec.columns[n]
@@ -65,40 +61,8 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
         until = 0 if spec.causal_until is None else spec.causal_until[n]
-        plans.append(Plan(chosen, end, max(0, start - sight.shift), hidden, until))
+        plans.append(Plan(chosen, end, query.needed, hidden, until))
     return plans
-
-
-def _cache_block(decoder: Decoder, row: Row) -> tuple[int, int]:
-    """Returns the columns that the cache policy takes for the open block of a row."""
-    match decoder.rule.scope:
-        case "block":
-            return row.opening.block
-        case "suffix":
-            return row.opening.block[0], row.end
-        case "answer":
-            return row.first, row.end
-
-
-def _query(
-    decoder: Decoder, row: Row, block: tuple[int, int], end: int, turn_forwards: int
-) -> CacheQuery:
-    return CacheQuery(
-        start=block[0],
-        stop=block[1],
-        open_start=row.opening.start,
-        open_stop=row.opening.stop,
-        unsettled=row.unsettled,
-        prompt_length=row.prompt_length,
-        first_column=row.first,
-        row_end=row.end,
-        end=end,
-        shift=decoder.model.logit_shift,
-        turn_forwards=turn_forwards,
-        last_needed=row.last_needed,
-        nfe=row.nfe,
-        numbers=row.numbers.cache,
-    )
 
 
 def _require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> None:
@@ -210,7 +174,7 @@ def _finished(
     states, window = spec.states(state.canvas), layout.window
     state = with_finite_check(state, logits, decoder.model.name, states.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    truncation = truncation_of(decoder, [state.rows[row] for row in states.rows], logits.device)
+    truncation = truncation_of([state.rows[row] for row in states.rows], logits.device)
     logits = logits if truncation is None else truncation(logits)
     known = layout.known()
     if known is None:
@@ -224,19 +188,16 @@ def _finished(
     return state, certain_where(logits, ~known, tokens)
 
 
-def truncation_of(decoder: Decoder, rows: Sequence[Row], device: torch.device) -> Truncation | None:
+def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
     """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
-    is_tempered = [decoder.is_tempered(row.request) for row in rows]
-    if not any(is_tempered):
+    requests = [row.request for row in rows]
+    if not any(request.is_tempered for request in requests):
         return None
     # A row that is not truncated keeps its logits, because a temperature of 0 changes none.
-    requests = [row.request for row in rows]
-    pairs = zip(requests, is_tempered, strict=True)
-    temperatures = [request.temperature if found else 0.0 for request, found in pairs]
-    shares, counts = [r.top_p for r in requests], [r.top_k for r in requests]
-    same = len({*zip(temperatures, shares, counts, strict=True)}) == 1
-    if same:
-        return Truncation(temperatures[0], shares[0], counts[0])
+    own = [(r.temperature if r.is_tempered else 0.0, r.top_p, r.top_k) for r in requests]
+    if len(set(own)) == 1:
+        return Truncation(*own[0])
+    temperatures, shares, counts = zip(*own, strict=True)
     return Truncation(
         per_row(temperatures, device),
         per_row(shares, device),

@@ -12,6 +12,7 @@ from torch import Tensor
 from dllm_decode import compatibility
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches.entry import EntryToken
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.output import DecodeOutput, together
 from dllm_decode.core.rows import Request, RequestQueue
@@ -152,7 +153,8 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
-    decoder = Decoder(model, sampler, cache, verifier, blocks, config)
+    wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
+    decoder = Decoder(model, wrapped, cache, verifier, blocks, config)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)

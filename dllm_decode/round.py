@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import Progress, require_numbers, require_opening
+from dllm_decode.blocks.base import require_numbers, require_opening
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
-from dllm_decode.core.rows import CLOSED, Numbers, Row
+from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look, Verifier
@@ -78,22 +78,13 @@ def open_blocks(decoder: Decoder, state: State) -> State:
 
 def _opened(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening; the same object if the opening has not changed."""
-    progress = Progress(
-        first=row.first,
-        end=row.end,
-        unsettled=row.unsettled,
-        block_length=decoder.block_length,
-        shift=decoder.model.logit_shift,
-        stops_at_eos=row.request.stop_at_eos,
-        numbers=row.numbers.schedule or (),
-    )
-    last = None if row.opening == CLOSED else row.opening
-    opening = decoder.schedule.opening(progress, last)
-    require_opening(opening, progress, owner=decoder.schedule)
+    opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
+    require_opening(opening, row, owner=decoder.schedule)
+    opening = _widened(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         error = (
-            f"{decoder.rule!r} promises to finish a block within {row.limit} steps, but masks are "
-            f"left after {row.steps}; its `max_steps` or its rule is wrong."
+            f"{decoder.sampler!r} promises to finish a block within {row.limit} steps, but masks "
+            f"are left after {row.steps}; its `max_steps` or its rule is wrong."
         )
         return row._replace(error=error)
     if opening == row.opening:
@@ -101,9 +92,20 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     was, row = row.opening, row._replace(opening=opening)
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
-        limit = decoder.verifier.max_steps(decoder.rule, masks)
+        limit = decoder.verifier.max_steps(decoder.sampler, masks)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
+
+
+def _widened(decoder: Decoder, row: Row, opening: Opening) -> Opening:
+    """Returns the opening whose block has all the columns that the sampler reads."""
+    match decoder.sampler.scope:
+        case "block":
+            return opening
+        case "suffix":
+            return opening._replace(block=(opening.block[0], row.end))
+        case "answer":
+            return opening._replace(block=(row.first, row.end))
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
@@ -182,8 +184,7 @@ def _host_numbers(
                 errors[row] = _error(decoder, state, seen, breach, row)
     unsettled, ended = list(islice(values, B)), list(islice(values, B))
     own = [
-        [None if n is None else tuple(islice(values, n.shape[1])) for _ in range(B)]
-        for n in numbers
+        [() if n is None else tuple(islice(values, n.shape[1])) for _ in range(B)] for n in numbers
     ]
     return _HostNumbers(unsettled, ended, [Numbers(*row) for row in zip(*own, strict=True)], errors)
 
@@ -193,7 +194,7 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
     culprit, duty = breach.culprit, breach.duty
     stepping = seen.stepping(len(state.rows))
     # Only now may the host ask: no sampler can commit where nothing is eligible.
-    is_asked = culprit is decoder.rule and row in stepping
+    is_asked = culprit is decoder.sampler and row in stepping
     if is_asked and not seen.view.eligible[stepping.index(row)].any():
         culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"

@@ -64,7 +64,7 @@ def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tenso
         decision: The sampler's decision.
         given: Columns of the window whose tokens never change.
     """
-    allowed = view.eligible if decoder.rule.scope == "block" else view.eligible | view.masked
+    allowed = view.eligible if decoder.sampler.scope == "block" else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else decision.tokens
     commit = settle = decision.commit & allowed & (tokens != decoder.model.mask_id)
     if decision.settle is not None:
@@ -75,8 +75,8 @@ def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tenso
 
 def _checked(decoder: Decoder, state: State, seen: Look, decision: Decision, moves: Moves) -> State:
     """Returns the state with a breach for each part of a decision that breaks a rule."""
-    culprit = decoder.rule if seen.decision is None else decoder.verifier
-    where = "masked" if decoder.rule.scope != "block" else "eligible"
+    culprit = decoder.sampler if seen.decision is None else decoder.verifier
+    where = "masked" if decoder.sampler.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)
     if decision.settle is not None:

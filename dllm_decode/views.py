@@ -33,7 +33,7 @@ def look(
         causal_until: As in `Pass`.
     """
     state = with_window(decoder, state)
-    sampler, window = decoder.rule, state.window
+    sampler, window = decoder.sampler, state.window
     assert window is not None
     asked = _asked(decoder, state, window)
     spec = Pass(window, asked, leave_one_out=sampler.leave_one_out, causal_until=causal_until)
@@ -56,7 +56,7 @@ def with_window(decoder: Decoder, state: State) -> State:
 
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     """Returns the window that the sampler sees of some rows, with its open columns."""
-    scope = decoder.rule.scope
+    scope = decoder.sampler.scope
     starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
     window = Window.of(starts, decoder.window_length, canvas)
     if scope == "block" and decoder.opens_whole_blocks:
@@ -69,7 +69,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
     At least the unsettled open columns are among them.
     """
-    sampler = decoder.rule
+    sampler = decoder.sampler
     reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
     if reads_all or sampler.scope != "block":
         return None
@@ -119,7 +119,7 @@ def view_of(
         rows: Which rows of the state the canvas has; `None`: all.
         leave_one_out: As `View.leave_one_out`.
     """
-    sampler = decoder.rule
+    sampler = decoder.sampler
     own = state.rows if rows is None else [state.rows[row] for row in rows]
     # Where tokens are final, unsettled columns are all masked, and one operation is saved.
     every = canvas.unsettled if decoder.tokens_are_final else canvas.masked
@@ -141,7 +141,7 @@ def view_of(
         committed=(_shared(sizes, lambda: canvas.ends - prompts) - every.sum(-1)).minimum(
             canvas.gen_lengths
         ),
-        temperature=temperature_of(decoder, own, masked.device),
+        temperature=temperature_of(own, masked.device),
         noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
@@ -153,16 +153,10 @@ def view_of(
     )
 
 
-def temperature_of(
-    decoder: Decoder, rows: Sequence[Row], device: torch.device
-) -> float | Float[Tensor, " B"]:
-    """Returns the temperature of draws; truncated logits are already divided by the temperature."""
-    values = [row.request.temperature for row in rows]
-    if any(decoder.is_tempered(row.request) for row in rows):
-        values = [
-            float(value > 0.0) if decoder.is_tempered(row.request) else value
-            for value, row in zip(values, rows, strict=True)
-        ]
+def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
+    """Returns the temperature of draws; tempered logits are already divided by the temperature."""
+    requests = [row.request for row in rows]
+    values = [float(r.temperature > 0.0) if r.is_tempered else r.temperature for r in requests]
     return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 

@@ -277,7 +277,7 @@ _STEPS = (
     (120, "device", "Look: View, Window",
      "2  look", "verifier.look: forwards, then the", "view of each row"),
     (216, "device", "Decision: commit, tokens, ...",
-     "3  decide", "schedule.chosen, sampler.step,", "schedule.completed;",
+     "3  decide", "schedule.narrowed, sampler.step,", "schedule.with_commits;",
      "left out if the verifier has decided"),
     (329, "device", "Canvas",
      "4  settle", "a new canvas: given tokens stay,", "no [MASK] is written"),

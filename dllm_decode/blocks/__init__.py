@@ -1,21 +1,23 @@
 """Block schedules: which positions of each row are open."""
 
 from dllm_decode.blocks.adaptive import AdaptiveBlocks
-from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.blocks.multi_block import MultiBlock
 from dllm_decode.blocks.registry import ALL_SCHEDULES, parse
 from dllm_decode.blocks.sequential import Sequential
 from dllm_decode.blocks.sub_blocks import SubBlocks
-from dllm_decode.core.rows import Opening
+from dllm_decode.core.rows import CLOSED, Opening, Row
 
 __all__ = [
     "ALL_SCHEDULES",
+    "CLOSED",
     "AdaptiveBlocks",
     "BlockSchedule",
     "MultiBlock",
     "Opening",
-    "Progress",
+    "Row",
     "Sequential",
     "SubBlocks",
+    "block_of",
     "parse",
 ]

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.rows import Opening
+from dllm_decode.core.rows import CLOSED, Opening, Row
 from dllm_decode.models.base import MaskPredictor
 from samplers.checks import (
     require_count,
@@ -90,19 +90,20 @@ class AdaptiveBlocks(BlockSchedule):
         """Returns the first column after each row's block, which the logits have decided."""
         return None if state is None else state[:, None]
 
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        if last is not None:
-            (stop,) = progress.numbers
-            if progress.unsettled < stop:
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        last = row.opening
+        if last != CLOSED:
+            (stop,) = row.numbers.schedule
+            if row.unsettled < stop:
                 return last._replace(stop=stop, block=(last.start, stop), note=None)
-        start, end = progress.unsettled, progress.end
-        usual = min(start + progress.block_length, end)
+        start, end, num_seen = row.unsettled, row.end, self._num_seen(row.end - row.first)
+        usual = min(start + block_length, end)
         # The new block may be this long until the logits decide where it ends.
-        widest = max(usual, min(start + self._num_seen(progress.end - progress.first), end))
-        note = _New(usual, self._num_seen(progress.end - progress.first))
-        return Opening(start, widest, (start, widest), (progress.first, end), (start,), note)
+        widest = max(usual, min(start + num_seen, end))
+        note = _New(usual, num_seen)
+        return Opening(start, widest, (start, widest), (row.first, end), (start,), note)
 
-    def chosen(
+    def narrowed(
         self, view: View, openings: Sequence[Opening], state: Int[Tensor, " B"] | None
     ) -> tuple[View, Int[Tensor, " B"]]:
         device, width = view.tokens.device, view.tokens.shape[1]

@@ -2,46 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.rows import Opening
+from dllm_decode.core.rows import Opening, Row
 from dllm_decode.models.base import MaskPredictor
 from samplers.base import Decision
 from samplers.checks import shown
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
-
-
-class Progress(NamedTuple):
-    """How far a row has come, in columns of the row.
-
-    Attributes:
-        first: First column of the row's first block.
-        end: First column that is not the row's.
-        unsettled: First unsettled column.
-        block_length: Tokens per block.
-        shift: Columns from a column to the one that its logits predict, 0 or 1.
-        stops_at_eos: True if the answer ends with its first EOS.
-        numbers: As `BlockSchedule.numbers` returned them after the last round.
-    """
-
-    first: int
-    end: int
-    unsettled: int
-    block_length: int
-    shift: int
-    stops_at_eos: bool
-    numbers: tuple[int, ...]
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """The block of the first unsettled column: its first column, and the first after it."""
-        start = self.unsettled - (self.unsettled - self.first) % self.block_length
-        return start, min(start + self.block_length, self.end)
 
 
 class BlockSchedule(PlugIn, ABC):
@@ -83,7 +55,7 @@ class BlockSchedule(PlugIn, ABC):
         return block_length
 
     def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"] | None:
-        """Returns the integers that `opening` reads for each row, as `Progress.numbers`.
+        """Returns the integers that `opening` reads for each row, as `row.numbers.schedule`.
 
         The host reads the numbers together with everything else that it reads once a round.
 
@@ -95,17 +67,19 @@ class BlockSchedule(PlugIn, ABC):
         return None
 
     @abstractmethod
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
         """Returns the columns that are open in one row in the next round.
 
         At least one of the row's unsettled positions must be open.
 
         Args:
-            progress: How far the row has come.
-            last: The opening of the last round; `None` before the row's first round.
+            row: How far the row has come; `row.opening` is that of the last round, `CLOSED` before
+                the row's first one.
+            block_length: Tokens per block.
+            shift: Columns from a column to the one that its logits predict, 0 or 1.
         """
 
-    def chosen(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
+    def narrowed(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
         """Returns the view with the positions that are open given its logits, and the new state.
 
         At least one position of every row stays eligible. By default nothing changes.
@@ -118,7 +92,7 @@ class BlockSchedule(PlugIn, ABC):
         """
         return view, state
 
-    def completed(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
+    def with_commits(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
         """Returns the decision plus the commits of the schedule itself; by default none."""
         return decision
 
@@ -137,17 +111,22 @@ def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
     raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
 
 
-def require_opening(opening: object, progress: Progress, *, owner: BlockSchedule) -> None:
+def block_of(row: Row, block_length: int) -> tuple[int, int]:
+    """Returns the block of a row's first unsettled column: its bounds, if all are equally long."""
+    start = row.unsettled - (row.unsettled - row.first) % block_length
+    return start, min(start + block_length, row.end)
+
+
+def require_opening(opening: object, row: Row, *, owner: BlockSchedule) -> None:
     """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
     if not isinstance(opening, Opening):
         raise RuntimeError(
             f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
             f"got {shown(opening)} ({type(opening).__name__})."
         )
-    is_inside = progress.first <= opening.start < opening.stop <= progress.end
-    if not is_inside or opening.stop <= progress.unsettled:
+    is_inside = row.first <= opening.start < opening.stop <= row.end
+    if not is_inside or opening.stop <= row.unsettled:
         raise RuntimeError(
             f"opening of {owner!r} must open at least one unsettled position, so columns of "
-            f"[{progress.first}, {progress.end}) that end after {progress.unsettled}, got "
-            f"{opening}."
+            f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
         )

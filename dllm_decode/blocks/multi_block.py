@@ -9,9 +9,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.blocks.base import BlockSchedule, Progress
+from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.rows import Opening
+from dllm_decode.core.rows import CLOSED, Opening, Row
 from samplers.base import Decision
 from samplers.checks import require_choice, require_count, require_share
 from samplers.facts import Fact
@@ -88,16 +88,16 @@ class MultiBlock(BlockSchedule):
         """Returns for each column whether it is unsettled or holds an EOS; the host counts."""
         return canvas.unsettled + _EOS * canvas.eos
 
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        first, end, size = progress.first, progress.end, progress.block_length
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        first, end, size, numbers = row.first, row.end, block_length, row.numbers.schedule
         blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
-        masks = [progress.numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
+        masks = [numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
         sizes = [stop - start for start, stop in blocks]
         done = [size - left for size, left in zip(sizes, masks, strict=True)]
-        num_open = 1 if last is None else last.note.num_open
+        num_open = 1 if row.opening == CLOSED else row.opening.note.num_open
         newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
         opens = done[newest] >= self.open_at * sizes[newest]
-        opens &= not (progress.stops_at_eos and _EOS in progress.numbers)
+        opens &= not (row.request.stop_at_eos and _EOS in numbers)
         opens &= self.max_open is None or busy < self.max_open
         # A row always has something to do, because full blocks are passed at once.
         first_left = next((number for number, left in enumerate(masks) if left), 0)
@@ -114,7 +114,7 @@ class MultiBlock(BlockSchedule):
         note = _Note(num_open, tuple(due) if len(open_blocks) > 1 else (), size)
         return Opening(*region, region, (first, end), region, note)
 
-    def completed(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
+    def with_commits(self, view: View, decision: Decision, openings: Sequence[Opening]) -> Decision:
         if not any(opening.note.due for opening in openings):
             return decision
         size, width = openings[0].note.block_length, view.tokens.shape[1]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.blocks.base import BlockSchedule, Progress
-from dllm_decode.core.rows import Opening
+from dllm_decode.blocks.base import BlockSchedule, block_of
+from dllm_decode.core.rows import Opening, Row
 from samplers.checks import require_count
 from samplers.facts import Fact
 
@@ -32,7 +32,7 @@ class Sequential(BlockSchedule):
     def gives(self) -> frozenset[Fact]:
         return frozenset({Fact.WHOLE_BLOCKS})
 
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        if last is not None and progress.unsettled < last.stop:
-            return last
-        return Opening.of_block(*progress.block)
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        if row.unsettled < row.opening.stop:
+            return row.opening
+        return Opening.of_block(*block_of(row, block_length))

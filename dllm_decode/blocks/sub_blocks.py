@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.blocks.base import BlockSchedule, Progress
-from dllm_decode.core.rows import Opening
+from dllm_decode.blocks.base import BlockSchedule, block_of
+from dllm_decode.core.rows import Opening, Row
 from samplers.checks import require_count
 from samplers.facts import Fact
 
@@ -43,10 +43,10 @@ class SubBlocks(BlockSchedule):
     def needs(self) -> frozenset[Fact]:
         return frozenset({Fact.ONE_STEP_A_FORWARD})
 
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        start, stop = progress.block
-        if progress.shift and progress.unsettled == start:
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        start, stop = block_of(row, block_length)
+        if shift and row.unsettled == start:
             return Opening.of_block(start, start + 1)
-        first = progress.unsettled - (progress.unsettled - start) % self.sub_block_length
+        first = row.unsettled - (row.unsettled - start) % self.sub_block_length
         whole = Opening.of_block(start, stop)
         return whole._replace(start=first, stop=min(first + self.sub_block_length, stop))

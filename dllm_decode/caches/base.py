@@ -10,6 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
+from dllm_decode.core.rows import Row
 from samplers.facts import Fact, PlugIn
 
 RECOMPUTED = frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.LOGITS_OF_COMMITTED})
@@ -22,48 +23,31 @@ class CacheQuery(NamedTuple):
     Columns count from the row's own first token.
 
     Attributes:
-        start: First column of the open block.
-        stop: First column after it.
-        open_start: First column that may be settled now; later than `start` in a sub-block.
-        open_stop: First column after the columns that may be settled now.
-        unsettled: First unsettled column of the row.
-        prompt_length: Column of answer position 0.
-        first_column: Column at which the row's first block begins.
-        row_end: First column that is not the row's.
-        end: First column that this forward cannot see: `row_end`, or `stop` on a block-causal
-            model.
+        row: How far the row has come. `row.turn_forwards` and `row.nfe` do not count this forward.
+        end: First column that this forward cannot see: `row.end`, or the end of the open block on a
+            block-causal model.
         shift: Columns from a column to the one that its logits predict, 0 or 1.
-        turn_forwards: Forwards since the block was opened, this one not included.
-        last_needed: First column that the row's last forward needed; `None` before the first one.
-        nfe: Forwards of the row so far, this one not included.
-        numbers: As `CachePolicy.numbers` returned them after the last round; `None` before the
-            row's first forward, or if the policy returns none.
     """
 
-    start: int
-    stop: int
-    open_start: int
-    open_stop: int
-    unsettled: int
-    prompt_length: int
-    first_column: int
-    row_end: int
+    row: Row
     end: int
     shift: int
-    turn_forwards: int
-    last_needed: int | None
-    nfe: int
-    numbers: tuple[int, ...] | None = None
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The open block: its first column, and the first column after it."""
+        return self.row.opening.block
 
     @property
     def needed(self) -> int:
         """The first column that predicts the open block; column 0 is predicted by none."""
-        return max(0, self.start - self.shift)
+        return max(0, self.block[0] - self.shift)
 
     @property
     def unfrozen(self) -> int:
         """The first column that was not computed when its block was finished."""
-        return 0 if self.last_needed is None else min(self.last_needed, self.needed)
+        last = self.row.last_needed
+        return 0 if last is None else min(last, self.needed)
 
     def first(self, *, entry: bool) -> int:
         """Returns the first column that is computed with the open block.
@@ -72,7 +56,7 @@ class CacheQuery(NamedTuple):
             entry: True if the block's first token is committed, so that the column that predicts
                 that token is not needed; see `CachePolicy.commits_entry`.
         """
-        return self.start if entry else self.needed
+        return self.block[0] if entry else self.needed
 
 
 class CachePolicy(PlugIn, ABC):

@@ -50,13 +50,14 @@ class DelayedCache(CachePolicy):
         return history.pending(canvas).long()
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if query.numbers is None or self._computes_all(query.turn_forwards):
+        row, numbers = query.row, query.row.numbers.cache
+        if not numbers or self._computes_all(row.turn_forwards):
             return columns((0, query.end))
-        fresh = {column for column in range(query.row_end) if query.numbers[column]}
+        fresh = {column for column in range(row.end) if numbers[column]}
         if query.shift:
             fresh |= {column - 1 for column in fresh if column}
             # The last column predicts nothing; it waits for the one before, as the authors' does.
-            fresh |= {query.row_end - 1} & {column + 1 for column in fresh}
+            fresh |= {row.end - 1} & {column + 1 for column in fresh}
         return ranges_of(column for column in sorted(fresh) if column < query.end)
 
     def _computes_all(self, step: int) -> bool:

@@ -50,7 +50,7 @@ class DualCache(CachePolicy):
         return given if self.refresh_every else given | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.turn_forwards, self.refresh_every):
+        if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
         start = max(0, query.first(entry=self.commits_entry) - self.before)
-        return columns((start, min(query.end, query.stop + self.after)))
+        return columns((start, min(query.end, query.block[1] + self.after)))

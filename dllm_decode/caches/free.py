@@ -39,6 +39,6 @@ class FreeCache(CachePolicy):
         return RECOMPUTED | {Fact.EXACT_REPLAY} if self.freeze == "clean" else RECOMPUTED
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if self.freeze == "clean" or query.last_needed is None:
+        if self.freeze == "clean" or query.row.last_needed is None:
             return columns((query.unfrozen, query.end))
         return columns((query.needed, query.end))

@@ -59,16 +59,16 @@ class PipelineCache(CachePolicy):
         return torch.cat([num_frozen, frozen_at.gather(1, num_frozen)], -1)
 
     def recompute(self, query: CacheQuery) -> Columns:
-        now = query.nfe + 1
-        num_frozen, next_at = query.numbers or (0, now)
+        row, now = query.row, query.row.nfe + 1
+        num_frozen, next_at = row.numbers.cache or (0, now)
         computes_all = num_frozen == 0 or now < next_at < _NEVER // 2
         if self.refresh_every:
             computes_all |= next_at != now and now % self.refresh_every == 0
         if computes_all:
             return columns((0, query.end))
-        in_prompt = (query.prompt_length - query.first_column) // self.block_length
-        first = query.first_column + (in_prompt + num_frozen - 1) * self.block_length
-        return columns((min(max(0, first - query.shift), query.stop - 1), query.end))
+        in_prompt = (row.prompt_length - row.first) // self.block_length
+        first = row.first + (in_prompt + num_frozen - 1) * self.block_length
+        return columns((min(max(0, first - query.shift), query.block[1] - 1), query.end))
 
     def _frozen_at(
         self, canvas: Canvas, history: History, now: Int[Tensor, " B"]

@@ -46,6 +46,6 @@ class PrefixCache(CachePolicy):
         return RECOMPUTED if self.refresh_every else RECOMPUTED | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.turn_forwards, self.refresh_every):
+        if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
         return columns((query.first(entry=self.commits_entry), query.end))

@@ -43,7 +43,7 @@ class SettledCache(CachePolicy):
         return (clean >= self.delay).long().cumprod(-1).sum(-1, keepdim=True)
 
     def recompute(self, query: CacheQuery) -> Columns:
-        num_settled = query.numbers[0] if query.numbers else 0
+        num_settled = (query.row.numbers.cache or (0,))[0]
         # The column that predicts the first mask is computed too.
-        first = min(num_settled - query.shift, query.stop - 1)
+        first = min(num_settled - query.shift, query.block[1] - 1)
         return columns((max(0, first), query.end))

@@ -20,7 +20,7 @@ class SubBlockCache(CachePolicy):
     """
 
     def recompute(self, query: CacheQuery) -> Columns:
-        is_inside = query.turn_forwards > 0 and query.unsettled > query.open_start
-        if is_inside:
-            return columns((query.open_start, query.open_stop))
+        row, opening = query.row, query.row.opening
+        if row.turn_forwards > 0 and row.unsettled > opening.start:
+            return columns(opening.bounds)
         return columns((query.unfrozen, query.end))

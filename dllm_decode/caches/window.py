@@ -70,7 +70,7 @@ class SuffixWindow(CachePolicy):
         return self.inner.numbers(canvas, history, shift)
 
     def hidden(self, query: CacheQuery) -> Columns:
-        return columns((query.stop + self.width, query.end - self.tail))
+        return columns((query.block[1] + self.width, query.end - self.tail))
 
     def recompute(self, query: CacheQuery) -> Columns:
         return without(self.inner.recompute(query), self.hidden(query))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
+from dllm_decode.core.rows import Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +111,8 @@ class Pass(NamedTuple):
         asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
             the whole window.
         drafts: States of the rows to look at; `None`: the canvas.
-        cache_blocks: For each row the columns that the cache policy takes for the open block:
-            first, and first after it; `None`: those of `Row.opening`.
-        is_first: True if the policy takes the forward for the first one of that block.
+        policy_rows: The rows as the cache policy is shown them, in the order of the state, when it
+            must take other columns for the open block; `None`: as they are.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
         attend: Which keys each computed column sees, as `ForwardInputs.attend`; then every row must
@@ -125,8 +125,7 @@ class Pass(NamedTuple):
     window: Window
     asked: Int[Tensor, "B N"] | None = None
     drafts: Drafts | None = None
-    cache_blocks: Sequence[tuple[int, int]] | None = None
-    is_first: bool = False
+    policy_rows: Sequence[Row] | None = None
     columns: Sequence[Columns] | None = None
     attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False

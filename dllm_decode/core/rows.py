@@ -27,6 +27,8 @@ class Request:
         temperature: As in `DecodeConfig`.
         top_p: Share of the probability that proposals are drawn from.
         top_k: Number of tokens that proposals are drawn from; 0: all.
+        is_tempered: True if samplers see logits after temperature and truncation, which
+            proposals are drawn from.
         stop_at_eos: True if the answer ends with its first EOS.
         truncate_at_eos: True if EOS is written over all tokens after an EOS as soon as it is
             committed.
@@ -42,6 +44,7 @@ class Request:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    is_tempered: bool = False
     stop_at_eos: bool = True
     truncate_at_eos: bool = False
     stop: StopRule = field(default_factory=NeverStop)
@@ -101,12 +104,13 @@ class Opening(NamedTuple):
     Attributes:
         start: First column that may be settled now, if it is unsettled.
         stop: First column after the columns that may be settled now.
-        block: The columns that cache policies take for the open block: first, and first after it;
-            for a sampler of a wider scope they go on to the end of the row, or are all of it.
+        block: The columns that cache policies take for the open block: first, and first after it.
+            For a sampler of a wider scope the engine extends them to the end of the row, or to all
+            of it.
         phase: The columns that the sampler's state lasts for: first, and first after it. The
             sampler's window begins with them; the state begins anew when they change.
         turn: The cache policy counts the row's forwards from 0 when this changes.
-        note: For the schedule's own `chosen` and `completed`; the engine does not read it.
+        note: For the schedule's own `narrowed` and `with_commits`; the engine does not read it.
     """
 
     start: int
@@ -134,7 +138,7 @@ CLOSED = Opening.of_block(0, 0)
 class Numbers(NamedTuple):
     """Numbers of one row that the host read after the last round, for each plug-in that asked.
 
-    `None` before the row's first round.
+    Empty if it has not asked; those of cache and verifier also before the row's first round.
 
     Attributes:
         schedule: As `BlockSchedule.numbers` returned them.
@@ -142,9 +146,9 @@ class Numbers(NamedTuple):
         verifier: As `Verifier.after` returned them.
     """
 
-    schedule: tuple[int, ...] | None = None
-    cache: tuple[int, ...] | None = None
-    verifier: tuple[int, ...] | None = None
+    schedule: tuple[int, ...] = ()
+    cache: tuple[int, ...] = ()
+    verifier: tuple[int, ...] = ()
 
 
 class Row(NamedTuple):
@@ -198,3 +202,7 @@ class Row(NamedTuple):
     def answer_end(self) -> int:
         """First column after the answer's own tokens."""
         return self.prompt_length + self.request.gen_length
+
+    def with_block(self, start: int, stop: int) -> "Row":
+        """Returns the row with other columns that cache policies take for the open block."""
+        return self._replace(opening=self.opening._replace(block=(start, stop)))

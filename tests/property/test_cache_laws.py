@@ -346,7 +346,7 @@ class LeavesOut(CachePolicy):
     """Breaks its contract: after the first forward it computes the prompt only."""
 
     def recompute(self, query: CacheQuery) -> Columns:
-        return columns((0, query.end if query.turn_forwards == 0 else 1))
+        return columns((0, query.end if query.row.turn_forwards == 0 else 1))
 
 
 def test_a_policy_that_leaves_out_what_is_needed_is_found_out() -> None:

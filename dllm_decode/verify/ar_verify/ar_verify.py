@@ -181,8 +181,8 @@ class ARVerify(Verifier):
         for step in range(1, self.drafting.num_forwards):
             view = view_of(decoder, state, canvas, window, Summary(logits))
             view = replace(view, temperature=0.0)
-            held = first_state(decoder.rule, view) if step == 1 else held
-            decision, held = next_step(decoder.rule, view, held)
+            held = first_state(decoder.sampler, view) if step == 1 else held
+            decision, held = next_step(decoder.sampler, view, held)
             canvas = settled(decoder, canvas, window, view, decision)
             numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not numbers:

@@ -113,9 +113,12 @@ def ask_drafter(
         drafts: States of some rows to look at; `None`: the canvas.
     """
     window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
-    blocks = [(row.unsettled, min(row.unsettled + width, row.end)) for row in state.rows]
     # Caches begin anew in each round, because the target may have written any token.
-    spec = Pass(window, cache_blocks=blocks, is_first=True, drafts=drafts)
+    rows = [
+        row.with_block(row.unsettled, min(row.unsettled + width, row.end))._replace(turn_forwards=0)
+        for row in state.rows
+    ]
+    spec = Pass(window, policy_rows=rows, drafts=drafts)
     state, logits = forward(decoder, state, spec)
     logits[..., target.num_shared_ids :] = -torch.inf
     return state, window, logits

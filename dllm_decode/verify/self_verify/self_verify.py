@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
@@ -143,8 +144,8 @@ class SelfVerify(Verifier):
             self.reach == "next"
             and self.draft_steps > 1
             and self.evaluate != "sequential"
-            and decoder.rule.scope == "block"
-            and not decoder.rule.leave_one_out
+            and decoder.sampler.scope == "block"
+            and not decoder.sampler.leave_one_out
             and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
@@ -197,8 +198,8 @@ class SelfVerify(Verifier):
         tokens = torch.cat([level.tokens for level in levels])
         spec = Pass(
             Window.of(starts, width, state.canvas),
-            cache_blocks=None if width == decoder.window_length else _blocks(state, starts, width),
-            leave_one_out=decoder.rule.leave_one_out,
+            policy_rows=None if width == decoder.window_length else _widened(state, starts, width),
+            leave_one_out=decoder.sampler.leave_one_out,
         )
         if len(levels) == 1:
             state, logits = forward(decoder, state, spec)
@@ -245,10 +246,10 @@ def _starts(state: State) -> tuple[int, ...]:
     return state.window.starts
 
 
-def _blocks(state: State, starts: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Returns the columns of two blocks, which cache policies then take for the open one."""
+def _widened(state: State, starts: Sequence[int], width: int) -> list[Row]:
+    """Returns the rows with two blocks for the open one, as cache policies are shown them."""
     return [
-        (row.opening.block[0], max(row.opening.block[1], min(start + width, row.end)))
+        row.with_block(row.opening.block[0], max(row.opening.block[1], min(start + width, row.end)))
         for row, start in zip(state.rows, starts, strict=True)
     ]
 
@@ -264,7 +265,7 @@ def _shown(
     logits, alone = known.shown(index, starts, firsts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
-    left = alone if decoder.rule.leave_one_out else None
+    left = alone if decoder.sampler.leave_one_out else None
     view = view_of(decoder, state, canvas, window, Summary(logits), rows=rows, leave_one_out=left)
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
@@ -279,6 +280,6 @@ def _stepped(
         leave_one_out=seen.view.leave_one_out,
     )  # fmt: skip
     view = imagined(view)
-    decision, held = next_step(decoder.rule, view, held)
+    decision, held = next_step(decoder.sampler, view, held)
     after = settled(decoder, canvas, seen.window, view, decision)
     return truncated(decoder, [state.rows[row] for row in rows], after), held

@@ -31,7 +31,7 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.blocks import Opening, Progress
+from dllm_decode.blocks import Opening, Row, block_of
 from dllm_decode.caches import CacheQuery
 from dllm_decode.compatibility import facts_of, refusal_of
 from dllm_decode.core.columns import Columns, columns
@@ -215,8 +215,8 @@ class Silent(CachePolicy):
 class SilentBlocks(BlockSchedule):
     """Declares nothing."""
 
-    def opening(self, progress: Progress, last: Opening | None) -> Opening:
-        return Opening.of_block(*progress.block)
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        return Opening.of_block(*block_of(row, block_length))
 
 
 @dataclass(frozen=True)

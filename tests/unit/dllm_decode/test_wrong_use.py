@@ -117,7 +117,7 @@ class BlockAlone(CachePolicy):
     """Never computes the prompt."""
 
     def recompute(self, query: CacheQuery) -> Any:
-        return (range(query.needed, query.stop),)
+        return (range(query.needed, query.block[1]),)
 
 
 def test_columns_that_were_never_computed_are_added() -> None:

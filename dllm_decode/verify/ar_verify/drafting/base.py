@@ -35,7 +35,7 @@ class Beginning(NamedTuple):
         """Returns where the drafts of all rows begin."""
         canvas = state.canvas
         first = canvas.unsettled.long().argmax(-1)
-        temperature = temperature_of(decoder, state.rows, first.device)
+        temperature = temperature_of(state.rows, first.device)
         return Beginning(canvas, first, state.noise_keys, temperature)
 
     @property

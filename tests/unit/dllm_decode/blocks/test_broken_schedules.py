@@ -9,7 +9,7 @@ import torch
 from toys import HashModel
 
 from dllm_decode import AdaptiveBlocks, BlockSchedule, DecodeOutput, Sequential, decode
-from dllm_decode.blocks import Progress
+from dllm_decode.blocks import Row, block_of
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import Opening
 from samplers import ConfidenceThreshold, View
@@ -24,37 +24,37 @@ class Whole(BlockSchedule):
     def window_length(self, block_length: int, answer_length: int) -> int:
         return answer_length
 
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
-        return Opening.of_block(progress.first, progress.end)
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
+        return Opening.of_block(row.first, row.end)
 
 
 class Empty(Whole):
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
-        return Opening.of_block(progress.first, progress.first)
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
+        return Opening.of_block(row.first, row.first)
 
 
 class Beyond(Whole):
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
-        return Opening.of_block(progress.first, progress.end + 1)
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
+        return Opening.of_block(row.first, row.end + 1)
 
 
 class StuckAtFirst(Whole):
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
-        return Opening.of_block(progress.first, progress.first + 4)
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
+        return Opening.of_block(row.first, row.first + 4)
 
 
 class StuckOnceOpened(Whole):
-    def chosen(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
+    def narrowed(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
         return replace(view, eligible=view.eligible & False), state
 
 
 class Nothing(Whole):
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
         return None
 
 
 class Pair(Whole):
-    def opening(self, progress: Progress, last: Opening | None) -> Any:
+    def opening(self, row: Row, block_length: int, shift: int) -> Any:
         return 0, 4
 
 
@@ -114,9 +114,9 @@ def test_an_opening_is_asked_though_the_schedule_declares_nothing() -> None:
 
     @dataclass(frozen=True)
     class Forgetful(BlockSchedule):
-        def opening(self, progress: Progress, last: Opening | None) -> Opening:
-            asked.append((progress.first, progress.block))
-            return Opening.of_block(*progress.block)
+        def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+            asked.append((row.first, block_of(row, block_length)))
+            return Opening.of_block(*block_of(row, block_length))
 
     out = run(Forgetful())
     assert torch.equal(out.tokens, run(Sequential()).tokens)

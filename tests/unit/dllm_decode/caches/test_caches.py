@@ -24,6 +24,7 @@ from dllm_decode import (
 from dllm_decode.caches import CacheQuery, History
 from dllm_decode.core.canvas import BlankRow, Canvas
 from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.rows import Numbers, Opening, Request, Row
 from dllm_decode.models.base import KVCache
 from samplers import FixedSchedule, Prophet, Wino
 from samplers.expression import parse_expression
@@ -47,12 +48,12 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
 
 def query(step: int, **more: Any) -> CacheQuery:
     """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
-    usual: dict[str, Any] = {
-        "start": 8, "stop": 12, "open_start": 8, "open_stop": 12, "unsettled": 8,
-        "prompt_length": 4, "first_column": 4, "row_end": 20, "end": 20, "shift": 0,
-        "last_needed": 4, "nfe": 8,
-    }  # fmt: skip
-    return CacheQuery(turn_forwards=step, **{**usual, **more})
+    block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
+    row = Row(
+        Request(0, prompt=[1, 2, 3, 4], gen_length=16), first=4, end=20, unsettled=8, opening=block,
+        turn_forwards=step, last_needed=4, nfe=8, numbers=Numbers(cache=more.pop("numbers", ())),
+    )  # fmt: skip
+    return CacheQuery(row._replace(**more), end, shift)
 
 
 def blank(tokens: list[list[int]]) -> Canvas:
@@ -151,7 +152,10 @@ def test_a_pipeline_freezes_block_after_block_some_forwards_apart() -> None:
         before = since.where(since <= number, 0)
         numbers = told(cache, canvas, history(before, number))
         found[number + 1] = [
-            cache.recompute(query(3, stop=20, nfe=number, numbers=own))[0].start for own in numbers
+            cache.recompute(query(3, opening=Opening.of_block(8, 20), nfe=number, numbers=own))[
+                0
+            ].start
+            for own in numbers
         ]
     # Row 0: the prompt by forward 2, so block 1 (finished by forward 2) by 4, block 2 by 6.
     assert [found[number][0] for number in range(4, 9)] == [4, 0, 8, 12, 12]
@@ -169,7 +173,7 @@ def test_a_pipeline_refreshes_by_the_row_s_own_forwards() -> None:
 def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
     cache = SubBlockCache()
     assert cache.recompute(query(0)) == columns((4, 20))
-    inside = {"last_needed": 8, "open_start": 10, "open_stop": 12}
+    inside = {"last_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
     assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
     assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
 
@@ -271,7 +275,9 @@ class Skipping(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         first = query.needed
-        return columns((0, query.end)) if query.turn_forwards == 0 else columns((first, first + 1))
+        if query.row.turn_forwards == 0:
+            return columns((0, query.end))
+        return columns((first, first + 1))
 
 
 @dataclass(frozen=True)
