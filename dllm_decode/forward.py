@@ -8,16 +8,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
-from dllm_decode.core.columns import Columns, are_columns, union, without
+from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout, Plan
 from dllm_decode.core.passes import Drafts, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
-from dllm_decode.inputs import inputs_of, packed_of, part_of, unpack, with_leave_one_out, with_room
+from dllm_decode.drafts import packed_of, unpack, with_room
+from dllm_decode.guards import require_columns
+from dllm_decode.inputs import inputs_of, part_of, with_leave_one_out
 from dllm_decode.models.base import num_calls, predict_all
-from samplers.checks import shown
 from samplers.logits.statistics import certain_where
 from samplers.logits.truncation import Truncation
 
@@ -55,7 +56,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             chosen, hidden = decoder.cache.recompute(query), decoder.cache.hidden(query)
         else:
             chosen = spec.columns[n]
-        _require_columns(decoder, spec, chosen, end)
+        require_columns(decoder, spec, chosen, end)
         if sight.with_kv_cache:
             # A slot holds nothing until its column is computed, so that it must not be read before.
             unwritten = without(without((range(end),), hidden), row.computed)
@@ -63,23 +64,6 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         until = 0 if spec.causal_until is None else spec.causal_until[n]
         plans.append(Plan(chosen, end, query.needed, hidden, until))
     return plans
-
-
-def _require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> None:
-    """Raises RuntimeError unless the columns of a row can be computed, in ascending order."""
-    if not are_columns(chosen, end):
-        culprit = f"recompute of {decoder.cache!r} must return"
-        if spec.columns is not None:
-            culprit = f"columns of Pass by {decoder.verifier!r} must be"
-        raise RuntimeError(
-            f"{culprit} ranges of columns in ascending order, at least one and all within "
-            f"[0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
-        )
-    if not decoder.sight.with_kv_cache and chosen != (range(end),):
-        raise RuntimeError(
-            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its recompute "
-            f"returned {chosen!r} alone."
-        )
 
 
 def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
@@ -119,7 +103,7 @@ def _run(
         inputs.append(one)
     found = predict_all(model, inputs)
     if packs:
-        found = [unpack(logits, *packed) for logits, packed in zip(found, packs, strict=True)]
+        found = [unpack(logits, packed) for logits, packed in zip(found, packs, strict=True)]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
     return state._replace(cost=cost), layout.merged(found)
 

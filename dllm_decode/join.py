@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from dllm_decode.blocks.base import require_numbers
 from dllm_decode.core.canvas import BlankRow, Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
+from dllm_decode.guards import require_numbers
 from dllm_decode.sizes import round_up
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import require_numbers, require_opening
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.decide import decide
-from dllm_decode.decoder import Decoder, Look, Verifier
+from dllm_decode.decoder import Decoder, Look
+from dllm_decode.guards import require_look, require_numbers, require_opening
 from dllm_decode.settle import settle
 
 
@@ -50,16 +50,6 @@ def step(
         for observer in observers:
             observer(event)
     return state, done
-
-
-def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
-    """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
-        return found
-    raise RuntimeError(
-        f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
-        f"{type(found).__name__}."
-    )
 
 
 def open_blocks(decoder: Decoder, state: State) -> State:

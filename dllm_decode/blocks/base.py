@@ -11,7 +11,6 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.models.base import MaskPredictor
 from samplers.base import Decision
-from samplers.checks import shown
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
 
@@ -97,36 +96,7 @@ class BlockSchedule(PlugIn, ABC):
         return decision
 
 
-def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
-    """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
-    if numbers is None:
-        return
-    if isinstance(numbers, Tensor):
-        is_right = numbers.ndim == 2 and len(numbers) == num_rows
-        if is_right and not numbers.is_floating_point():
-            return
-        got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
-    else:
-        got = f"{shown(numbers)} ({type(numbers).__name__})"
-    raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
-
-
 def block_of(row: Row, block_length: int) -> tuple[int, int]:
     """Returns the block of a row's first unsettled column: its bounds, if all are equally long."""
     start = row.unsettled - (row.unsettled - row.first) % block_length
     return start, min(start + block_length, row.end)
-
-
-def require_opening(opening: object, row: Row, *, owner: BlockSchedule) -> None:
-    """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
-    if not isinstance(opening, Opening):
-        raise RuntimeError(
-            f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
-            f"got {shown(opening)} ({type(opening).__name__})."
-        )
-    is_inside = row.first <= opening.start < opening.stop <= row.end
-    if not is_inside or opening.stop <= row.unsettled:
-        raise RuntimeError(
-            f"opening of {owner!r} must open at least one unsettled position, so columns of "
-            f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
-        )

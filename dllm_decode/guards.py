@@ -1,0 +1,101 @@
+"""Guards: what plug-ins return is checked here, and an error names the plug-in."""
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.core.columns import are_columns
+from dllm_decode.core.layout import Group
+from dllm_decode.core.passes import Drafts, Pass
+from dllm_decode.core.rows import Opening, Row
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder, Look, Verifier
+from samplers.checks import shown
+
+
+def require_opening(opening: object, row: Row, *, owner: BlockSchedule) -> None:
+    """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
+    if not isinstance(opening, Opening):
+        raise RuntimeError(
+            f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
+            f"got {shown(opening)} ({type(opening).__name__})."
+        )
+    is_inside = row.first <= opening.start < opening.stop <= row.end
+    if not is_inside or opening.stop <= row.unsettled:
+        raise RuntimeError(
+            f"opening of {owner!r} must open at least one unsettled position, so columns of "
+            f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
+        )
+
+
+def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
+    """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
+    if numbers is None:
+        return
+    if isinstance(numbers, Tensor):
+        is_right = numbers.ndim == 2 and len(numbers) == num_rows
+        if is_right and not numbers.is_floating_point():
+            return
+        got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
+    else:
+        got = f"{shown(numbers)} ({type(numbers).__name__})"
+    raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
+
+
+def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
+    """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
+        return found
+    raise RuntimeError(
+        f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
+        f"{type(found).__name__}."
+    )
+
+
+def require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> None:
+    """Raises RuntimeError unless the columns of a row can be computed, in ascending order."""
+    if not are_columns(chosen, end):
+        culprit = f"recompute of {decoder.cache!r} must return"
+        if spec.columns is not None:
+            culprit = f"columns of Pass by {decoder.verifier!r} must be"
+        raise RuntimeError(
+            f"{culprit} ranges of columns in ascending order, at least one and all within "
+            f"[0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
+        )
+    if not decoder.sight.with_kv_cache and chosen != (range(end),):
+        raise RuntimeError(
+            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its recompute "
+            f"returned {chosen!r} alone."
+        )
+
+
+def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
+    """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
+    if group.on_device is not None:
+        raise RuntimeError(
+            "attend of Pass must be None where rows compute different numbers of columns."
+        )
+    size = (*group.positions.shape, group.num_keys)
+    if tuple(attend.shape) != size:
+        raise RuntimeError(
+            f"attend of Pass must have the shape (rows, columns, keys), {size}, got "
+            f"{tuple(attend.shape)}."
+        )
+
+
+def require_drafts(state: State, drafts: Drafts) -> None:
+    """Raises RuntimeError unless drafts are whole canvases, in branches that the cache has."""
+    if drafts.causal_from is not None and not drafts.in_columns:
+        raise RuntimeError("causal_from of Drafts must be None unless in_columns is True.")
+    size = (len(drafts.rows), state.canvas.width)
+    if tuple(drafts.tokens.shape) != size:
+        raise RuntimeError(
+            f"tokens of Drafts must be whole canvases, {size[0]} of {size[1]} columns, got the "
+            f"shape {tuple(drafts.tokens.shape)}."
+        )
+    most = max(1, state.cache.num_rows // max(1, state.cache.capacity))
+    if state.cache.kv_cache is not None and not drafts.in_columns and max(drafts.branches) >= most:
+        raise RuntimeError(
+            f"branches of Drafts must be below num_branches of the verifier, {most}, got "
+            f"{max(drafts.branches)}. Override num_branches, or use in_columns=True."
+        )
