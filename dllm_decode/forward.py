@@ -36,7 +36,9 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
     state, logits = _run(decoder, state._replace(layout=layout), spec, layout)
     if decoder.config.cfg_scale:
         state, unguided = _run(decoder, state, _without_given(state, spec), layout)
-        logits = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
+        guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
+        # A difference from -inf is no number; the token keeps its logit.
+        logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
     state = _counted(decoder, state, spec, plans, layout)
     return _finished(decoder, state, spec, layout, logits)
 

@@ -107,7 +107,6 @@ def generate(
     require_tokenizer(tokenizer)
     filled = _filled(tokenizer, templates, model)
     config = _config(config, named.options, filled, num_return_sequences)
-    require_integer("num_rows", num_rows, least=1)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
     )
@@ -148,13 +147,13 @@ def _config(
     num_return_sequences: int,
 ) -> DecodeConfig:
     """Returns the options of the decode, as long as the longest template if there are any."""
-    if templates and options.get("gen_length") is not None:
+    config, usual = config.updated(**options), DecodeConfig().gen_length
+    if templates and (options.get("gen_length") is not None or config.gen_length != usual):
         raise ValueError(
             "gen_length must be left out with templates, whose answers are as long as they are, "
-            f"got {options['gen_length']}. End a template with [MASK:{options['gen_length']}] to "
-            "let the model go on."
+            f"got {config.gen_length}. End a template with [MASK:{config.gen_length}] to let the "
+            "model go on."
         )
-    config = config.updated(**options)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     if num_return_sequences > 1 and config.temperature == 0.0:
         raise ValueError(

@@ -21,7 +21,7 @@ from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier
 from dllm_decode.join import Answered, answers_of, blank, ended_at_once, join, leave
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
-from dllm_decode.options import DecodeConfig, DecodeOptions
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
 from dllm_decode.round import step
 from dllm_decode.verify import NoVerifier
@@ -124,8 +124,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
             are not as many templates as prompts, at once if both have a length; or, when a row
             becomes free, if a prompt is empty or contains the mask id, or a template is too long.
     """
-    if num_rows < 1:
-        raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
+    require_integer("num_rows", num_rows, least=1)
     if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
@@ -193,8 +192,7 @@ def rounds(
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
     """
-    if num_rows < 1:
-        raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
+    require_integer("num_rows", num_rows, least=1)
     with torch.inference_mode():
         state = State.empty(num_rows, blank(decoder, ()), next(_DECODES))
     while True:

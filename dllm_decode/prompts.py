@@ -38,8 +38,14 @@ def token_lists(
     """
     if isinstance(prompts, Mapping):
         if "input_ids" not in prompts:
-            raise ValueError(f"prompts must have input_ids, got the keys {sorted(prompts)}.")
-        mask = prompts.get("attention_mask", attention_mask)
+            turn = " A chat is a list of turns: [turn]." if "role" in prompts else ""
+            raise ValueError(f"prompts must have input_ids, got the keys {sorted(prompts)}.{turn}")
+        mask = prompts.get("attention_mask")
+        if mask is not None and attention_mask is not None:
+            raise ValueError(
+                "attention_mask must be given once, got one in prompts and another as an argument."
+            )
+        mask = attention_mask if mask is None else mask
         return token_lists(*_as_batch(prompts["input_ids"], mask))
     if isinstance(prompts, Array):
         return _rows_of(*_as_batch(prompts, attention_mask))

@@ -38,7 +38,8 @@ class SuffixWindow(CachePolicy):
         tail: Last columns of the row that stay.
 
     Raises:
-        ValueError: If `inner` is not a cache policy, or a number of columns is negative.
+        ValueError: If `inner` is not a cache policy or hides columns itself, or a number of columns
+            is negative.
     """
 
     inner: CachePolicy = field(default_factory=PrefixCache)
@@ -50,8 +51,16 @@ class SuffixWindow(CachePolicy):
             raise ValueError(
                 f"inner must be a cache policy such as PrefixCache(), got {self.inner!r}."
             )
+        if type(self.inner).hidden is not CachePolicy.hidden:
+            raise ValueError(
+                f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."
+            )
         require_count("width", self.width, 0, unit="columns")
         require_count("tail", self.tail, 0, unit="columns")
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return self.inner.needs
 
     @property
     def gives(self) -> frozenset[Fact]:

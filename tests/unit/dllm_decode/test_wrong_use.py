@@ -15,12 +15,15 @@ from dllm_decode import (
     DualCache,
     NoCache,
     NoVerifier,
+    SuffixWindow,
     decode,
+    decode_many,
     load_model,
 )
 from dllm_decode import prompts as reading
 from dllm_decode.caches import CacheQuery
 from dllm_decode.compatibility import require_plugins
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.loading.find import find_model
 from samplers import ConfidenceThreshold, Decision, Sampler, View
 from samplers.facts import Fact
@@ -166,3 +169,43 @@ def test_what_stands_in_place_of_a_plug_in_is_told_how_to_become_one() -> None:
         with pytest.raises(ValueError, match=hint) as refused:
             require_plugins(*parts)
         assert len(str(refused.value)) < 300
+
+
+def test_guidance_keeps_a_logit_of_minus_infinity() -> None:
+    """Once the difference of two such logits was NaN, for which the model was blamed."""
+
+    class NoNines(HashModel):
+        def predict(self, inputs: ForwardInputs) -> torch.Tensor:
+            logits = super().predict(inputs)
+            logits[..., 9] = -torch.inf
+            return logits
+
+    out = decode(NoNines(), [[3, 4]], ConfidenceThreshold(0.9), gen_length=8, cfg_scale=0.5)
+    assert not (out.tokens == 9).any()
+
+
+def test_a_window_needs_the_facts_of_its_inner_policy_and_takes_none_that_hides_columns() -> None:
+    inner = DualCache(entry="official")
+    assert inner.needs
+    assert SuffixWindow(inner).needs == inner.needs
+    with pytest.raises(ValueError, match=r"inner must be .* that hides no columns itself"):
+        SuffixWindow(SuffixWindow(NoCache(), 0), 9)
+
+
+def test_a_mask_in_two_places_is_refused() -> None:
+    """Once the argument was ignored."""
+    model = tiny("llada")
+    batch: dict[str, Any] = {"input_ids": [[3, 4]], "attention_mask": [[1, 1]]}
+    mask = torch.tensor([[0, 1]])
+    with pytest.raises(ValueError, match="attention_mask must be given once"):
+        decode(model, batch, ConfidenceThreshold(), attention_mask=mask, gen_length=4)
+    alone = decode(model, [[4]], ConfidenceThreshold(), gen_length=4)
+    batch["attention_mask"] = None
+    out = decode(model, batch, ConfidenceThreshold(), attention_mask=mask, gen_length=4)
+    assert torch.equal(out.tokens, alone.tokens)
+
+
+def test_a_number_of_rows_that_is_not_whole_is_refused() -> None:
+    """Once 2.5 rows were three, or an error of torch."""
+    with pytest.raises(ValueError, match=r"num_rows must be an integer, got 2\.5"):
+        decode_many(tiny("llada"), [[3]], ConfidenceThreshold(), num_rows=2.5)  # type: ignore[arg-type]
