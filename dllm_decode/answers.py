@@ -127,8 +127,8 @@ def answer_of(
         row: Number of the row.
         stop_strings: Texts that end the answer.
     """
-    tokens = decoded.tokens[row, : request.gen_length]
-    settled = tokens[~decoded.unsettled[row, : request.gen_length]].tolist()
+    tokens = decoded.tokens[row, : request.config.gen_length]
+    settled = tokens[~decoded.unsettled[row, : request.config.gen_length]].tolist()
     if request.template:
         token_ids = [token for token in settled if token not in decoded.eos_ids]
         has_ended = int(tokens[-1]) in decoded.eos_ids

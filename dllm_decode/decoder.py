@@ -148,16 +148,9 @@ class Decoder:
         request = Request(
             index=index,
             prompt=read_prompt(prompt, self.model, config.gen_length),
-            gen_length=config.gen_length,
+            config=config,
             template=read_template(template, self.model, config.gen_length),
-            seed=config.seed,
             noise_index=index if noise_index is None else noise_index,
-            temperature=float(config.temperature),
-            top_p=config.top_p,
-            top_k=config.top_k,
-            is_tempered=config.is_tempered,
-            stop_at_eos=config.stop_at_eos,
-            truncate_at_eos=config.truncate_at_eos,
             stop=stop,
         )
         self.verifier.check_request(self, request)

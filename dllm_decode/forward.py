@@ -176,11 +176,11 @@ def _finished(
 
 def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
     """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
-    requests = [row.request for row in rows]
-    if not any(request.is_tempered for request in requests):
+    configs = [row.config for row in rows]
+    if not any(config.is_tempered for config in configs):
         return None
     # A row that is not truncated keeps its logits, because a temperature of 0 changes none.
-    own = [(r.temperature if r.is_tempered else 0.0, r.top_p, r.top_k) for r in requests]
+    own = [(float(c.temperature) * c.is_tempered, c.top_p, c.top_k) for c in configs]
     if len(set(own)) == 1:
         return Truncation(*own[0])
     temperatures, shares, counts = zip(*own, strict=True)

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
 from dllm_decode.guards import require_numbers
-from dllm_decode.sizes import round_up
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state
 
@@ -22,7 +21,8 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     """Returns the state with further rows, before their first round. The others do not change."""
     if not requests:
         return state
-    new = [_row(decoder, request) for request in requests]
+    mask_id, now = decoder.model.mask_id, time.perf_counter()
+    new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
     canvas = blank(decoder, new)
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
     require_numbers(numbers, len(canvas), owner=decoder.schedule)
@@ -30,7 +30,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
         new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
     device, more = state.device, len(new)
-    noise = [(request.seed, request.noise_index) for request in requests]
+    noise = [(request.config.seed, request.noise_index) for request in requests]
     seeds, indices = torch.tensor(noise, device=device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     return state._replace(
@@ -52,26 +52,13 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
 def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
     """Returns the canvas of rows before their first round."""
     return Canvas.blank(
-        [
-            BlankRow(r.request.prompt, r.request.template, r.request.gen_length, r.first, r.end)
-            for r in rows
-        ],
+        rows,
         # A window that begins with the last block must fit.
         width=max((row.end + decoder.window_length for row in rows), default=0),
         mask_id=decoder.model.mask_id,
         eos_ids=decoder.verifier.eos_ids(decoder.model),
         device=decoder.model.device,
     )
-
-
-def _row(decoder: Decoder, request: Request) -> Row:
-    length, align = len(request.prompt), decoder.align
-    first = length - length % align
-    end = first + round_up(length - first + request.gen_length, align)
-    mask_id = decoder.model.mask_id
-    open_at = [n for n, token in enumerate(request.template) if token == mask_id]
-    unsettled = length + (open_at[0] if open_at else len(request.template))
-    return Row(request, first, end, unsettled, started_s=time.perf_counter())
 
 
 def _with_slots(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
@@ -156,7 +143,7 @@ def ended_at_once(decoder: Decoder, state: State, num_joined: int) -> list[int]:
         row = state.rows[number]
         request = row.request
         given = request.template[: row.unsettled - row.prompt_length]
-        has_ended = request.stop_at_eos and any(token in ends for token in given)
+        has_ended = request.config.stop_at_eos and any(token in ends for token in given)
         if has_ended or row.unsettled >= row.answer_end:
             found.append(number)
     return found
@@ -174,7 +161,7 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
     answers = []
     for number, row in enumerate(state.rows[row] for row in rows):
         output = DecodeOutput(
-            tokens=tokens[number : number + 1, : row.request.gen_length],
+            tokens=tokens[number : number + 1, : row.config.gen_length],
             unsettled=unsettled[number : number + 1, row.prompt_length : row.answer_end],
             nfe=torch.tensor([row.nfe]),
             query_positions=torch.tensor([row.query_positions]),

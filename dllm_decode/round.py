@@ -141,7 +141,7 @@ def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
             done.append(n)
         # A block-causal model decodes its whole last block, also the columns after the answer.
         is_full = found.unsettled[n] >= max(row.answer_end, row.opening.phase[1])
-        if is_full or (row.request.stop_at_eos and found.has_ended[n]):
+        if is_full or (row.config.stop_at_eos and found.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
     return state, sorted({*done, *_stopped(decoder, state, stepping)})

@@ -113,7 +113,7 @@ def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
 
 def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
     """Returns the canvas in which a committed EOS ends the answer, in rows with this option."""
-    asks = [row.request.truncate_at_eos for row in rows]
+    asks = [row.config.truncate_at_eos for row in rows]
     if not any(asks):
         return canvas
     where = None if all(asks) else torch.tensor(asks, device=canvas.tokens.device)

@@ -137,7 +137,7 @@ def view_of(
         masked=masked,
         eligible=eligible,
         start=_shared(starts, lambda: window.starts_on_device - prompts),
-        gen_length=_shared([row.request.gen_length for row in own], lambda: canvas.gen_lengths),
+        gen_length=_shared([row.config.gen_length for row in own], lambda: canvas.gen_lengths),
         committed=(_shared(sizes, lambda: canvas.ends - prompts) - every.sum(-1)).minimum(
             canvas.gen_lengths
         ),
@@ -155,8 +155,8 @@ def view_of(
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
     """Returns the temperature of draws; tempered logits are already divided by the temperature."""
-    requests = [row.request for row in rows]
-    values = [float(r.temperature > 0.0) if r.is_tempered else r.temperature for r in requests]
+    configs = [row.config for row in rows]
+    values = [float(c.temperature > 0.0 if c.is_tempered else c.temperature) for c in configs]
     return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 

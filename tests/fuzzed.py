@@ -76,13 +76,13 @@ class Watch:
         fresh = set(indices) - set(self.steps)
         parts = (indices, event.after.tokens.tolist(), event.after.unsettled.tolist(), rows)
         for index, tokens, unsettled, row in zip(*parts, strict=True):
-            own = slice(row.prompt_length, row.prompt_length + row.request.gen_length)
+            own = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
             self.steps.setdefault(index, []).append((tokens[own], unsettled[own]))
             is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.opening.stop
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
         self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
-        self.note("rows of different temperature", len({r.request.temperature for r in rows}) > 1)
-        self.note("rows of different length", len({r.request.gen_length for r in rows}) > 1)
+        self.note("rows of different temperature", len({r.config.temperature for r in rows}) > 1)
+        self.note("rows of different length", len({r.config.gen_length for r in rows}) > 1)
         stayed = [index for index in self.order if index in indices]
         self.note("a row moved", [index for index in indices if index in self.order] != stayed)
         self.order = indices
@@ -92,7 +92,7 @@ class Watch:
     def note_row(self, row: Row, has_ended_early: bool) -> None:
         """Notes what a row is doing, and whether it has ended before its answer was full."""
         decoder, reads_tokens = self.case.decoder, row.request.stop.reads_tokens
-        at_eos = row.request.stop_at_eos
+        at_eos = row.config.stop_at_eos
         is_several = isinstance(decoder.schedule, MultiBlock)
         is_wide = row.opening.stop - row.opening.start > decoder.block_length
         self.note("several blocks open", is_several and is_wide)
@@ -214,7 +214,7 @@ def _joining(case: Case, watch: Watch) -> Iterator[Answered]:
 def _alone(case: Case, request: Request) -> Found:
     """Decodes one request, by the public function if its answer does not depend on its index."""
     watch, decoder = Watch(case), case.decoder
-    is_noisy = request.temperature > 0.0 or "random" in repr(decoder.sampler)
+    is_noisy = request.config.temperature > 0.0 or "random" in repr(decoder.sampler)
     is_noisy |= isinstance(decoder.verifier, S2D2)
     if case.seed % 2 and (request.index == 0 or not is_noisy) and _is_allowed_alone(case, request):
         config = decoder.config.updated(**case.options[request.index])
@@ -264,18 +264,19 @@ def _as_the_target(
     if not isinstance(verifier, ARVerify) or request.stop.reads_tokens:
         return
     # Drawn drafts follow the target's law, but not its sample.
-    is_noisy = request.temperature > 0.0
+    is_noisy = request.config.temperature > 0.0
     if is_noisy and verifier.drafting.is_drawn:
         return
     model, ends = case.decoder.model, verifier.target.eos_ids
-    if not request.stop_at_eos or MASK in given or any(token in ends for token in given):
+    if not request.config.stop_at_eos or MASK in given or any(token in ends for token in given):
         return
     own = written_alone(
         verifier.target.network.model, list(request.prompt), given,
-        gen_length=request.gen_length, stops=ends,
+        gen_length=request.config.gen_length, stops=ends,
         banned=(MASK, *model.banned_ids, *case.decoder.config.banned_ids),
-        temperature=request.temperature,
-        key=row_keys(request.seed, torch.tensor([request.noise_index])) if is_noisy else None,
+        temperature=request.config.temperature,
+        key=row_keys(request.config.seed, torch.tensor([request.noise_index]))
+        if is_noisy else None,
     )  # fmt: skip
     events["compared with the target alone"] += 1
     events["compared with the target's own sample"] += is_noisy
@@ -326,7 +327,7 @@ def _note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> Non
     events["deferred ids"] += bool(config.deferred_ids)
     events["banned ids"] += bool(config.banned_ids)
     for number, request in enumerate(case.requests):
-        length, template, found = request.gen_length, request.template, whole[request.index]
+        length, template, found = request.config.gen_length, request.template, whole[request.index]
         given = [token != MASK for token in template]
         blocks = [given[at : at + size] for at in range(0, len(given), size)]
         width = len(request.prompt) + length

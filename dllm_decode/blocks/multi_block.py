@@ -97,7 +97,7 @@ class MultiBlock(BlockSchedule):
         num_open = 1 if row.opening == CLOSED else row.opening.note.num_open
         newest, busy = num_open - 1, sum(left > 0 for left in masks[:num_open])
         opens = done[newest] >= self.open_at * sizes[newest]
-        opens &= not (row.request.stop_at_eos and _EOS in numbers)
+        opens &= not (row.config.stop_at_eos and _EOS in numbers)
         opens &= self.max_open is None or busy < self.max_open
         # A row always has something to do, because full blocks are passed at once.
         first_left = next((number for number, left in enumerate(masks) if left), 0)

@@ -28,6 +28,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dllm_decode.core.rows import Row
+
 # The fields of a canvas with one entry a row.
 _TENSORS = (
     "tokens", "unsettled", "answer", "given", "prompt_lengths", "firsts", "ends", "gen_lengths"
@@ -65,7 +67,7 @@ class Canvas:
 
     @staticmethod
     def blank(
-        rows: Sequence["BlankRow"],
+        rows: Sequence[Row],
         *,
         width: int,
         mask_id: int,
@@ -75,7 +77,7 @@ class Canvas:
         """Lays out prompts, given tokens and masks, left-aligned.
 
         Args:
-            rows: Prompts, templates and lengths.
+            rows: The rows, of which only the request and the bounds are read.
             width: Columns of the canvas, L.
             mask_id: The [MASK] token.
             eos_ids: Tokens that end an answer.
@@ -84,10 +86,10 @@ class Canvas:
         tokens = torch.full((len(rows), width), eos_ids[0], dtype=torch.long)
         for line, row in zip(tokens, rows, strict=True):
             line[: row.end] = mask_id
-            written = [*row.prompt, *row.template]
+            written = [*row.request.prompt, *row.request.template]
             line[: len(written)] = torch.tensor(written)
         tokens = tokens.to(device)
-        bounds = [(len(row.prompt), row.gen_length, row.first, row.end) for row in rows]
+        bounds = [(row.prompt_length, row.config.gen_length, row.first, row.end) for row in rows]
         numbers = torch.tensor(bounds, dtype=torch.long, device=device).view(-1, 4)
         prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
@@ -188,22 +190,3 @@ class Canvas:
         """Returns the canvas with an EOS settled in some columns."""
         tokens = self.tokens.masked_fill(where, self.eos_ids[0])
         return replace(self, tokens=tokens, unsettled=self.unsettled & ~where)
-
-
-@dataclass(frozen=True)
-class BlankRow:
-    """One row before it is laid out.
-
-    Attributes:
-        prompt: Token ids.
-        template: First tokens of the answer, [MASK] where they are open; the rest is open.
-        gen_length: Tokens of the answer.
-        first: Column at which the first block begins.
-        end: First column that is not the row's.
-    """
-
-    prompt: Sequence[int]
-    template: Sequence[int]
-    gen_length: int
-    first: int
-    end: int

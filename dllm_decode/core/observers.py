@@ -130,7 +130,7 @@ class Trace:
         committed, removed, before = committed.cpu(), removed.cpu(), before.cpu()
         probability, positions = probability.float().cpu(), view.positions.cpu()
         for index, row in enumerate(event.rows):
-            request, length = row.request.index, row.request.gen_length
+            request, length = row.request.index, row.config.gen_length
             steps = self.steps.setdefault(request, torch.full((length,), -1))
             confidences = self.confidences.setdefault(request, torch.full((length,), torch.nan))
             past = self.revisions.setdefault(request, [])
@@ -200,7 +200,7 @@ def _filled(event: StepEvent) -> Bool[Tensor, "B L"]:
     eos = after.eos
     follows = eos.cumsum(-1) - eos.long() > 0
     # A row that goes on after an EOS until its answer is full gets no fill.
-    is_cut = [row.request.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
+    is_cut = [row.config.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
     ends = event.ended & torch.tensor(is_cut, device=eos.device)
     return ends[:, None] & follows & (after.tokens == after.eos_ids[0])
 

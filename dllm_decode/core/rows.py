@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.options import DecodeConfig
+from dllm_decode.sizes import round_up
 
 
 @dataclass(frozen=True)
@@ -19,34 +21,18 @@ class Request:
     Attributes:
         index: Number of the request, by which observers and outputs name it.
         prompt: Token ids.
+        config: The options of this request.
         template: First tokens of the answer, [MASK] where they are open; the rest is open.
-        gen_length: Tokens of the answer.
-        seed: Seed of the noise.
         noise_index: Further number that the noise depends on, so that the prompts of one decode
             draw differently; else only on the seed and on the row's own tokens.
-        temperature: As in `DecodeConfig`.
-        top_p: Share of the probability that proposals are drawn from.
-        top_k: Number of tokens that proposals are drawn from; 0: all.
-        is_tempered: True if samplers see logits after temperature and truncation, which
-            proposals are drawn from.
-        stop_at_eos: True if the answer ends with its first EOS.
-        truncate_at_eos: True if EOS is written over all tokens after an EOS as soon as it is
-            committed.
         stop: Ends the answer early, in addition to an EOS.
     """
 
     index: int
     prompt: Sequence[int]
-    gen_length: int
+    config: DecodeConfig
     template: Sequence[int] = ()
-    seed: int = 0
     noise_index: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    is_tempered: bool = False
-    stop_at_eos: bool = True
-    truncate_at_eos: bool = False
     stop: StopRule = field(default_factory=NeverStop)
 
 
@@ -193,6 +179,28 @@ class Row(NamedTuple):
     numbers: Numbers = Numbers()
     error: str = ""
 
+    @staticmethod
+    def of(request: Request, align: int, mask_id: int, started_s: float = 0.0) -> "Row":
+        """Returns the row of a request before its first round.
+
+        Args:
+            request: The request.
+            align: Blocks begin at multiples of so many columns, and the last one is filled up.
+            mask_id: The [MASK] token.
+            started_s: When the row joins.
+        """
+        length = len(request.prompt)
+        first = length - length % align
+        end = first + round_up(length - first + request.config.gen_length, align)
+        open_at = [n for n, token in enumerate(request.template) if token == mask_id]
+        unsettled = length + (open_at[0] if open_at else len(request.template))
+        return Row(request, first, end, unsettled, started_s)
+
+    @property
+    def config(self) -> DecodeConfig:
+        """The options of the request."""
+        return self.request.config
+
     @property
     def prompt_length(self) -> int:
         """Column of answer position 0."""
@@ -201,7 +209,7 @@ class Row(NamedTuple):
     @property
     def answer_end(self) -> int:
         """First column after the answer's own tokens."""
-        return self.prompt_length + self.request.gen_length
+        return self.prompt_length + self.request.config.gen_length
 
     def with_block(self, start: int, stop: int) -> "Row":
         """Returns the row with other columns that cache policies take for the open block."""

@@ -143,7 +143,7 @@ def _choice(
     watch = None if recorder is None else recorder.watch
     job = Job(request, channel.emitter(number), shown=_shown(asked), watch=watch)
     prose = Prose(service.tokenizer, asked.stop)
-    return Choice(number, job, prose, recorder, not request.stop_at_eos, wants_trace)
+    return Choice(number, job, prose, recorder, not request.config.stop_at_eos, wants_trace)
 
 
 def template_ids(

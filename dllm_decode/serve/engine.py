@@ -222,7 +222,7 @@ def _show(event: StepEvent, jobs: Sequence[Job | None]) -> None:
     for number, job in shown:
         prefix = prefixes[number]
         if job.shown == "canvas":
-            tokens = answers[number][: job.request.gen_length]
+            tokens = answers[number][: job.request.config.gen_length]
             drafted = [None if token == event.after.mask_id else token for token in tokens]
             job.emit(Drafted(drafted, job.num_rounds))
         # The rest of an answer that has ended comes with its last event.

@@ -133,4 +133,4 @@ class Job:
     @property
     def num_columns(self) -> int:
         """Tokens of the prompt and the answer."""
-        return len(self.request.prompt) + self.request.gen_length
+        return len(self.request.prompt) + self.request.config.gen_length

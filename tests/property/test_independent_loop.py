@@ -121,11 +121,12 @@ def plainly(case: Drawn, asked: Request) -> reference.Reference:
     """Decodes a row by the plain loop."""
     decoder, model = case.decoder, case.decoder.model
     looks = reference.Looks(model, case.cache)
+    own = asked.config
     row = reference.Row(
-        prompt=asked.prompt, template=asked.template, gen_length=asked.gen_length,
-        block_length=decoder.block_length, temperature=asked.temperature, top_p=asked.top_p,
-        top_k=asked.top_k, seed=asked.seed, index=asked.index, stop_at_eos=asked.stop_at_eos,
-        truncate_at_eos=asked.truncate_at_eos,
+        prompt=asked.prompt, template=asked.template, gen_length=own.gen_length,
+        block_length=decoder.block_length, temperature=own.temperature, top_p=own.top_p,
+        top_k=own.top_k, seed=own.seed, index=asked.index, stop_at_eos=own.stop_at_eos,
+        truncate_at_eos=own.truncate_at_eos,
     )  # fmt: skip
     banned = frozenset((MASK, *model.banned_ids, *decoder.config.banned_ids))
     everything = reference.Asked(
@@ -169,15 +170,15 @@ def note(events: Counter[str], case: Drawn, asked: Request, expected: reference.
         if was not in (MASK, now)
     ]
     events[name] += 1
-    events[f"{name} in several blocks"] += asked.gen_length > case.decoder.block_length
+    events[f"{name} in several blocks"] += asked.config.gen_length > case.decoder.block_length
     events[f"{case.cache}, shift {model.logit_shift}, causal {bool(case.decoder.align > 1)}"] += 1
     events["edited"] += any(now != MASK for _, now in changes)
     events["re-masked"] += any(now == MASK for _, now in changes)
-    events["drawn"] += asked.temperature > 0.0
-    events["cut"] += asked.top_p < 1.0 or asked.top_k > 0
+    events["drawn"] += asked.config.temperature > 0.0
+    events["cut"] += asked.config.top_p < 1.0 or asked.config.top_k > 0
     events["given tokens"] += any(token != MASK for token in asked.template)
     events["a given EOS"] += any(token in model.eos_ids for token in asked.template)
-    events["truncated"] += asked.truncate_at_eos and EOS in expected.tokens
+    events["truncated"] += asked.config.truncate_at_eos and EOS in expected.tokens
     events["several tokens in a step"] += any(len(commit) > 1 for commit in expected.commits)
     events["no forward"] += not expected.steps
 

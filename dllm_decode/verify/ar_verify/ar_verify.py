@@ -110,10 +110,10 @@ class ARVerify(Verifier):
 
     def check_request(self, decoder: Decoder, request: Request) -> None:
         check_request(self.target, decoder.model, request, verifier="ARVerify")
-        if self.drafting.is_drawn and request.temperature != decoder.config.temperature:
+        if self.drafting.is_drawn and request.config.temperature != decoder.config.temperature:
             raise ValueError(
                 f"All requests must have the decode's temperature with {self.drafting!r}, "
-                f"{decoder.config.temperature}, got {request.temperature}."
+                f"{decoder.config.temperature}, got {request.config.temperature}."
             )
 
     def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:

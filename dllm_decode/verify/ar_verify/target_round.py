@@ -79,10 +79,11 @@ def check_request(
     target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
 ) -> None:
     """Raises ValueError if a target cannot read a request, or answer it from left to right."""
-    if request.top_p < 1.0 or request.top_k:
+    config = request.config
+    if config.top_p < 1.0 or config.top_k:
         raise ValueError(
             f"top_p and top_k of a request must be left out with {verifier}, since the target "
-            f"writes the answer, got top_p={request.top_p} and top_k={request.top_k}. Use "
+            f"writes the answer, got top_p={config.top_p} and top_k={config.top_k}. Use "
             f"{Fact.SAMPLER_DECIDES.remedy}."
         )
     open_at = [n for n, token in enumerate(request.template) if token == model.mask_id]

@@ -41,7 +41,7 @@ class Edited:
         before, after = event.before, event.after
         edited = ~before.masked & (before.tokens != after.tokens)
         # What ending a row filled is no edit.
-        is_cut = [row.request.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
+        is_cut = [row.config.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
         edited &= ~(event.ended & torch.tensor(is_cut))[:, None]
         assert not (edited & before.given).any()
         assert not (edited & after.masked).any()

@@ -9,6 +9,7 @@ from tiny_models import FAMILIES, tiny
 
 from dllm_decode import (
     CachePolicy,
+    DecodeConfig,
     DelayedCache,
     DualCache,
     FreeCache,
@@ -22,7 +23,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.caches import CacheQuery, History
-from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.rows import Numbers, Opening, Request, Row
 from dllm_decode.models.base import KVCache
@@ -50,7 +51,7 @@ def query(step: int, **more: Any) -> CacheQuery:
     """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
     block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
     row = Row(
-        Request(0, prompt=[1, 2, 3, 4], gen_length=16), first=4, end=20, unsettled=8, opening=block,
+        Request(0, [1, 2, 3, 4], DecodeConfig(gen_length=16)), 4, 20, unsettled=8, opening=block,
         turn_forwards=step, last_needed=4, nfe=8, numbers=Numbers(cache=more.pop("numbers", ())),
     )  # fmt: skip
     return CacheQuery(row._replace(**more), end, shift)
@@ -58,7 +59,8 @@ def query(step: int, **more: Any) -> CacheQuery:
 
 def blank(tokens: list[list[int]]) -> Canvas:
     """Rows with a prompt of 4 columns and an answer of 16, of which some tokens are given."""
-    rows = [BlankRow([1, 2, 3, 4], answer, 16, 4, 20) for answer in tokens]
+    config = DecodeConfig(gen_length=16)
+    rows = [Row.of(Request(0, [1, 2, 3, 4], config, answer), 1, MASK) for answer in tokens]
     return Canvas.blank(rows, width=20, mask_id=MASK, eos_ids=(0,))
 
 

@@ -1,17 +1,22 @@
 import torch
 
-from dllm_decode.core.canvas import BlankRow, Canvas
+from dllm_decode import DecodeConfig
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
+from dllm_decode.core.rows import Request, Row
 
 MASK, EOS = 9, 8
 
 
-def blank(*rows: BlankRow, width: int = 8) -> Canvas:
+def blank(*rows: Row, width: int = 8) -> Canvas:
     return Canvas.blank(rows, width=width, mask_id=MASK, eos_ids=(EOS,))
 
 
-def row(prompt: list[int], template: tuple[int, ...] = (), gen_length: int = 4) -> BlankRow:
-    return BlankRow(prompt, template, gen_length, len(prompt), len(prompt) + gen_length)
+def row(
+    prompt: list[int], template: tuple[int, ...] = (), gen_length: int = 4, align: int = 1
+) -> Row:
+    config = DecodeConfig(gen_length=gen_length)
+    return Row.of(Request(0, prompt, config, template), align, MASK)
 
 
 def settled(canvas: Canvas, answers: list[list[int]]) -> Canvas:
@@ -39,7 +44,7 @@ def test_rows_begin_in_column_0_and_what_is_nobodys_is_a_settled_eos() -> None:
 def test_what_fills_up_the_last_block_of_a_block_causal_row_is_open_but_no_part_of_its_answer() -> (
     None
 ):
-    canvas = blank(BlankRow([1, 2, 3, 4, 5], (), 2, 4, 8))
+    canvas = blank(row([1, 2, 3, 4, 5], gen_length=2, align=4))
     assert canvas.unsettled[0].tolist() == [False] * 5 + [True] * 3
     assert canvas.unfinished[0].tolist() == [False] * 5 + [True] * 2 + [False]
     assert canvas.answers().tolist() == [[MASK, MASK]]

@@ -13,6 +13,7 @@ from dllm_decode import (
     ARVerify,
     Canvas,
     CausalTarget,
+    DecodeConfig,
     Drafting,
     DraftLength,
     Guided,
@@ -25,7 +26,7 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.core.canvas import BlankRow
+from dllm_decode.core.rows import Request, Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
@@ -312,7 +313,7 @@ def misfit(tokens: Tensor, law: Tensor) -> float:
 
 def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:
     num, temperature = 40_000, 0.7
-    rows = [BlankRow([1], [], 3, first=1, end=4)] * num
+    rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
     canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
     keys = row_keys(0, torch.arange(num))
     beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
