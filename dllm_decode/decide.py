@@ -14,6 +14,8 @@ from samplers.view import View
 def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Decision]:
     """Asks the sampler for its decision, between the schedule's two hooks.
 
+    A verifier may have done so already; then the look has a decision.
+
     Returns:
         The state with the new states of sampler and schedule, the look with the view that the
         sampler was shown, and the decision.

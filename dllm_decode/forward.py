@@ -11,14 +11,14 @@ from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout, Plan
-from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
-from dllm_decode.drafts import packed_of, unpack, with_room
 from dllm_decode.guards import require_columns
 from dllm_decode.inputs import inputs_of, part_of, with_leave_one_out
 from dllm_decode.models.base import num_calls, predict_all
+from dllm_decode.packing import packed_of, unpack, with_room
 from samplers.logits.statistics import certain_where
 from samplers.logits.truncation import Truncation
 
@@ -70,37 +70,37 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
 
 def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
     """Returns the layout of a forward: the last forward's, if the columns are the same."""
-    rows, window = spec.states(state.canvas).rows, spec.window
+    rows, window = spec.looked_at(state.canvas).rows, spec.window
     own, starts = [plans[row] for row in rows], tuple(window.starts[row] for row in rows)
     key = Layout.key_of(own, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
-    if spec.drafts is not None:
+    if spec.branches is not None:
         window = Window.of(starts, window.width, state.canvas)
     return Layout.of(decoder.sight, own, window)
 
 
 def _without_given(state: State, spec: Pass) -> Pass:
     """Returns the same forward on canvases with [MASK] for prompts and given tokens."""
-    canvas, states = state.canvas, spec.states(state.canvas)
-    given = canvas.given[torch.tensor(states.rows, device=canvas.given.device)]
-    hidden = states.tokens.masked_fill(given, canvas.mask_id)
-    return spec._replace(drafts=states._replace(tokens=hidden))
+    canvas, branches = state.canvas, spec.looked_at(state.canvas)
+    given = canvas.given[torch.tensor(branches.rows, device=canvas.given.device)]
+    hidden = branches.tokens.masked_fill(given, canvas.mask_id)
+    return spec._replace(branches=branches._replace(tokens=hidden))
 
 
 def _run(
     decoder: Decoder, state: State, spec: Pass, layout: Layout
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Calls the model on all groups at once; returns the logits in the order of the states."""
-    model, states = decoder.model, spec.states(state.canvas)
-    if spec.drafts is not None:
-        state = with_room(state, states, layout)
+    """Calls the model on all groups at once; returns the logits in the order of the branches."""
+    model, branches = decoder.model, spec.looked_at(state.canvas)
+    if spec.branches is not None:
+        state = with_room(state, branches, layout)
     inputs, packs = [], []
     for group in layout.groups:
         one = inputs_of(state, spec, group)
         one = with_leave_one_out(one, model.mask_id) if spec.leave_one_out else one
-        if states.in_columns:
-            one, packed = packed_of(state, states, group, one)
+        if branches.in_columns:
+            one, packed = packed_of(state, branches, group, one)
             packs.append(packed)
         inputs.append(one)
     found = predict_all(model, inputs)
@@ -114,38 +114,45 @@ def _counted(
     decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan], layout: Layout
 ) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    states, num_passes = spec.states(state.canvas), 2 if decoder.config.cfg_scale else 1
+    branches, num_passes = spec.looked_at(state.canvas), 2 if decoder.config.cfg_scale else 1
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: dict[int, int] = {}
     for group in layout.groups:
-        took_part, depth = [states.rows[entry] for entry in group.entries], 1
-        if states.in_columns:
-            depth = 1 + max(states.branches[entry] for entry in group.entries)
+        took_part, depth = [branches.rows[entry] for entry in group.entries], 1
+        if branches.in_columns:
+            depth = 1 + max(branches.numbers[entry] for entry in group.entries)
             took_part = list(dict.fromkeys(took_part))
         for n in took_part:
             num_columns[n] = num_columns.get(n, 0) + depth * (plans[n].width + further)
+    # Only branch 0 writes the row's own slots.
+    written = {
+        row for row, number in zip(branches.rows, branches.numbers, strict=True) if not number
+    }
     rows = list(state.rows)
     for n, computed in num_columns.items():
         row, plan = rows[n], plans[n]
-        rows[n] = row._replace(
+        rows[n] = row = row._replace(
             nfe=row.nfe + num_passes,
             query_positions=row.query_positions + num_passes * computed,
-            turn_forwards=row.turn_forwards + 1,
-            last_needed=plan.needed,
-            computed=union(row.computed, plan.columns),
         )
+        if n in written:
+            rows[n] = row._replace(
+                turn_forwards=row.turn_forwards + 1,
+                last_needed=plan.needed,
+                computed=union(row.computed, plan.columns),
+            )
     history = state.cache.history
     if history is not None:
-        history = _noted(state, history, states, layout)
+        history = _noted(state, history, branches, layout)
     return state._replace(rows=tuple(rows), cache=state.cache._replace(history=history))
 
 
-def _noted(state: State, history: History, states: Drafts, layout: Layout) -> History:
+def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
     """Returns the history after a forward; only branch 0 of a row leaves a trace."""
     for group in layout.groups:
-        kept = [n for n, entry in enumerate(group.entries) if not states.branches[entry]]
-        rows = [states.rows[group.entries[n]] for n in kept]
-        index = torch.tensor(rows, device=state.noise_keys.device)
+        kept = [n for n, entry in enumerate(group.entries) if not branches.numbers[entry]]
+        rows = [branches.rows[group.entries[n]] for n in kept]
+        index = torch.tensor(rows, dtype=torch.long, device=state.device)
         history = history.noted(state.canvas, index, group.positions[kept])
     return history
 
@@ -157,20 +164,20 @@ def _finished(
 
     At settled columns that no computed column predicts, the logits are certain of the token there.
     """
-    states, window = spec.states(state.canvas), layout.window
-    state = with_finite_check(state, logits, decoder.model.name, states.rows)
+    branches, window = spec.looked_at(state.canvas), layout.window
+    state = with_finite_check(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    truncation = truncation_of([state.rows[row] for row in states.rows], logits.device)
+    truncation = truncation_of([state.rows[row] for row in branches.rows], logits.device)
     logits = logits if truncation is None else truncation(logits)
     known = layout.known()
     if known is None:
         return state, logits
-    if spec.drafts is None:
+    if spec.branches is None:
         is_open = window.part(state.canvas.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open
         duty = "compute every column that predicts an open position"
         state = state.with_breach(~known & is_open, decoder.cache, duty)
-    known, tokens = part_of(known, spec.asked), part_of(window.part(states.tokens), spec.asked)
+    known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
 
 

@@ -15,8 +15,8 @@ from dllm_decode.core.observers import Observer, StepEvent
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder, Verifier
-from dllm_decode.join import Answered
-from dllm_decode.loop import gathered, new_decoder, requests_of, run, sound
+from dllm_decode.join import Ended
+from dllm_decode.loop import gathered, new_decoder, raise_errors, requests_of, run
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
@@ -123,7 +123,7 @@ def generate(
     with AnswerProgress(len(requests), is_shown=progress) as counted:
         if progress:
             watching.append(counted)
-        found = sound(run(decoder, RequestQueue(requests), num_rows, watching))
+        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
         decoded = gathered(_of_one_length(found, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
@@ -184,7 +184,7 @@ def _requests(
     ]
 
 
-def _of_one_length(answers: Iterator[Answered], length: int) -> Iterator[Answered]:
+def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
     """Yields answers with EOS in the positions that shorter templates do not have."""
     for answer in answers:
         output = answer.output

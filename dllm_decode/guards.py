@@ -1,4 +1,8 @@
-"""Guards: what plug-ins return is checked here, and an error names the plug-in."""
+"""Guards: checks of what schedules, cache policies and verifiers return.
+
+`samplers.base.next_step` checks what samplers return. Rules that a decision or logits may break are
+noted where they are found (`State.with_breach`) and end their rows at the end of the round.
+"""
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -6,14 +10,15 @@ from torch import Tensor
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.columns import are_columns
 from dllm_decode.core.layout import Group
-from dllm_decode.core.passes import Drafts, Pass
+from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from samplers.checks import shown
+from samplers.facts import Fact
 
 
-def require_opening(opening: object, row: Row, *, owner: BlockSchedule) -> None:
+def require_opening(opening: object, row: Row, align: int, *, owner: BlockSchedule) -> None:
     """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
     if not isinstance(opening, Opening):
         raise RuntimeError(
@@ -25,6 +30,11 @@ def require_opening(opening: object, row: Row, *, owner: BlockSchedule) -> None:
         raise RuntimeError(
             f"opening of {owner!r} must open at least one unsettled position, so columns of "
             f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
+        )
+    if Fact.WHOLE_BLOCKS in owner.gives and opening.stop % align:
+        raise RuntimeError(
+            f"opening of {owner!r} must end where a block of the model ends, at a multiple of "
+            f"{align} columns, got {opening}. Override needs with Fact.SEES_BOTH_WAYS."
         )
 
 
@@ -83,19 +93,20 @@ def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
         )
 
 
-def require_drafts(state: State, drafts: Drafts) -> None:
-    """Raises RuntimeError unless drafts are whole canvases, in branches that the cache has."""
-    if drafts.causal_from is not None and not drafts.in_columns:
-        raise RuntimeError("causal_from of Drafts must be None unless in_columns is True.")
-    size = (len(drafts.rows), state.canvas.width)
-    if tuple(drafts.tokens.shape) != size:
+def require_branches(state: State, branches: Branches) -> None:
+    """Raises RuntimeError unless branches are whole canvases, and the cache has rows for them."""
+    if branches.causal_from is not None and not branches.in_columns:
+        raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
+    size = (len(branches.rows), state.canvas.width)
+    if tuple(branches.tokens.shape) != size:
         raise RuntimeError(
-            f"tokens of Drafts must be whole canvases, {size[0]} of {size[1]} columns, got the "
-            f"shape {tuple(drafts.tokens.shape)}."
+            f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
+            f"shape {tuple(branches.tokens.shape)}."
         )
-    most = max(1, state.cache.num_rows // max(1, state.cache.capacity))
-    if state.cache.kv_cache is not None and not drafts.in_columns and max(drafts.branches) >= most:
+    cache, highest = state.cache, max(branches.numbers)
+    most = max(1, cache.num_rows // max(1, cache.capacity))
+    if cache.kv_cache is not None and not branches.in_columns and highest >= most:
         raise RuntimeError(
-            f"branches of Drafts must be below num_branches of the verifier, {most}, got "
-            f"{max(drafts.branches)}. Override num_branches, or use in_columns=True."
+            f"numbers of Branches must be below num_branches of the verifier, {most}, got "
+            f"{highest}. Override num_branches, or use in_columns=True."
         )

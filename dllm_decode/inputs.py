@@ -16,8 +16,8 @@ from dllm_decode.models.base import ForwardInputs
 
 def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     """Returns the inputs of one group."""
-    states, asked, columns = spec.states(state.canvas), spec.asked, group.columns
-    tokens = states.tokens
+    branches, asked, columns = spec.looked_at(state.canvas), spec.asked, group.columns
+    tokens = branches.tokens
     if spec.attend is not None:
         require_attend(spec.attend, group)
     if group.on_device is not None:
@@ -34,22 +34,22 @@ def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     if cache is None:
         return inputs
     inputs = replace(inputs, kv_cache=cache.first(group.num_keys), slots=columns)
-    if states.in_columns:
+    if branches.in_columns:
         return inputs
-    rows = [states.rows[entry] for entry in group.entries]
-    branches = [states.branches[entry] for entry in group.entries]
-    return replace(inputs, rows=cache_rows(state, rows, branches))
+    rows = [branches.rows[entry] for entry in group.entries]
+    numbers = [branches.numbers[entry] for entry in group.entries]
+    return replace(inputs, rows=cache_rows(state, rows, numbers))
 
 
 def cache_rows(
-    state: State, rows: Sequence[int], branches: Sequence[int]
+    state: State, rows: Sequence[int], numbers: Sequence[int]
 ) -> slice | Int[Tensor, " N"] | None:
     """Returns rows of the key-value cache: branch n of a row has the n-th copy of its slots.
 
     With a slice nothing is copied when the cache is read. `None` is all of the cache.
     """
     cache = state.cache
-    found = [row + branch * cache.capacity for row, branch in zip(rows, branches, strict=True)]
+    found = [row + number * cache.capacity for row, number in zip(rows, numbers, strict=True)]
     if found == list(range(cache.num_rows)):
         return None
     if found == list(range(found[0], found[0] + len(found))):

@@ -117,7 +117,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     )
 
 
-class Answered(NamedTuple):
+class Ended(NamedTuple):
     """A request whose answer has ended.
 
     Attributes:
@@ -149,7 +149,7 @@ def ended_at_once(decoder: Decoder, state: State, num_joined: int) -> list[int]:
     return found
 
 
-def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
+def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
     """Returns the answers of rows that have ended."""
     if not rows:
         return []
@@ -175,8 +175,6 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Answered]:
         )
         cost = state.cost
         answers.append(
-            Answered(
-                row.request.index, output, cost.forwards, cost.target_forwards, error=row.error
-            )
+            Ended(row.request.index, output, cost.forwards, cost.target_forwards, error=row.error)
         )
     return answers

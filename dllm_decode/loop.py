@@ -19,11 +19,11 @@ from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier
-from dllm_decode.join import Answered, answers_of, blank, ended_at_once, join, leave
+from dllm_decode.join import Ended, answers_of, blank, ended_at_once, join, leave
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
-from dllm_decode.round import step
+from dllm_decode.round import one_round
 from dllm_decode.verify import NoVerifier
 from samplers.base import Sampler
 
@@ -82,7 +82,7 @@ def decode(
         raise ValueError("decode needs at least one prompt, got none.")
     check_number(len(templates), len(listed))
     requests = requests_of(decoder, listed, templates, stop)
-    return gathered(sound(run(decoder, RequestQueue(requests), len(listed), observers)))
+    return gathered(raise_errors(run(decoder, RequestQueue(requests), len(listed), observers)))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -134,7 +134,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         config=config.updated(**options),
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop)
-    return _in_order(sound(run(decoder, RequestQueue(requests), num_rows, observers)))
+    return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
 
 
 def new_decoder(
@@ -168,7 +168,7 @@ def run(
     queue: RequestQueue,
     num_rows: int,
     observers: Sequence[Observer] = (),
-) -> Iterator[Answered]:
+) -> Iterator[Ended]:
     """Answers requests, and yields each as soon as it has ended; arguments as in `rounds`."""
     for answers in rounds(decoder, queue, num_rows, observers):
         yield from answers
@@ -179,12 +179,12 @@ def rounds(
     queue: RequestQueue,
     num_rows: int,
     observers: Sequence[Observer] = (),
-) -> Iterator[list[Answered]]:
+) -> Iterator[list[Ended]]:
     """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its
-    logits, ends with `Answered.error`; the other requests do not change.
+    logits, ends with `Ended.error`; the other requests do not change.
 
     Args:
         decoder: As `new_decoder` returns it.
@@ -207,13 +207,13 @@ def rounds(
             if not state.rows and not taken:
                 return
             if state.rows:
-                state, done = step(decoder, state, observers)
+                state, done = one_round(decoder, state, observers)
                 state, more = _ended(state, done)
                 answers += more
         yield answers
 
 
-def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Answered]]:
+def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
     """Returns the state without the rows that have ended, and their answers."""
     return leave(state, rows), answers_of(state, rows)
 
@@ -245,7 +245,7 @@ def requests_of(
             raise ValueError(f"In row {row}: {error}") from None
 
 
-def _in_order(finished: Iterator[Answered]) -> Iterator[DecodeOutput]:
+def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:
@@ -255,7 +255,7 @@ def _in_order(finished: Iterator[Answered]) -> Iterator[DecodeOutput]:
             first += 1
 
 
-def sound(answers: Iterator[Answered]) -> Iterator[Answered]:
+def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
     """Yields answers as they come.
 
     Raises:
@@ -267,7 +267,7 @@ def sound(answers: Iterator[Answered]) -> Iterator[Answered]:
         yield answer
 
 
-def gathered(answers: Iterator[Answered]) -> DecodeOutput:
+def gathered(answers: Iterator[Ended]) -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
     listed = sorted(answers, key=lambda answer: answer.request)

@@ -18,7 +18,7 @@ from dllm_decode.blanks import Choice, pieces_of, start_ids
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.decoder import Decoder
-from dllm_decode.loop import new_decoder, run, sound
+from dllm_decode.loop import new_decoder, raise_errors, run
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig
 from dllm_decode.prompts import Prompt
@@ -129,7 +129,7 @@ def read(
         decoder.request(prompts[0], number, template=look.template, gen_length=len(look.template))
         for number, look in enumerate(plan.looks)
     ]
-    for _ in sound(run(decoder, RequestQueue(requests), num_rows, [watch])):
+    for _ in raise_errors(run(decoder, RequestQueue(requests), num_rows, [watch])):
         pass
     choices = [piece for piece in pieces if isinstance(piece, Choice)]
     return [

@@ -26,7 +26,7 @@ from dllm_decode.guards import require_look, require_numbers, require_opening
 from dllm_decode.settle import settle
 
 
-def step(
+def one_round(
     decoder: Decoder, state: State, observers: Sequence[Observer] = ()
 ) -> tuple[State, list[int]]:
     """Runs one round of all rows.
@@ -69,8 +69,8 @@ def open_blocks(decoder: Decoder, state: State) -> State:
 def _opened(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening; the same object if the opening has not changed."""
     opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
-    require_opening(opening, row, owner=decoder.schedule)
-    opening = _widened(decoder, row, opening)
+    require_opening(opening, row, decoder.align, owner=decoder.schedule)
+    opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         error = (
             f"{decoder.sampler!r} promises to finish a block within {row.limit} steps, but masks "
@@ -87,7 +87,7 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
 
 
-def _widened(decoder: Decoder, row: Row, opening: Opening) -> Opening:
+def _with_scope(decoder: Decoder, row: Row, opening: Opening) -> Opening:
     """Returns the opening whose block has all the columns that the sampler reads."""
     match decoder.sampler.scope:
         case "block":
@@ -188,7 +188,7 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
     if is_asked and not seen.view.eligible[stepping.index(row)].any():
         culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"
-    return f"{culprit} must {duty}, and did not in step {state.num_rounds + 1}."
+    return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 
 
 def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:

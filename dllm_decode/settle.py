@@ -94,7 +94,7 @@ def _checked(decoder: Decoder, state: State, seen: Look, decision: Decision, mov
     return state.with_breach(~moved.any(-1), culprit, duty, seen.rows)
 
 
-def settled(
+def canvas_after(
     decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Canvas:
     """Returns the canvas after a decision, see `moves_of`."""

@@ -57,9 +57,13 @@ def with_window(decoder: Decoder, state: State) -> State:
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     """Returns the window that the sampler sees of some rows, with its open columns."""
     scope = decoder.sampler.scope
+    width = decoder.window_length
     starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
-    window = Window.of(starts, decoder.window_length, canvas)
-    if scope == "block" and decoder.opens_whole_blocks:
+    window = Window.of(starts, width, canvas)
+    if scope == "block" and all(
+        row.opening.start <= at and row.opening.stop >= min(at + width, row.end)
+        for row, at in zip(rows, starts, strict=True)
+    ):
         return window
     return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
 

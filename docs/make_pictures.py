@@ -311,7 +311,7 @@ def _around_the_round(picture: Picture) -> None:
     picture.box(20, 180, 180, "box", "State", *parts, "row n of all others")
     picture.arrow((90, 104), (90, 180))
     picture.text(98, 146, "small", "join, in any round")
-    picture.box(20, 380, 180, "box", "Answered", "request, output,", "forwards so far")
+    picture.box(20, 380, 180, "box", "Ended", "request, output,", "forwards so far")
     picture.arrow((90, 278), (90, 380))
     picture.text(98, 325, "small", "leave: ended; rows that", "are cancelled leave too")
 

@@ -14,7 +14,7 @@ from dllm_decode.answers import answer_of
 from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder
-from dllm_decode.loop import sound
+from dllm_decode.loop import raise_errors
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.options import RequestOptions
 from dllm_decode.progress import AnswerProgress
@@ -57,7 +57,7 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
         return cast(RequestOptions, {name: v for name, v in found.items() if v is not None})
 
 
-class Answered(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Ended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the output.
 
     Attributes:
@@ -85,7 +85,7 @@ class Prompted(NamedTuple):
     Attributes:
         asked: Its line.
         request: Of the decode; its index is the number of the line, from 0.
-        key: As in `Answered`.
+        key: As in `Ended`.
     """
 
     asked: Asked
@@ -210,7 +210,7 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
     found = set()
     for number, line in enumerate(whole.splitlines()):
         where = _place(file, number)
-        answered = decoded(line, Answered, where, "choose another --output")
+        answered = decoded(line, Ended, where, "choose another --output")
         if keys.get(answered.line - 1) != answered.key:
             raise ValueError(
                 f"{where} must answer line {answered.line} of {source} with the settings of this "
@@ -233,9 +233,9 @@ def _decode(
 ) -> None:
     queue = RequestQueue(one.request for one in left.values())
     with file.open("ab") as out, AnswerProgress(len(left), is_shown=progress) as counted:
-        for ended in sound(run(decoder, queue, num_rows, [counted])):
+        for ended in raise_errors(run(decoder, queue, num_rows, [counted])):
             asked, request, key = left[ended.request]
             answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
-            line = Answered(line=request.index + 1, id=asked.id, key=key, **asdict(answer))
+            line = Ended(line=request.index + 1, id=asked.id, key=key, **asdict(answer))
             out.write(msgspec.json.encode(line) + b"\n")
             out.flush()

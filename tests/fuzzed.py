@@ -32,7 +32,7 @@ from dllm_decode import (
 )
 from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.decoder import Decoder
-from dllm_decode.join import Answered
+from dllm_decode.join import Ended
 from dllm_decode.loop import new_decoder, run
 from samplers import JointThreshold
 from samplers.logits.noise import row_keys
@@ -165,7 +165,7 @@ def _found(outputs: dict[int, DecodeOutput], watch: Watch) -> dict[int, Found]:
     }
 
 
-def _outputs(answers: Iterable[Answered]) -> dict[int, DecodeOutput]:
+def _outputs(answers: Iterable[Ended]) -> dict[int, DecodeOutput]:
     listed = list(answers)
     assert not any(answer.error for answer in listed), [answer.error for answer in listed]
     return {answer.request: answer.output for answer in listed}
@@ -195,7 +195,7 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
     return _found(outputs, watch)
 
 
-def _joining(case: Case, watch: Watch) -> Iterator[Answered]:
+def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
     queue = RequestQueue()
     waiting = sorted(zip(case.joins, case.requests, strict=True), key=lambda pair: pair[0])
 

@@ -101,7 +101,8 @@ class AdaptiveBlocks(BlockSchedule):
         # The new block may be this long until the logits decide where it ends.
         widest = max(usual, min(start + num_seen, end))
         note = _New(usual, num_seen)
-        return Opening(start, widest, (start, widest), (row.first, end), (start,), note)
+        block, phase = (start, widest), (row.first, end)
+        return Opening(start, widest, block, phase=phase, turn=(start,), note=note)
 
     def narrowed(
         self, view: View, openings: Sequence[Opening], state: Int[Tensor, " B"] | None

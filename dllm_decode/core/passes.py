@@ -78,19 +78,19 @@ class Window:
         return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))
 
 
-class Drafts(NamedTuple):
-    """Several states of some rows that one forward looks at.
+class Branches(NamedTuple):
+    """Canvases of some rows that one forward looks at: of a row one, or several drafts.
 
     Attributes:
-        tokens: The states: whole canvases.
-        rows: Row of each state, in ascending order of `branches`.
-        branches: Branch of each state within its row; below `Verifier.num_branches`, unless
+        tokens: The canvases.
+        rows: Row of each canvas: first those of branch 0, then those of branch 1, and so on.
+        numbers: Number of each canvas among those of its row; below `Verifier.num_branches`, unless
             `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
             uncommitted draft there lasts until its columns are computed again; the others leave no
-            trace. A row may have any set of branches.
-        in_columns: False: a state is a row of the forward, with a copy of the row's cache. True: a
-            state is further columns of its row, which share the row's cache.
-        causal_from: For each state the column from which on attention is causal; needs
+            trace in caches and in what cache policies count. A row may have any set of branches.
+        in_columns: False: a branch is a row of the forward, with a copy of the row's cache. True: a
+            branch is further columns of its row, which share the row's cache.
+        causal_from: For each branch the column from which on attention is causal; needs
             `in_columns`. From there on, a column of branch 0 sees the columns up to itself, and a
             column of another branch sees itself and the columns of branch 0 before it. `None`: as
             the model attends.
@@ -98,7 +98,7 @@ class Drafts(NamedTuple):
 
     tokens: Int[Tensor, "N L"]
     rows: tuple[int, ...]
-    branches: tuple[int, ...]
+    numbers: tuple[int, ...]
     in_columns: bool = False
     causal_from: tuple[int, ...] | None = None
 
@@ -110,7 +110,7 @@ class Pass(NamedTuple):
         window: The columns to predict.
         asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
             the whole window.
-        drafts: States of the rows to look at; `None`: the canvas.
+        branches: Canvases to look at; `None`: that of the state, as branch 0 of each row.
         policy_rows: The rows as the cache policy is shown them, in the order of the state, when it
             must take other columns for the open block; `None`: as they are.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
@@ -124,15 +124,15 @@ class Pass(NamedTuple):
 
     window: Window
     asked: Int[Tensor, "B N"] | None = None
-    drafts: Drafts | None = None
+    branches: Branches | None = None
     policy_rows: Sequence[Row] | None = None
     columns: Sequence[Columns] | None = None
     attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False
     causal_until: Sequence[int] | None = None
 
-    def states(self, canvas: Canvas) -> Drafts:
-        """Returns the states to look at: the drafts, or the canvas as branch 0 of each row."""
-        if self.drafts is not None:
-            return self.drafts
-        return Drafts(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))
+    def looked_at(self, canvas: Canvas) -> Branches:
+        """Returns the canvases to look at: the branches, or a canvas as branch 0 of each row."""
+        if self.branches is not None:
+            return self.branches
+        return Branches(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))

@@ -87,6 +87,14 @@ class RequestQueue:
 class Opening(NamedTuple):
     """The columns that a block schedule has opened in one row.
 
+    What the schedules open; "block" and so on are the bounds of that part:
+
+                         start, stop    block        phase    turn
+        Sequential       block          block        block    block
+        SubBlocks        sub-block      block        block    block
+        MultiBlock       open blocks    open blocks  answer   open blocks
+        AdaptiveBlocks   block          block        answer   start of the block
+
     Attributes:
         start: First column that may be settled now, if it is unsettled.
         stop: First column after the columns that may be settled now.

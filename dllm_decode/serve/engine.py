@@ -9,7 +9,7 @@ from threading import Condition, Thread
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.decoder import Decoder
-from dllm_decode.join import Answered
+from dllm_decode.join import Ended
 from dllm_decode.loop import rounds
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job
 from dllm_decode.serve.limits import Limits
@@ -122,7 +122,7 @@ class Lane:
                     job.watch(event, number)
         _show(event, jobs)
 
-    def _finish(self, answer: Answered) -> None:
+    def _finish(self, answer: Ended) -> None:
         self.num_faults = 0
         job = self._running.pop(answer.request, None)
         if answer.error:

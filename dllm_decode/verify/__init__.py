@@ -8,8 +8,8 @@ from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
-from dllm_decode.verify.base import NoVerifier
 from dllm_decode.verify.guided import Guided
+from dllm_decode.verify.no_verifier import NoVerifier
 from dllm_decode.verify.s2d2.routing import MinimumSpan, Router, ScoreThreshold
 from dllm_decode.verify.s2d2.s2d2 import S2D2
 from dllm_decode.verify.self_verify.self_verify import SelfVerify

@@ -27,7 +27,7 @@ from dllm_decode import (
     new_decoder,
 )
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.join import Answered
+from dllm_decode.join import Ended
 from dllm_decode.loop import run
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig
@@ -72,7 +72,7 @@ def model_of(family: str, block_length: int, dtype: torch.dtype) -> MaskedTransf
 
 def decoded(
     method: str, runs: list[dict[str, Any]], cache: CachePolicy, dtype: torch.dtype
-) -> tuple[dict[int, list[list[int]]], dict[int, Answered]]:
+) -> tuple[dict[int, list[list[int]]], dict[int, Ended]]:
     """Returns the open block before each round, and the answers, of runs that join three rows."""
     setting = runs[0]["setting"]
     config = DecodeConfig(

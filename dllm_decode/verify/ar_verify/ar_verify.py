@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.passes import Drafts
+from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past
-from dllm_decode.settle import settled
+from dllm_decode.settle import canvas_after
 from dllm_decode.sizes import round_up
 from dllm_decode.verify.ar_verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
@@ -183,11 +183,11 @@ class ARVerify(Verifier):
             view = replace(view, temperature=0.0)
             held = first_state(decoder.sampler, view) if step == 1 else held
             decision, held = next_step(decoder.sampler, view, held)
-            canvas = settled(decoder, canvas, window, view, decision)
+            canvas = canvas_after(decoder, canvas, window, view, decision)
             numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not numbers:
                 break
-            drafts = Drafts(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
+            drafts = Branches(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
             state, _, seen = ask_drafter(decoder, state, self.target, window.width, drafts)
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
@@ -102,7 +102,7 @@ def check_request(
 
 
 def ask_drafter(
-    decoder: Decoder, state: State, target: CausalTarget, width: int, drafts: Drafts | None = None
+    decoder: Decoder, state: State, target: CausalTarget, width: int, drafts: Branches | None = None
 ) -> tuple[State, Window, Float[Tensor, "N W V"]]:
     """Runs one forward of the mask predictor from each row's first unsettled position on.
 
@@ -119,7 +119,7 @@ def ask_drafter(
         row.with_block(row.unsettled, min(row.unsettled + width, row.end))._replace(turn_forwards=0)
         for row in state.rows
     ]
-    spec = Pass(window, policy_rows=rows, drafts=drafts)
+    spec = Pass(window, policy_rows=rows, branches=drafts)
     state, logits = forward(decoder, state, spec)
     logits[..., target.num_shared_ids :] = -torch.inf
     return state, window, logits

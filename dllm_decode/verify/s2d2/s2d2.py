@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.state import State
 from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look, Verifier
@@ -29,13 +29,7 @@ from samplers.view import View
 AttendToText = Literal["blocks", "causal"]
 
 
-class Routed(NamedTuple):
-    """Which rows verified their draft in the last round."""
-
-    verified: Bool[Tensor, " B"]
-
-
-class _Draft(NamedTuple):
+class _ToVerify(NamedTuple):
     """Proposals to verify.
 
     Attributes:
@@ -146,9 +140,10 @@ class S2D2(Verifier):
             until = [row.unsettled for row in state.rows]
         state, seen = look(decoder, state, causal_until=until)
         span = first_run(seen.view.eligible & seen.view.masked)
-        held = state.verifier or Routed(torch.zeros_like(span[:, 0]))
-        chosen = self.router.verifies(seen.view, span, held.verified)
-        state = state._replace(verifier=Routed(chosen))
+        # The rows that verified in the last round.
+        held = torch.zeros_like(span[:, 0]) if state.verifier is None else state.verifier
+        chosen = self.router.verifies(seen.view, span, held)
+        state = state._replace(verifier=chosen)
         counts = span.sum(-1) * chosen
         # The host waits to learn which rows take part in the second forward.
         lengths = counts.tolist()
@@ -156,9 +151,9 @@ class S2D2(Verifier):
         if not rows:
             return state, seen
         state, seen, decision = decide(decoder, state, seen)
-        drafted = _drafted(state, seen, decision)
-        draft = _Draft(span, drafted, rows, max(lengths), until)
-        state, found = _verified(decoder, state, seen, draft)
+        filled_in = _filled_in(state, seen, decision)
+        to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
+        state, found = _verified(decoder, state, seen, to_verify)
         state = state.with_drafts(drafted=counts, accepted=found.accepted)
         few = chosen & (found.commit.sum(-1) < self.min_tokens)
         return state, seen._replace(decision=_merged(seen.view, decision, found, chosen, few))
@@ -170,7 +165,7 @@ def first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
     return masks & ((has_begun & ~masks).cumsum(-1) == 0)
 
 
-def _drafted(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]:
+def _filled_in(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]:
     """Returns canvases in which masks hold their proposals, and edited tokens are replaced."""
     view, tokens = seen.view, state.canvas.tokens
     if decision.tokens is not None:
@@ -180,16 +175,16 @@ def _drafted(state: State, seen: Look, decision: Decision) -> Int[Tensor, "B L"]
 
 
 def _verified(
-    decoder: Decoder, state: State, seen: Look, drafted: _Draft
+    decoder: Decoder, state: State, seen: Look, to_verify: _ToVerify
 ) -> tuple[State, Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
-    span, rows = drafted.span, drafted.rows
+    span, rows = to_verify.span, to_verify.rows
     index = torch.tensor(rows, device=state.device)
     view, runs = seen.view.take(index), span[index]
     first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
-    offsets = first + torch.arange(drafted.longest + 1, device=state.device)
+    offsets = first + torch.arange(to_verify.longest + 1, device=state.device)
     places = offsets[:, :-1].clamp(max=runs.shape[1] - 1)
-    state, logits = _left_to_right(decoder, state, seen.window, drafted, places)
+    state, logits = _left_to_right(decoder, state, seen.window, to_verify, places)
     number = torch.arange(len(rows), device=state.device)[:, None]
     draft = Draft(
         view.proposal.gather(1, places), counts, _log_law(view, view.logits[number, places])
@@ -215,18 +210,18 @@ def _left_to_right(
     decoder: Decoder,
     state: State,
     window: Window,
-    drafted: _Draft,
+    to_verify: _ToVerify,
     places: Int[Tensor, "N S"],
 ) -> tuple[State, Float[Tensor, "N S V"]]:
     """Returns logits of places in the window, each given the draft up to there."""
-    rows, shift = drafted.rows, decoder.sight.shift
+    rows, shift = to_verify.rows, decoder.sight.shift
     index = torch.tensor(rows, device=state.device)
-    states, branches = [drafted.tokens[index]], 1
+    states, branches = [to_verify.tokens[index]], 1
     if not shift:
         # A column that predicts itself must not hold its own draft.
         states, branches = [*states, state.canvas.tokens[index]], 2
     blocks = [row.opening.block for row in state.rows]
-    drafts = Drafts(
+    drafts = Branches(
         torch.cat(states),
         (*rows,) * branches,
         tuple(branch for branch in range(branches) for _ in rows),
@@ -238,7 +233,7 @@ def _left_to_right(
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
     spec = Pass(
         window, places.repeat(branches, 1), drafts,
-        columns=columns, causal_until=drafted.causal_until,
+        columns=columns, causal_until=to_verify.causal_until,
     )  # fmt: skip
     state, logits = forward(decoder, state, spec)
     return state, logits[-len(rows) :]

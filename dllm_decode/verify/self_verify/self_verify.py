@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
-from dllm_decode.settle import settled, truncated
+from dllm_decode.settle import canvas_after, truncated
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,
@@ -198,7 +198,9 @@ class SelfVerify(Verifier):
         tokens = torch.cat([level.tokens for level in levels])
         spec = Pass(
             Window.of(starts, width, state.canvas),
-            policy_rows=None if width == decoder.window_length else _widened(state, starts, width),
+            policy_rows=None
+            if width == decoder.window_length
+            else _two_blocks(state, starts, width),
             leave_one_out=decoder.sampler.leave_one_out,
         )
         if len(levels) == 1:
@@ -206,8 +208,8 @@ class SelfVerify(Verifier):
         elif self.evaluate == "sequential":
             state, logits = _in_turn(decoder, state, spec, levels)
         else:
-            drafts = Drafts(tokens, rows, branches, in_columns=self.evaluate == "tree")
-            state, logits = forward(decoder, state, spec._replace(drafts=drafts))
+            drafts = Branches(tokens, rows, branches, in_columns=self.evaluate == "tree")
+            state, logits = forward(decoder, state, spec._replace(branches=drafts))
         left = logits[:, :0, 0]
         if spec.leave_one_out:
             canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
@@ -234,8 +236,8 @@ def _in_turn(
     found = []
     # The present states last, because the cache must then be as in plain decoding.
     for level in reversed(levels):
-        drafts = Drafts(level.tokens, tuple(level.rows), (0,) * len(level.rows))
-        state, logits = forward(decoder, state, spec._replace(drafts=drafts))
+        drafts = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
+        state, logits = forward(decoder, state, spec._replace(branches=drafts))
         found.append(logits)
     return state, torch.cat(found[::-1])
 
@@ -246,7 +248,7 @@ def _starts(state: State) -> tuple[int, ...]:
     return state.window.starts
 
 
-def _widened(state: State, starts: Sequence[int], width: int) -> list[Row]:
+def _two_blocks(state: State, starts: Sequence[int], width: int) -> list[Row]:
     """Returns the rows with two blocks for the open one, as cache policies are shown them."""
     return [
         row.with_block(row.opening.block[0], max(row.opening.block[1], min(start + width, row.end)))
@@ -281,5 +283,5 @@ def _stepped(
     )  # fmt: skip
     view = imagined(view)
     decision, held = next_step(decoder.sampler, view, held)
-    after = settled(decoder, canvas, seen.window, view, decision)
+    after = canvas_after(decoder, canvas, seen.window, view, decision)
     return truncated(decoder, [state.rows[row] for row in rows], after), held

@@ -9,7 +9,7 @@ from tiny_models import tiny
 
 from dllm_decode import CachePolicy, DualCache, NoCache, Verifier, decode
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.passes import Drafts, Pass, Window
+from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
@@ -45,9 +45,9 @@ def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
     found: dict[tuple[int, ...], list[Any]] = {}
     for keeps_layout in (True, False):
         for owners in ((0, 1, 2, 0), (0, 1, 2, 2)):
-            drafts = Drafts(state.canvas.tokens[list(owners)], owners, (0, 0, 0, 1))
+            drafts = Branches(state.canvas.tokens[list(owners)], owners, (0, 0, 0, 1))
             state = state if keeps_layout else state._replace(layout=None)
-            state, logits = forward(decoder, state, Pass(window, drafts=drafts))
+            state, logits = forward(decoder, state, Pass(window, branches=drafts))
             found.setdefault(owners, []).append(logits)
     for one, other in found.values():
         assert torch.equal(one, other)
@@ -73,14 +73,14 @@ class Wrong(Verifier):
         branches = (1,) * len(rows) if self.kind == "branch" else (0,) * len(rows)
         if self.kind == "alone":
             return Look
-        return forward(decoder, state, Pass(window, drafts=Drafts(tokens, rows, branches)))
+        return forward(decoder, state, Pass(window, branches=Branches(tokens, rows, branches)))
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("narrow", "tokens of Drafts must be whole canvases"),
-        ("branch", "branches of Drafts must be below num_branches of the verifier, 1, got 1"),
+        ("narrow", "tokens of Branches must be whole canvases"),
+        ("branch", "numbers of Branches must be below num_branches of the verifier, 1, got 1"),
         ("alone", r"look of Wrong\(kind='alone'\) must return the pair"),
     ],
 )
@@ -96,8 +96,8 @@ def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
     decoder, state = begun()
     assert isinstance(decoder.cache, NoCache)
     window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
-    drafts = Drafts(state.canvas.tokens[:1], (0,), (3,))
-    assert forward(decoder, state, Pass(window, drafts=drafts))[1].shape[:2] == (1, 4)
+    drafts = Branches(state.canvas.tokens[:1], (0,), (3,))
+    assert forward(decoder, state, Pass(window, branches=drafts))[1].shape[:2] == (1, 4)
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
@@ -133,11 +133,11 @@ def test_a_mask_of_a_verifier_says_what_each_column_sees() -> None:
     tokens = state.canvas.tokens.clone()
     for row, start in enumerate(window.starts):
         tokens[row, start + 2] = 9
-    drafts = Drafts(tokens, (0, 1, 2), (0, 0, 0))
+    drafts = Branches(tokens, (0, 1, 2), (0, 0, 0))
     for mask, num_equal in ((attend, 2), (None, 0)):
         spec = Pass(window, columns=columns, attend=mask)
         one = forward(decoder, state, spec)[1]
-        other = forward(decoder, state, spec._replace(drafts=drafts))[1]
+        other = forward(decoder, state, spec._replace(branches=drafts))[1]
         is_equal = torch.isclose(one, other).all(-1)
         assert is_equal.tolist() == [[n < num_equal for n in range(4)]] * 3
 

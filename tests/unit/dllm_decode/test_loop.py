@@ -131,9 +131,9 @@ class Circling(Sampler):
 @pytest.mark.parametrize(
     ("sampler", "sentence"),
     [
-        (Idle(), r"Idle\(\) must commit at least one eligible position .* in step 1"),
+        (Idle(), r"Idle\(\) must commit at least one eligible position .* in round 1"),
         (Overreaching(7), r"Overreaching\(token=7\) must commit eligible positions only"),
-        (Overreaching(23), r"Overreaching\(token=23\) must commit .* in step 1"),
+        (Overreaching(23), r"Overreaching\(token=23\) must commit .* in round 1"),
         (Greedy("all"), r"Greedy\(remask='all'\) must re-mask positions only that"),
         (Greedy("prompted"), r"Greedy\(remask='prompted'\) must re-mask positions only that"),
     ],
@@ -159,7 +159,7 @@ def test_the_step_is_the_one_in_which_the_contract_broke() -> None:
             first = view.eligible & (view.eligible.cumsum(-1) == 1)
             return Decision(commit=first & (view.masked.sum(-1, keepdim=True) > 2)), state
 
-    with pytest.raises(RuntimeError, match=r"Tiring\(\) must commit .* in step 3"):
+    with pytest.raises(RuntimeError, match=r"Tiring\(\) must commit .* in round 3"):
         decode(HashModel(), [[1]], Tiring(), gen_length=4, stop_at_eos=False)
 
 

@@ -316,7 +316,7 @@ class Shares(CachePolicy):
 @pytest.mark.parametrize(
     ("cache", "sentence"),
     [
-        (Skipping(), r"Skipping\(\) must compute every column that predicts .* in step 2"),
+        (Skipping(), r"Skipping\(\) must compute every column that predicts .* in round 2"),
         (Boasting(), r"Boasting\(\) must not give EVERY_COLUMN"),
         (Beyond(), r"recompute of Beyond\(\) must return ranges .*all within \[0, "),
         (Shares(), r"numbers of Shares\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),

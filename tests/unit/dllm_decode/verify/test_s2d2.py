@@ -21,7 +21,7 @@ from dllm_decode import (
     State,
     decode,
 )
-from dllm_decode.core.passes import Drafts, Pass
+from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.decoder import Decoder
 from dllm_decode.forward import forward
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
@@ -198,11 +198,13 @@ def test_causal_drafts_must_be_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     read = forward
 
     def as_rows(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Tensor]:
-        assert isinstance(spec.drafts, Drafts)
-        return read(decoder, state, spec._replace(drafts=spec.drafts._replace(in_columns=False)))
+        assert isinstance(spec.branches, Branches)
+        return read(
+            decoder, state, spec._replace(branches=spec.branches._replace(in_columns=False))
+        )
 
     monkeypatch.setattr(s2d2, "forward", as_rows)
-    with pytest.raises(RuntimeError, match="causal_from of Drafts must be None"):
+    with pytest.raises(RuntimeError, match="causal_from of Branches must be None"):
         decode(
             model_of("sdar", 0, 2.0, 4, ()), [[1]], ConfidenceThreshold(),
             verifier=S2D2(MinimumSpan(1)), gen_length=8,

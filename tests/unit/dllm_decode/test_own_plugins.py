@@ -1,0 +1,138 @@
+"""A schedule and a verifier as a newcomer wrote them with the documentation alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny
+
+from dllm_decode import (
+    BlockSchedule,
+    CachePolicy,
+    Decoder,
+    DelayedCache,
+    DualCache,
+    Look,
+    NoCache,
+    Opening,
+    Pass,
+    PipelineCache,
+    Row,
+    SelfVerify,
+    SettledCache,
+    State,
+    SuffixWindow,
+    Verifier,
+    decode,
+)
+from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.passes import Branches
+from dllm_decode.decide import decide
+from dllm_decode.forward import forward
+from dllm_decode.views import look
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
+from samplers.facts import Fact
+from samplers.logits.statistics import highest_one
+
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+
+
+@dataclass(frozen=True)
+class GrowingBlocks(BlockSchedule):
+    """Opens blocks of 2, 4 and 8 tokens and so on, one after another."""
+
+    block_length: int | None = None
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset({Fact.WHOLE_BLOCKS})
+
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        start, length = row.first, min(2, block_length)
+        while start + length <= row.unsettled:
+            start, length = start + length, min(2 * length, block_length)
+        return Opening.of_block(start, min(start + length, row.end))
+
+
+@dataclass(frozen=True)
+class TwoLooks(Verifier):
+    """Keeps the commits whose token is still the likeliest when all of them are in place."""
+
+    both: bool = False
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return frozenset({Fact.FINAL_TOKENS})
+
+    @property
+    def num_branches(self) -> int:
+        return 2
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        state, seen = look(decoder, state)
+        state, seen, decision = decide(decoder, state, seen)
+        view, window, rows = seen.view, seen.window, tuple(range(len(state.rows)))
+        tokens = window.put(state.canvas.tokens, view.eligible, view.most_likely)
+        numbers = (1,) * len(rows)
+        if self.both:
+            tokens = torch.cat([state.canvas.tokens, tokens])
+            rows, numbers = rows * 2, (0,) * len(rows) + numbers
+        branches = Branches(tokens, rows, numbers)
+        state, logits = forward(decoder, state, Pass(window, branches=branches))
+        same = logits[-len(state.rows) :].argmax(-1) == view.most_likely
+        some = torch.where(decision.commit.any(-1, keepdim=True), decision.commit, view.eligible)
+        commit = (decision.commit & same) | highest_one(view.confidence, some)
+        return state, seen._replace(decision=Decision(commit, tokens=decision.tokens))
+
+
+def answer(prompts: list[list[int]], **options: Any) -> torch.Tensor:
+    options = {"gen_length": 16, "block_length": 8, "stop_at_eos": False, **options}
+    sampler = options.pop("sampler", FixedSchedule(2))
+    return decode(tiny("llada"), prompts, sampler, **options).tokens
+
+
+@pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
+def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
+    """Once all of the window was open, so that two blocks were decoded as one, without a word."""
+    seen: list[int] = []
+
+    def watch(event: StepEvent) -> None:
+        is_new = event.before.unsettled & ~event.after.unsettled
+        for number, row in enumerate(event.rows):
+            start, stop = row.opening.bounds
+            where = is_new[number].nonzero().flatten().tolist()
+            assert all(start <= column < stop for column in where)
+            seen.append(start - row.first)
+
+    together = answer(PROMPTS, cache=cache, blocks=GrowingBlocks(), observers=[watch])
+    assert set(seen) == {0, 2, 6, 14}
+    for row, prompt in enumerate(PROMPTS):
+        assert torch.equal(answer([prompt], cache=cache, blocks=GrowingBlocks())[0], together[row])
+    verified = answer(PROMPTS, blocks=GrowingBlocks(), verifier=SelfVerify(2))
+    assert torch.equal(verified, answer(PROMPTS, blocks=GrowingBlocks()))
+
+
+def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"opening of GrowingBlocks.* multiple of 4 columns"):
+        decode(tiny("sdar"), [[5]], ConfidenceThreshold(), blocks=GrowingBlocks(), gen_length=16)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [NoCache(), DualCache(), SettledCache(1), DelayedCache(3, 1), PipelineCache(4),
+     SuffixWindow(NoCache(), 2), SuffixWindow(DualCache(), 0)],
+    ids=repr,
+)  # fmt: skip
+def test_a_draft_without_the_canvas_leaves_no_trace(cache: CachePolicy) -> None:
+    """Once history caches failed, and slots of a draft alone were taken for the row's."""
+    together = answer(PROMPTS, cache=cache, verifier=TwoLooks())
+    for row, prompt in enumerate(PROMPTS):
+        assert torch.equal(answer([prompt], cache=cache, verifier=TwoLooks())[0], together[row])
+    if isinstance(cache, NoCache | DualCache | SuffixWindow):
+        # With the canvas beside the draft the row's slots are written anew, from the same tokens.
+        both = answer(PROMPTS, cache=cache, verifier=TwoLooks(both=True))
+        assert torch.equal(both, together)
