@@ -64,7 +64,7 @@ class Sums:
 
     Attributes:
         num_examples: Examples in all.
-        num_done: Ended ones.
+        num_done: Finished ones.
     """
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
