@@ -20,7 +20,8 @@ from dllm_decode.launch import run_main
 from eval.metrics.statistics import paired_score_interval
 from eval.oracle.exact import joint_of
 from eval.oracle.oracle import OracleModel
-from eval.runs.names import parse_blocks, parse_cache, parse_task
+from eval.runs.names import parse_task
+from eval.runs.plugins import parse_blocks, parse_cache
 from samplers import parse
 
 OPTIONS = {

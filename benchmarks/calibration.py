@@ -26,7 +26,8 @@ from eval.calibrate.calibration import BatchDecoder, calibrate
 from eval.calibrate.ladders import LADDERS
 from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
-from eval.runs.names import parse_sampler, parse_task
+from eval.runs.names import parse_task
+from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter, reporter_for
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Record, Settings

@@ -12,7 +12,7 @@ from benchmarks.frame import Row, read_options, report
 from benchmarks.worlds import World, open_world
 from dllm_decode import DecodeOutput, decode, decode_many
 from dllm_decode.launch import run_main
-from eval.runs.names import parse_cache
+from eval.runs.plugins import parse_cache
 from samplers import parse
 
 LENGTHS = {"word_problems": (64, 32), "ledgers": (192, 8)}

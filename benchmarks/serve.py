@@ -23,7 +23,7 @@ from benchmarks.frame import Row, read_options, report
 from benchmarks.worlds import MODELS, World, open_world
 from dllm_decode import decode_many
 from dllm_decode.launch import run_main
-from eval.runs.names import parse_cache
+from eval.runs.plugins import parse_cache
 from samplers import parse
 
 SETTINGS = {"word_problems": (64, "NoCache()"), "ledgers": (192, "FreeCache()")}

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from eval.conversation import Speaker, load_speaker, read_input, said
-from eval.runs.names import parse_sampler
+from eval.runs.plugins import parse_sampler
 
 
 @dataclass

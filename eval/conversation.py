@@ -21,8 +21,14 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.texts import UseTemplate
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address
-from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.options import given_of
+from eval.runs.plugins import (
+    check_verifier,
+    parse_blocks,
+    parse_cache,
+    parse_sampler,
+    parse_verifier,
+)
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]

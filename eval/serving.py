@@ -13,8 +13,14 @@ from dllm_decode.decoder import Decoder
 from dllm_decode.serve.limits import Limits
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address, parse_model
-from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.options import given_of
+from eval.runs.plugins import (
+    check_verifier,
+    parse_blocks,
+    parse_cache,
+    parse_sampler,
+    parse_verifier,
+)
 from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")

@@ -29,7 +29,7 @@ from rich.table import Table
 from dllm_decode import DecodeOutput, MaskPredictor, Observer, StepEvent, decode_many, load_model
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
-from eval.runs.names import parse_cache
+from eval.runs.plugins import parse_cache
 from eval.runs.prompts import Tokenizer, encode_prompt
 from eval.tasks import Example, Gsm8k, Task, WordProblems
 from eval.tasks.gsm8k_protocols import PROTOCOLS

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval.runs.names import TITLES, check_verifier, parse_blocks, parse_cache, parse_sampler
+from eval.runs.plugins import TITLES, check_verifier, parse_blocks, parse_cache, parse_sampler
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 

@@ -11,8 +11,14 @@ from eval.arguments import Nll
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import DTYPES, load
-from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.options import OPTIONS, READERS, whole
+from eval.runs.plugins import (
+    check_verifier,
+    parse_blocks,
+    parse_cache,
+    parse_sampler,
+    parse_verifier,
+)
 from eval.runs.records import digest
 from eval.tasks import tokenizer
 from samplers import Sampler

@@ -34,8 +34,9 @@ from eval.runs.command import DTYPES
 from eval.runs.files import require_file, write_json
 from eval.runs.lines import ScoredExample
 from eval.runs.models import open_address
-from eval.runs.names import Selection, parse_blocks, parse_cache, parse_sampler, parse_task
+from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
+from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 from eval.tasks import Example, Task

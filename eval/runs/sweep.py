@@ -11,17 +11,16 @@ from typing import Any, NamedTuple, TypeAlias
 from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
 from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.runs.files import is_of
-from eval.runs.names import (
-    Selection,
+from eval.runs.names import Selection, parse_task
+from eval.runs.options import OPTIONS
+from eval.runs.plugins import (
     check_verifier,
     no_target,
     parse_blocks,
     parse_cache,
     parse_sampler,
-    parse_task,
     parse_verifier,
 )
-from eval.runs.options import OPTIONS
 from eval.runs.settings import Run, require_batches
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks.tokenizer import Tokenizer

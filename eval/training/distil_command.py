@@ -28,7 +28,7 @@ from dllm_decode.training.trajectories import Curriculum
 from eval.runs.command import code_for
 from eval.runs.files import write_json
 from eval.runs.models import parse_model
-from eval.runs.names import parse_cache, parse_sampler
+from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.provenance import machine_of
 from eval.runs.settings import Place
 from eval.training.curve import draw_curve, require_package

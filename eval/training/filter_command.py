@@ -33,8 +33,8 @@ from dllm_decode.training.learn2pd_examples import (
 from dllm_decode.training.loop import NotFiniteError
 from eval.runs.command import open_model
 from eval.runs.files import write_json
-from eval.runs.names import parse_cache, parse_sampler
 from eval.runs.options import given_of
+from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.provenance import machine_of
 from eval.runs.records import digest
 from eval.runs.sweep import Loaded, decoding_of

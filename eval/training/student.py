@@ -22,8 +22,8 @@ from dllm_decode.training.teacher import Demonstration, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from eval.runs.command import DTYPES
 from eval.runs.models import open_address, parse_model
-from eval.runs.names import parse_sampler
 from eval.runs.options import LENGTHS, given_of
+from eval.runs.plugins import parse_sampler
 from eval.runs.settings import Place
 from eval.runs.sweep import decoding_of
 from eval.tasks.tokenizer import Tokenizer

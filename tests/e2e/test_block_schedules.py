@@ -16,7 +16,8 @@ from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
 from eval.cli import evaluate as main
 from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
-from eval.runs.names import Selection, parse_blocks, parse_sampler, parse_task
+from eval.runs.names import Selection, parse_task
+from eval.runs.plugins import parse_blocks, parse_sampler
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run

@@ -17,8 +17,8 @@ import pytest
 from dllm_decode import DecodeConfig
 from eval.cli import make_eval_parser as make_parser
 from eval.cli import make_parser as make_command_parser
-from eval.runs.names import check_verifier, parse_blocks, parse_cache, parse_sampler
 from eval.runs.options import given_of
+from eval.runs.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

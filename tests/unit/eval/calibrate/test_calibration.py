@@ -12,7 +12,7 @@ from dllm_decode import DualCache, decode, load_model
 from eval.calibrate.card import Card, read_card
 from eval.calibrate.ladders import LADDERS, rung_of, split_parts
 from eval.cli import evaluate as main
-from eval.runs.names import parse_cache, parse_sampler
+from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
 
