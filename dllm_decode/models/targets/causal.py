@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # Columns are padded to a multiple of this: libraries keep scratch for each shape.
 _STRIDE = 16
 
-# Most that logits may differ between a path read in a tree and alone, as a share of their range:
-# above what rounding does in half precision, far below what a wrong mask or position does.
+# Most that logits of a path in a tree and alone may differ, as a share of their range: above
+# rounding in half precision, far below what a wrong mask does.
 _TREE_TOLERANCE = 0.05
 
 
@@ -115,8 +115,7 @@ class CausalTarget:
         Args:
             model: Any causal model whose every layer attends to all tokens before.
             name: Shown in records and messages.
-            num_shared_ids: See the attribute. `None`: all, and the mask predictor must have as
-                many; `load_target` compares tokenizers instead.
+            num_shared_ids: See the attribute. `None`: all; `load_target` compares tokenizers.
             files: See the attribute.
 
         Raises:
