@@ -1,4 +1,4 @@
-from .answers import Answer, GenerateOutput
+from .answers import Answer, GenerateOutput, TokenCommit
 from .blocks import (
     CLOSED,
     AdaptiveBlocks,
@@ -23,6 +23,7 @@ from .caches import (
     SuffixWindow,
 )
 from .core.canvas import Canvas
+from .core.commits import Commits
 from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
 from .core.output import DecodeOutput
 from .core.passes import Pass, Window
@@ -71,6 +72,7 @@ __all__ = [
     "CachePolicy",
     "Canvas",
     "CausalTarget",
+    "Commits",
     "DecodeConfig",
     "DecodeOutput",
     "Decoder",
@@ -119,6 +121,7 @@ __all__ = [
     "SubBlockCache",
     "SubBlocks",
     "SuffixWindow",
+    "TokenCommit",
     "Trace",
     "Tree",
     "Uniform",

@@ -5,8 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.commits import Commits
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import cut_at, num_before
@@ -14,6 +19,20 @@ from dllm_decode.texts import Tokenizer
 
 if TYPE_CHECKING:
     import pandas
+
+
+class TokenCommit(NamedTuple):
+    """The commit of one token of an answer, see `Commits`.
+
+    Attributes:
+        step: Step of the row that committed the token; -1: the token was given.
+        logprob: Log-probability in the distribution that it was drawn from; `None` if given.
+        model_logprob: Log-probability in the model's distribution; `None` if given.
+    """
+
+    step: int
+    logprob: float | None
+    model_logprob: float | None
 
 
 @dataclass(frozen=True)
@@ -26,12 +45,24 @@ class Answer:
         token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
         finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
         forwards: Forwards of the model that its row took part in.
+        commits: For each of the tokens when it was committed, and how likely it was; `None` unless
+            `return_logprobs` was set.
     """
 
     text: str
     token_ids: list[int] = field(repr=False)
     finish_reason: Literal["stop", "length"]
     forwards: int
+    commits: list[TokenCommit] | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold: the fields, without `commits` if it is `None`."""
+        own = asdict(self)
+        if self.commits is None:
+            del own["commits"]
+        else:
+            own["commits"] = [commit._asdict() for commit in self.commits]
+        return own
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +115,7 @@ class GenerateOutput:
     def to_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold: the answers and their cost."""
         return {
-            "answers": [asdict(answer) for answer in self.answers],
+            "answers": [answer.to_dict() for answer in self.answers],
             "forwards": self.decoded.forwards,
             "tokens_per_forward": self.tokens_per_forward,
             "wall_s": self.decoded.wall_s,
@@ -107,7 +138,7 @@ class GenerateOutput:
             raise ValueError(
                 "A frame needs the package pandas; install it with: pip install pandas"
             ) from None
-        return pandas.DataFrame([asdict(answer) for answer in self.answers])
+        return pandas.DataFrame([answer.to_dict() for answer in self.answers])
 
 
 def answer_of(
@@ -128,12 +159,14 @@ def answer_of(
         stop_strings: Texts that end the answer.
     """
     tokens = decoded.tokens[row, : request.config.gen_length]
-    settled = tokens[~decoded.unsettled[row, : request.config.gen_length]].tolist()
+    at = (~decoded.unsettled[row, : request.config.gen_length]).nonzero().flatten()
     if request.template:
-        token_ids = [token for token in settled if token not in decoded.eos_ids]
+        at = at[~torch.isin(tokens[at], torch.tensor(decoded.eos_ids))]
+        token_ids = tokens[at].tolist()
         has_ended = int(tokens[-1]) in decoded.eos_ids
     else:
-        token_ids = before_end(settled, decoded.eos_ids)
+        token_ids = before_end(tokens[at].tolist(), decoded.eos_ids)
+        at = at[: len(token_ids)]
         has_ended = len(token_ids) < len(tokens)
     # A stop string may be a special token, which the text of an answer does not show.
     kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
@@ -141,4 +174,14 @@ def answer_of(
     text = cut_at(whole, stop_strings)
     is_full = not has_ended and len(kept) == len(token_ids) and text == whole
     forwards = int(decoded.nfe[row])
-    return Answer(text, token_ids, "length" if is_full else "stop", forwards)
+    commits = None if decoded.commits is None else _token_commits(decoded.commits, row, at)
+    return Answer(text, token_ids, "length" if is_full else "stop", forwards, commits)
+
+
+def _token_commits(commits: Commits, row: int, at: Int[Tensor, " N"]) -> list[TokenCommit]:
+    """Returns the commits at some positions of a row."""
+    steps, *logprobs = (part[row, at].tolist() for part in commits)
+    return [
+        TokenCommit(step, *((None, None) if step < 0 else pair))
+        for step, *pair in zip(steps, *logprobs, strict=True)
+    ]

@@ -38,6 +38,8 @@ class Decoder:
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
         config: The options; requests may have some of their own.
+        records_commits: True if outputs say at which step each token was committed, and how likely
+            it was.
     """
 
     model: MaskPredictor
@@ -46,6 +48,7 @@ class Decoder:
     verifier: "Verifier"
     schedule: BlockSchedule
     config: DecodeConfig
+    records_commits: bool = False
 
     @cached_property
     def block_length(self) -> int:

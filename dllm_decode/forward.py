@@ -168,6 +168,8 @@ def _finished(
     state = with_finite_check(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     truncation = truncation_of([state.rows[row] for row in branches.rows], logits.device)
+    if decoder.records_commits:
+        state = state._replace(untruncated=None if truncation is None else logits)
     logits = logits if truncation is None else truncation(logits)
     known = layout.known()
     if known is None:

@@ -1,5 +1,6 @@
 """Texts, chats or token ids in, texts out."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -12,6 +13,7 @@ from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.observers import Observer, StepEvent
+from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder, Verifier
@@ -46,6 +48,7 @@ def generate(
     streamer: PrefixStreamer | DraftStreamer | None = None,
     stop_strings: str | Sequence[str] = (),
     num_return_sequences: int = 1,
+    return_logprobs: bool = False,
     num_rows: int = 8,
     progress: bool = False,
     **options: Unpack[GenerateOptions],
@@ -92,7 +95,10 @@ def generate(
             first, as transformers does; `skip_prompt=True` hides it.
         stop_strings: Texts that end an answer; they and the text after them are not returned.
         num_return_sequences: Answers to each input, one after the other in the output; their noise
-            differs, and is that of so many equal inputs.
+            differs, and is that of so many equal inputs. At temperature 0 the answers are equal
+            unless the rule draws its order.
+        return_logprobs: Fill `Answer.commits` and `decoded.commits`: for each token the step that
+            committed it, and its log-probability as drawn and in the model.
         num_rows: Inputs that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
         **options: Fields of `DecodeConfig`, which override `config`; also by the names that
@@ -106,10 +112,12 @@ def generate(
     named = by_our_names(inputs, stop_strings, options)
     require_tokenizer(tokenizer)
     filled = _filled(tokenizer, templates, model)
-    config = _config(config, named.options, filled, num_return_sequences)
+    config = _config(config, named.options, filled)
+    require_integer("num_return_sequences", num_return_sequences, least=1)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
-    )
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
+        records_commits=return_logprobs,
+    )  # fmt: skip
     if named.inputs is None and filled:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(filled)
     else:
@@ -130,7 +138,20 @@ def generate(
     ]
     if stream is not None:
         stream.close(answers[0].token_ids)
+    _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
+
+
+def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
+    """Warns if several answers to each input were asked for, and all of them are equal."""
+    copies = decoded.tokens.unflatten(0, (-1, num_copies))
+    if num_copies > 1 and (copies == copies[:, :1]).all():
+        warnings.warn(
+            f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
+            'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
+            "as 0.7.",
+            stacklevel=3,
+        )
 
 
 def _filled(
@@ -144,7 +165,6 @@ def _config(
     config: DecodeConfig,
     options: DecodeOptions,
     templates: Sequence[Sequence[int]],
-    num_return_sequences: int,
 ) -> DecodeConfig:
     """Returns the options of the decode, as long as the longest template if there are any."""
     config, usual = config.updated(**options), DecodeConfig().gen_length
@@ -153,12 +173,6 @@ def _config(
             "gen_length must be left out with templates, whose answers are as long as they are, "
             f"got {config.gen_length}. End a template with [MASK:{config.gen_length}] to let the "
             "model go on."
-        )
-    require_integer("num_return_sequences", num_return_sequences, least=1)
-    if num_return_sequences > 1 and config.temperature == 0.0:
-        raise ValueError(
-            f"num_return_sequences must be 1 at temperature=0, where nothing is sampled, got "
-            f"{num_return_sequences}. Pass a temperature, such as 0.7."
         )
     return replace(config, gen_length=max(map(len, templates))) if templates else config
 
@@ -194,6 +208,7 @@ def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
                 output,
                 tokens=pad(output.tokens, (0, missing), value=output.eos_ids[0]),
                 unsettled=pad(output.unsettled, (0, missing), value=True),
+                commits=None if output.commits is None else output.commits.padded(missing),
             )
         yield answer._replace(output=output)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.commits import CommitState
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
@@ -33,9 +34,13 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     noise = [(request.config.seed, request.noise_index) for request in requests]
     seeds, indices = torch.tensor(noise, device=device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
+    whole = state.canvas.joined(canvas) if state.rows else canvas
+    commits = None
+    if decoder.records_commits:
+        commits = CommitState.joined(state.commits, more, whole.tokens)
     return state._replace(
         rows=(*state.rows, *new),
-        canvas=state.canvas.joined(canvas) if state.rows else canvas,
+        canvas=whole,
         noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
         cost=cost._replace(
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
@@ -43,6 +48,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         sampler=pad_state(state.sampler, more),
         schedule=pad_state(state.schedule, more),
         verifier=pad_state(state.verifier, more),
+        commits=commits,
         cache=_with_slots(decoder, state, new, canvas),
         window=None,
         layout=None,
@@ -111,6 +117,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         sampler=take_state(state.sampler, index),
         schedule=take_state(state.schedule, index),
         verifier=take_state(state.verifier, index),
+        commits=take_state(state.commits, index),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
         window=None,
         layout=None,
@@ -158,11 +165,13 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
+    commits = take_state(state.commits, index)
     answers = []
     for number, row in enumerate(state.rows[row] for row in rows):
+        bounds = row.prompt_length, row.answer_end
         output = DecodeOutput(
             tokens=tokens[number : number + 1, : row.config.gen_length],
-            unsettled=unsettled[number : number + 1, row.prompt_length : row.answer_end],
+            unsettled=unsettled[number : number + 1, slice(*bounds)],
             nfe=torch.tensor([row.nfe]),
             query_positions=torch.tensor([row.query_positions]),
             forwards=row.nfe,
@@ -172,6 +181,7 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
             accepted=accepted[number : number + 1],
             wall_s=time.perf_counter() - row.started_s,
             eos_ids=canvas.eos_ids,
+            commits=None if commits is None else commits.of_answer(number, *bounds),
         )
         cost = state.cost
         answers.append(

@@ -42,6 +42,7 @@ def decode(
     templates: Sequence[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
+    return_logprobs: bool = False,
     config: DecodeConfig = DecodeConfig(),
     **options: Unpack[DecodeOptions],
 ) -> DecodeOutput:
@@ -65,6 +66,7 @@ def decode(
             the open positions. Given tokens are never changed.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
         stop: Ends answers early, in addition to an EOS.
+        return_logprobs: Fill `DecodeOutput.commits`.
         config: The options.
         options: Fields of `DecodeConfig`, which override `config`.
 
@@ -75,7 +77,7 @@ def decode(
     """
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
-        config=config.updated(**options),
+        config=config.updated(**options), records_commits=return_logprobs,
     )  # fmt: skip
     listed = token_lists(prompts, attention_mask)
     if not listed:
@@ -98,6 +100,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     templates: Iterable[Sequence[int]] = (),
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
+    return_logprobs: bool = False,
     config: DecodeConfig = DecodeConfig(),
     **options: Unpack[DecodeOptions],
 ) -> Iterator[DecodeOutput]:
@@ -131,7 +134,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         check_number(len(templates), len(prompts))
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
-        config=config.updated(**options),
+        config=config.updated(**options), records_commits=return_logprobs,
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop)
     return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
@@ -145,6 +148,7 @@ def new_decoder(
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     config: DecodeConfig = DecodeConfig(),
+    records_commits: bool = False,
 ) -> Decoder:
     """Returns a decoder whose parts are checked against each other.
 
@@ -153,7 +157,7 @@ def new_decoder(
     """
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
-    decoder = Decoder(model, wrapped, cache, verifier, blocks, config)
+    decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)

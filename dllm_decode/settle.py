@@ -14,6 +14,7 @@ from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from samplers.base import Decision
+from samplers.state import put_state, take_state
 from samplers.view import View
 
 
@@ -27,7 +28,9 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
     moves = moves_of(decoder, view, decision, window.part(canvas.given))
     state = _checked(decoder, state, seen, decision, moves)
-    canvas = truncated(decoder, rows, _moved(canvas, window, moves))
+    before, canvas = canvas, truncated(decoder, rows, _moved(canvas, window, moves))
+    if state.commits is not None:
+        state = _recorded(state, seen, moves, before, canvas)
     if index is not None:
         whole = state.canvas
         tokens = whole.tokens.index_copy(0, index, canvas.tokens)
@@ -50,6 +53,26 @@ class Moves(NamedTuple):
     tokens: Int[Tensor, "B W"]
     settle: Bool[Tensor, "B W"]
     remask: Bool[Tensor, "B W"] | None
+
+
+def _recorded(state: State, seen: Look, moves: Moves, before: Canvas, after: Canvas) -> State:
+    """Returns the state in which the step's commits are recorded.
+
+    Args:
+        state: The state, with commits.
+        seen: The rows that take the step.
+        moves: The step.
+        before: The tokens of those rows before the step.
+        after: Their tokens after the step.
+    """
+    tokens, changed = seen.window.part(after.tokens), before.tokens != after.tokens
+    # An EOS may have been written over a token that the step committed.
+    commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
+    index = None if seen.rows is None else torch.tensor(seen.rows, device=state.device)
+    held = state.commits if index is None else take_state(state.commits, index)
+    assert held is not None
+    held = held.after(seen.view, seen.window, tokens, commit, changed)
+    return state._replace(commits=held if index is None else put_state(state.commits, index, held))
 
 
 def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tensor, "B W"]) -> Moves:

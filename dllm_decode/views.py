@@ -42,7 +42,8 @@ def look(
     if sampler.leave_one_out:
         leave_one_out = leave_one_out_of(logits[:, window.width :], state.canvas, window)
         logits = logits[:, : window.width]
-    summary = Summary(logits, asked)
+    plain = None if state.untruncated is None else state.untruncated[:, : window.width]
+    summary = Summary(logits, asked, plain)
     view = view_of(decoder, state, state.canvas, window, summary, leave_one_out=leave_one_out)
     return state, Look(view, window)
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -236,6 +235,6 @@ def _decode(
         for ended in raise_errors(run(decoder, queue, num_rows, [counted])):
             asked, request, key = left[ended.request]
             answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
-            line = Ended(line=request.index + 1, id=asked.id, key=key, **asdict(answer))
+            line = Ended(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())
             out.write(msgspec.json.encode(line) + b"\n")
             out.flush()

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode.core.commits import Commits
+
 
 @dataclass(frozen=True)
 class DecodeOutput:
@@ -28,6 +30,8 @@ class DecodeOutput:
             the sampler or the target itself decided.
         wall_s: Seconds from the first forward to the last answer.
         eos_ids: Tokens that end an answer.
+        commits: At which step each token was committed, and how likely it was; `None` unless
+            `return_logprobs` was set.
     """
 
     tokens: Int[Tensor, "B G"]
@@ -41,6 +45,7 @@ class DecodeOutput:
     accepted: Int[Tensor, " B"]
     wall_s: float
     eos_ids: tuple[int, ...]
+    commits: Commits | None = None
 
     def lengths(self) -> Int[Tensor, " B"]:
         """Counts each answer's tokens up to and including its first EOS, all if it has none.
@@ -92,4 +97,5 @@ def together(
         accepted=torch.cat([output.accepted for output in outputs]),
         wall_s=wall_s,
         eos_ids=outputs[0].eos_ids,
+        commits=Commits.of([output.commits for output in outputs]),
     )

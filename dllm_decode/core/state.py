@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.commits import CommitState
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout
 from dllm_decode.core.passes import Window
@@ -90,6 +91,9 @@ class State(NamedTuple):
         sampler: The sampler's state.
         schedule: The block schedule's state.
         verifier: The verifier's state.
+        commits: The commits so far; `None` unless they are recorded.
+        untruncated: The logits of the last forward before truncation, if commits are recorded and
+            logits are truncated.
         breaches: Rules that may have been broken in this round; read once a round.
         window: The sampler's window; `None`: to be made anew.
         layout: Layout of the last forward; `None`: to be made anew.
@@ -105,6 +109,8 @@ class State(NamedTuple):
     sampler: Any = None
     schedule: Any = None
     verifier: Any = None
+    commits: CommitState | None = None
+    untruncated: Float[Tensor, "N _ V"] | None = None
     breaches: tuple[Breach, ...] = ()
     window: Window | None = None
     layout: Layout | None = None

@@ -24,15 +24,18 @@ class Summary:
         logits: Logits at temperature 1; each position has at least one that is finite.
         columns: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
+        untruncated: The logits before truncation, if they are recorded and differ.
     """
 
     logits: Float[Tensor, "B N V"]
     columns: Int[Tensor, "B N"] | None = None
+    untruncated: Float[Tensor, "B N V"] | None = None
 
     def take(self, rows: Int[Tensor, " N"]) -> "Summary":
         """Returns the logits of some rows."""
         columns = None if self.columns is None else self.columns[rows]
-        return Summary(self.logits[rows], columns)
+        plain = None if self.untruncated is None else self.untruncated[rows]
+        return Summary(self.logits[rows], columns, plain)
 
     @cached_property
     def top(self) -> TopK:

@@ -34,6 +34,7 @@ from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.logits.summary import Summary
 from samplers.state import merge_state
+from samplers.view import View
 
 _STRIDE = 16
 
@@ -141,6 +142,8 @@ class ARVerify(Verifier):
         likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         state = state._replace(verifier=TargetState(judged.past(num, places), after))
+        if decoder.records_commits:
+            shown = shown._replace(view=_with_target(shown.view, judged.logits, places))
         return state, shown._replace(decision=written(shown.window, Draft(tokens, num)))
 
     def _held(self, state: State) -> TargetState:
@@ -198,3 +201,22 @@ class ARVerify(Verifier):
             return state, logits
         tokens = window.part(canvas.tokens)
         return state, certain_where(logits, tokens != canvas.mask_id, tokens)
+
+
+def _with_target(
+    view: View, logits: Float[Tensor, "B K V"], places: Int[Tensor, "B D"] | None
+) -> View:
+    """Returns a view with the target's logits after the committed text and each accepted token.
+
+    Args:
+        view: A view that begins with the first unsettled position.
+        logits: Logits of the target after the committed text, then after each token of the draft.
+        places: As in `Verdict`.
+    """
+    if places is not None:
+        after = torch.cat([torch.zeros_like(places[:, :1]), places + 1], 1)
+        logits = logits[torch.arange(len(logits), device=logits.device)[:, None], after]
+    ours = view.logits.clone()
+    ours[:, : logits.shape[1]] = -torch.inf
+    ours[:, : logits.shape[1], : logits.shape[2]] = logits[:, : ours.shape[1]]
+    return view.with_logits(ours)

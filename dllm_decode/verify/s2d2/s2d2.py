@@ -54,11 +54,14 @@ class Verified(NamedTuple):
         commit: Positions that get a token.
         tokens: The tokens there; arbitrary elsewhere.
         accepted: Drafted tokens that were accepted.
+        logits: Logits of the window in which verified tokens have those of their law; `None`
+            unless commits are recorded.
     """
 
     commit: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B W"]
     accepted: Int[Tensor, " B"]
+    logits: Float[Tensor, "B W V"] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,10 @@ class S2D2(Verifier):
         state, found = _verified(decoder, state, seen, to_verify)
         state = state.with_drafts(drafted=counts, accepted=found.accepted)
         few = chosen & (found.commit.sum(-1) < self.min_tokens)
-        return state, seen._replace(decision=_merged(seen.view, decision, found, chosen, few))
+        decision = _merged(seen.view, decision, found, chosen, few)
+        if found.logits is not None:
+            seen = seen._replace(view=seen.view.with_logits(found.logits))
+        return state, seen._replace(decision=decision)
 
 
 def first_run(masks: Bool[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
@@ -199,10 +205,16 @@ def _verified(
     commit = runs & (offset <= verdict.accepted[:, None])
     tokens = verdict.tokens.gather(1, offset.clamp(0, verdict.tokens.shape[1] - 1))
     everywhere = torch.zeros_like(seen.view.tokens)
+    laws = None
+    if decoder.records_commits:
+        own = logits[number, offset.clamp(0, logits.shape[1] - 1)]
+        own = torch.where(commit[..., None], own, view.logits)
+        laws = seen.view.logits.index_copy(0, index, own)
     return state, Verified(
         torch.zeros_like(span).index_copy(0, index, commit),
         everywhere.index_copy(0, index, tokens),
         everywhere[:, 0].index_copy(0, index, verdict.accepted),
+        laws,
     )
 
 

@@ -27,7 +27,6 @@ from dllm_decode.views import leave_one_out_of, look, view_of, window_of, with_w
 from samplers.base import next_step
 from samplers.checks import require_choice, require_count
 from samplers.facts import Fact
-from samplers.logits.summary import Summary
 from samplers.state import take_state
 
 Evaluate = Literal["batch", "tree", "sequential"]
@@ -210,16 +209,19 @@ class SelfVerify(Verifier):
         else:
             drafts = Branches(tokens, rows, branches, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, spec._replace(branches=drafts))
-        left = logits[:, :0, 0]
+        left, plain = logits[:, :0, 0], state.untruncated
         if spec.leave_one_out:
             canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
             left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
             logits = logits[:, :width]
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
+        if plain is not None:
+            plain = placed(plain[:, :width], rows, branches, size)
         known = EvaluatedStates(
             tokens=placed(tokens, rows, branches, size, fill=-1),
             logits=placed(logits, rows, branches, size),
+            untruncated=plain,
             leave_one_out=placed(left, rows, branches, size),
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
@@ -233,12 +235,15 @@ def _in_turn(
     decoder: Decoder, state: State, spec: Pass, levels: Sequence[Level]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Runs one forward for each draft of all rows."""
-    found = []
+    found, untruncated = [], []
     # The present states last, because the cache must then be as in plain decoding.
     for level in reversed(levels):
         drafts = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
         state, logits = forward(decoder, state, spec._replace(branches=drafts))
         found.append(logits)
+        untruncated.append(logits if state.untruncated is None else state.untruncated)
+    if state.untruncated is not None:
+        state = state._replace(untruncated=torch.cat(untruncated[::-1]))
     return state, torch.cat(found[::-1])
 
 
@@ -264,11 +269,11 @@ def _shown(
     index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]
     firsts = [standings[row].start for row in rows]
-    logits, alone = known.shown(index, starts, firsts, decoder.window_length)
+    computed, alone = known.shown(index, starts, firsts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
     left = alone if decoder.sampler.leave_one_out else None
-    view = view_of(decoder, state, canvas, window, Summary(logits), rows=rows, leave_one_out=left)
+    view = view_of(decoder, state, canvas, window, computed, rows=rows, leave_one_out=left)
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
 

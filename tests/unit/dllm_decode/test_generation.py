@@ -306,7 +306,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (QUESTION, {"remasking": "random"}, r"FixedSchedule\(n, order=\"random\"\) its \"random\""),
         (QUESTION, {"stop": "a", "stop_strings": "b"}, "stop and stop_strings must not both"),
         (QUESTION, {"do_sample": False, "temperature": 0.7}, "contradicts temperature=0.7"),
-        (QUESTION, {"num_return_sequences": 2}, "must be 1 at temperature=0"),
+        (QUESTION, {"num_return_sequences": 0}, "num_return_sequences must be at least 1"),
         (["ab"], {"attention_mask": [[1, 1]]}, "must be given with token ids, got texts"),
         ("a\ud800", {}, r"one that UTF-8 can encode, got '\\ud800' at character 1"),
         ([{"role": "user", "content": [{"type": "image"}]}], {}, "models here read text alone"),
@@ -430,6 +430,43 @@ def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
     equal = generate(MODEL, TOKENIZER, [QUESTION] * 3 + [OTHER] * 3, **options)
     assert out.texts == equal.texts
     assert len(set(out.texts[:3])) == 3
+
+
+def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None:
+    """Random orders were refused too, although their answers differ."""
+    options: Any = {"gen_length": 32, "block_length": 32, "num_return_sequences": 3}
+    out = generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4, order="random"), **options)
+    assert len(set(out.texts)) == 3
+    with pytest.warns(UserWarning, match="The 3 answers to each input are equal. At temperature=0"):
+        generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4), **options)
+
+
+def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> None:
+    options: Any = {"gen_length": 32, "temperature": 1.2, "top_p": 0.9, "seed": 1}
+    plain = generate(MODEL, TOKENIZER, [QUESTION, OTHER], **options)
+    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], return_logprobs=True, **options)
+    assert out.texts == plain.texts
+    assert plain[0].commits is None
+    assert "commits" not in plain[0].to_dict()
+    recorded = out.decoded.commits
+    assert recorded is not None
+    for row, answer in enumerate(out):
+        assert answer.commits is not None
+        assert len(answer.commits) == len(answer.token_ids) > 0
+        for position, commit in enumerate(answer.commits):
+            assert commit.step == recorded.steps[row, position] >= 0
+            assert commit.logprob == recorded.logprobs[row, position] <= 0.0
+            assert commit.model_logprob == recorded.model_logprobs[row, position] <= 0.0
+        assert {commit.step for commit in answer.commits} <= set(range(answer.forwards))
+        assert answer.to_dict()["commits"][0] == answer.commits[0]._asdict()
+    template = "emma has [MASK:2] apples"
+    filled = generate(
+        MODEL, TOKENIZER, [QUESTION, OTHER], templates=[template, "[MASK]"], return_logprobs=True
+    )
+    commits = filled[0].commits
+    assert commits is not None
+    assert [commit.step < 0 for commit in commits] == [True, True, False, False, True]
+    assert commits[0] == (-1, None, None)
 
 
 def test_templates_are_filled_between_given_words() -> None:

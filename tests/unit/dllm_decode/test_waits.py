@@ -185,6 +185,14 @@ def test_a_filter_asks_nothing_once_it_is_there() -> None:
     assert all(reads(step) == READS for step in waits)
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_recorded_commits_make_no_step_wait(top_p: float, watched: dict[str, Watched]) -> None:
+    options: Any = {"temperature": 0.7, "top_p": top_p, "return_logprobs": True}
+    waits = watched["llada"].waits(FixedSchedule(4), **options)
+    assert len(waits) >= 6
+    assert all(reads(step) == READS for step in waits)
+
+
 def test_observers_wait_for_all_rows_at_once(watched: dict[str, Watched]) -> None:
     waits = watched["llada"].waits(FixedSchedule(4), Gains())
     assert all(reads(step) == READS for step in waits)

@@ -209,3 +209,30 @@ def test_causal_drafts_must_be_columns(monkeypatch: pytest.MonkeyPatch) -> None:
             model_of("sdar", 0, 2.0, 4, ()), [[1]], ConfidenceThreshold(),
             verifier=S2D2(MinimumSpan(1)), gen_length=8,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_log_probability_of_a_verified_token_is_that_of_reading_from_left_to_right(
+    family: str, temperature: float
+) -> None:
+    model, num_commits = model_of(family, 0, 2.0, 4, ()), 0
+    out = decode(
+        model, PROMPTS, ConfidenceThreshold(0.5), verifier=S2D2(MinimumSpan(1)), gen_length=12,
+        block_length=4, temperature=temperature, return_logprobs=True,
+    )  # fmt: skip
+    assert out.commits is not None
+    for row, prompt in enumerate(PROMPTS):
+        text = [*prompt, *out.tokens[row].tolist()]
+        for position in (out.commits.steps[row] >= 0).nonzero().flatten().tolist():
+            column = len(prompt) + position
+            logits = read_alone(model, text[:column], column - column % 4)
+            logits[[model.mask_id, *model.banned_ids]] = -torch.inf
+            for values, by in (
+                (out.commits.logprobs, temperature or 1.0),
+                (out.commits.model_logprobs, 1.0),
+            ):
+                expected = (logits / by).log_softmax(-1)[text[column]]
+                torch.testing.assert_close(values[row, position], expected)
+            num_commits += 1
+    assert num_commits > 20

@@ -1,0 +1,144 @@
+"""At which step each token was committed, and how likely it was."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dllm_decode.core.passes import Window
+from samplers.logits.float64 import widest
+from samplers.logits.statistics import divided, gather, widen
+from samplers.state import pad_state
+from samplers.view import View
+
+
+class Commits(NamedTuple):
+    """At which step each token of the answers was committed, and how likely it was.
+
+    Attributes:
+        steps: Step of the row, from 0, that committed the token; -1 where the token was given, or
+            filled in after an EOS.
+        logprobs: Log-probability of the token in the distribution that it was drawn from: that of
+            the logits that the sampler was shown, at the row's temperature, after `top_p` and
+            `top_k`. At temperature 0, where nothing is drawn, that of temperature 1. NaN where
+            `steps` is -1.
+        model_logprobs: Log-probability of the token in the model's distribution: at temperature 1,
+            without `top_p` and `top_k`. NaN where `steps` is -1.
+    """
+
+    steps: Int[Tensor, "B G"]
+    logprobs: Float[Tensor, "B G"]
+    model_logprobs: Float[Tensor, "B G"]
+
+    @staticmethod
+    def of(rows: Sequence["Commits | None"]) -> "Commits | None":
+        """Returns the records of rows as one; `None` unless all rows have a record."""
+        recorded = [row for row in rows if row is not None]
+        if len(recorded) < len(rows):
+            return None
+        return Commits(*(torch.cat(parts) for parts in zip(*recorded, strict=True)))
+
+    def padded(self, more: int) -> "Commits":
+        """Returns the record with further positions, at which nothing was committed."""
+        steps, *logprobs = self
+        wide = [pad(values, (0, more), value=torch.nan) for values in logprobs]
+        return Commits(pad(steps, (0, more), value=-1), *wide)
+
+
+class CommitState(NamedTuple):
+    """The commits of some rows so far, by column of the canvas.
+
+    Attributes:
+        num_steps: Steps that each row has taken.
+        steps: Step that committed the token, from 1; 0: none.
+        logprobs: As in `Commits`; arbitrary where `steps` is 0.
+        model_logprobs: As in `Commits`; arbitrary where `steps` is 0.
+    """
+
+    num_steps: Int[Tensor, " B"]
+    steps: Int[Tensor, "B L"]
+    logprobs: Float[Tensor, "B L"]
+    model_logprobs: Float[Tensor, "B L"]
+
+    @staticmethod
+    def joined(
+        held: "CommitState | None", num_rows: int, like: Int[Tensor, "B L"]
+    ) -> "CommitState":
+        """Returns the state with further rows, before their first step.
+
+        Args:
+            held: The state of the rows so far; `None`: there are none.
+            num_rows: Number of further rows.
+            like: Tokens of all rows.
+        """
+        if held is None:
+            none = torch.zeros_like(like)
+            unknown = none.to(widest(like.device))
+            return CommitState(none[:, 0], none, unknown, unknown)
+        # A longer row that has joined may have widened the canvas.
+        more = (0, like.shape[1] - held.steps.shape[1])
+        num_steps, *wide = held
+        return pad_state(CommitState(num_steps, *(pad(part, more) for part in wide)), num_rows)
+
+    def after(
+        self,
+        view: View,
+        window: Window,
+        tokens: Int[Tensor, "B W"],
+        commit: Bool[Tensor, "B W"],
+        removed: Bool[Tensor, "B L"],
+    ) -> "CommitState":
+        """Returns the state after a step of all rows.
+
+        Args:
+            view: The view on which the step was decided.
+            window: The columns of the view.
+            tokens: Tokens of the view's columns after the step.
+            commit: Columns of the view whose token the step has committed.
+            removed: Columns of the canvas that have lost their token.
+        """
+        num_steps, computed = self.num_steps + 1, view.computed
+        plain = computed.logits if computed.untruncated is None else computed.untruncated
+        temperature = view.temperature
+        if isinstance(temperature, Tensor):
+            temperature = torch.where(temperature > 0.0, temperature, 1.0)
+        elif temperature == 0.0:
+            temperature = 1.0
+        found = (
+            num_steps[:, None].expand_as(tokens),
+            _log_probability(computed.logits, tokens, temperature, computed.columns),
+            _log_probability(plain, tokens, 1.0, computed.columns),
+        )
+        held = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
+        pairs = zip(held, found, strict=True)
+        return CommitState(
+            num_steps, *(window.put(old, commit, new.to(old.dtype)) for old, new in pairs)
+        )
+
+    def of_answer(self, row: int, start: int, stop: int) -> Commits:
+        """Returns the commits of one row in the columns of its answer."""
+        steps, *logprobs = (part[row : row + 1, start:stop].cpu() for part in self[1:])
+        return Commits(steps - 1, *(part.masked_fill(steps == 0, torch.nan) for part in logprobs))
+
+
+def _log_probability(
+    logits: Float[Tensor, "B N V"],
+    tokens: Int[Tensor, "B W"],
+    temperature: Float[Tensor, " B"] | float,
+    columns: Int[Tensor, "B N"] | None,
+) -> Float[Tensor, "B W"]:
+    """Returns logarithms of softmax(logits / temperature), 0 where no logits were computed.
+
+    Args:
+        logits: Logits of the listed columns.
+        tokens: A token of each column of the window.
+        temperature: One for all rows, or one of each.
+        columns: Which columns of the window the logits predict; `None`: all.
+    """
+    scaled = divided(widen(logits), temperature)
+    asked = tokens if columns is None else tokens.gather(1, columns)
+    found = gather(scaled, asked) - scaled.logsumexp(-1)
+    return found if columns is None else found.new_zeros(tokens.shape).scatter_(1, columns, found)
