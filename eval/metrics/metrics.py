@@ -65,6 +65,38 @@ def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> 
     return geometric_mean(a / b for a, b in zip(reference_s, seconds_s, strict=True))
 
 
+def pass_at(k: int, num_answers: int, num_right: int) -> float:
+    """Returns the estimated probability that at least one of k answers to a question is right.
+
+    Of n answers, c of them right, it is the share of the sets of k answers that hold a right one,
+
+        1 - C(n - c, k) / C(n, k) = 1 - product over i = n - c + 1, ..., n of (1 - k / i),
+
+    which is unbiased for every k up to n. The product needs no large numbers.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
+    https://arxiv.org/abs/2107.03374, equation 1 and figure 3.
+
+    Args:
+        k: Answers that are tried, from 1 to `num_answers`.
+        num_answers: Answers that were drawn independently, n.
+        num_right: How many of them are right, c.
+
+    Raises:
+        ValueError: If k exceeds n, or c is not from 0 to n.
+    """
+    if not (1 <= k <= num_answers and 0 <= num_right <= num_answers):
+        raise ValueError(
+            f"pass@k needs 1 <= k <= n answers, from 0 to n of them right, got k={k}, "
+            f"n={num_answers} and {num_right} right."
+        )
+    num_wrong = num_answers - num_right
+    # Every set of k answers holds a right one.
+    if num_wrong < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(num_wrong + 1, num_answers + 1))
+
+
 def pareto_front(points: Sequence[TradeOff]) -> list[int]:
     """Returns the indices of points that no other beats in speed and accuracy, by rising speed.
 

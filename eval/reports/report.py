@@ -27,6 +27,7 @@ from eval.reports.table import (
     line,
     name_of,
     other_scores,
+    pass_at,
     seeds_of,
     table,
 )
@@ -67,7 +68,12 @@ def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
         num_examples = rows[0]["settings"]["num_examples"]
         parts.append(f"## {title}\n\nModel `{group.model}`, {num_examples} examples.")
         parts += [notice and f"**{notice}**", table(rows), commits(rows)]
-        parts += [other_scores(rows), accepted_lengths(rows), _methods(summary, group)]
+        parts += [
+            pass_at(rows),
+            other_scores(rows),
+            accepted_lengths(rows),
+            _methods(summary, group),
+        ]
         parts += _pictures(folder, group.model, title, rows, exact[group.asked])
     links = [
         f"- [{titles[asked]}, example {example}]({name})"

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from eval.metrics.metrics import (
     leftmost_share,
     mean_ratio,
     order_correlation,
+    pass_at,
     tokens_per_second,
     wall_speedup,
 )
@@ -81,6 +82,7 @@ def _row(pool: Pool) -> Row:
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
         "primary": next((record["primary"] for record in pool.records), None),
         "accuracy": _accuracy(pool),
+        "pass_at": _pass_at(pool),
         "scores": _scores(finished),
         "is_on_front": False,
     }
@@ -119,11 +121,37 @@ def primary_scores(pool: Pool) -> dict[str, float]:
     finished = pool.finished
     if finished and all(record["scores"][record["primary"]] is None for record in finished):
         return {}
-    return per_example(
-        (record["example"],
-         0.0 if record["error"] is not None else record["scores"][record["primary"]])
-        for record in pool.records
-    )  # fmt: skip
+    return per_example((record["example"], _score(record)) for record in pool.records)
+
+
+def _score(record: Record) -> float | None:
+    """Returns the primary score of a record; an error is wrong."""
+    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+
+
+def _pass_at(pool: Pool) -> Row:
+    """Estimates by k the probability that one of k answers is right, with the bootstrap's interval.
+
+    The answers to an example are those of the seeds. k doubles from 1 up to the number of answers
+    that every example has. Empty with one seed, or where a score is neither 0 nor 1.
+    """
+    by_example: dict[str, list[float]] = defaultdict(list)
+    for record in pool.records:
+        score = _score(record)
+        if score is not None:
+            by_example[record["example"]].append(score)
+    answers = list(by_example.values())
+    if len(pool.seeds) == 1 or any(score not in (0, 1) for own in answers for score in own):
+        return {}
+    found, k = {}, 1
+    while k <= min(map(len, answers), default=0):
+        values = [pass_at(k, len(own), int(sum(own))) for own in answers]
+        # The bootstrap's interval of equal values would have no width.
+        are_equal = len(set(values)) == 1
+        bounds = wilson(math.fsum(values), len(values)) if are_equal else bootstrap(values)
+        found[str(k)] = {"value": mean(values), **bounds._asdict()}
+        k *= 2
+    return found
 
 
 def _scores(finished: Sequence[Record]) -> Row:

@@ -104,6 +104,21 @@ def commits(rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *lines]) if commits_of(rows[0], rows) else ""
 
 
+def pass_at(rows: Sequence[Row]) -> str:
+    """Returns a table of pass@k; empty if no row has several seeds."""
+    listed = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
+    if not listed:
+        return ""
+    head = ["sampler", "answers", *(f"pass@{k}" for k in listed)]
+    lines = [line(head), line(["---"] * len(head))]
+    for row in rows:
+        found = [row["pass_at"].get(k) for k in listed]
+        cells = ["-" if one is None else _interval(one, 3) for one in found]
+        lines.append(line([f"`{name_of(row, rows)}`", str(len(row["seeds"])), *cells]))
+    head_line = "Probability that at least one of k answers is right, one answer for each seed."
+    return "\n".join([head_line, "", *lines])
+
+
 def other_scores(rows: Sequence[Row]) -> str:
     """Returns a table of the means of the scores beside the primary one; empty if there are none.
 

@@ -1,4 +1,6 @@
 import itertools
+import math
+from fractions import Fraction
 
 import pytest
 
@@ -10,6 +12,7 @@ from eval.metrics.metrics import (
     mean_ratio,
     order_correlation,
     pareto_front,
+    pass_at,
     speed_at_accuracy,
     tokens_per_forward,
     tokens_per_second,
@@ -140,3 +143,26 @@ def test_the_leftmost_share_is_what_a_replay_counts() -> None:
 
 def test_profiles_of_parallelism() -> None:
     assert commits_per_step([0, 0, 1, 4, 4, 4, 7]) == {1: 2, 2: 1, 3: 1}
+
+
+def test_pass_at_k_is_the_share_of_sets_with_a_right_answer() -> None:
+    for num_answers in range(1, 9):
+        for num_right in range(num_answers + 1):
+            answers = [True] * num_right + [False] * (num_answers - num_right)
+            for k in range(1, num_answers + 1):
+                sets = [any(chosen) for chosen in itertools.combinations(answers, k)]
+                expected = sum(sets) / len(sets)
+                assert pass_at(k, num_answers, num_right) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_needs_no_large_numbers() -> None:
+    # By fractions: 1 - C(99900, 5000) / C(100000, 5000).
+    exact = 1 - math.prod(Fraction(100_000 - 5000 - i, 100_000 - i) for i in range(100))
+    assert pass_at(5000, 100_000, 100) == pytest.approx(float(exact), rel=1e-9)
+    assert pass_at(1, 3, 1) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("numbers", [(0, 3, 1), (4, 3, 1), (1, 3, 4), (1, 3, -1)])
+def test_pass_at_k_of_more_answers_than_there_are_is_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="pass@k needs 1 <= k <= n answers"):
+        pass_at(*numbers)

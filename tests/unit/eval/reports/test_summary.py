@@ -90,6 +90,11 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     assert first["timing"]["latency_s"]["p99"] == 0.2
     text = write_report(folder).read_text()
     assert "- seeds: 0, 1 (2 seeds)" in text
+    assert "| answers | pass@1 | pass@2 |" in text
+    # At least one of both answers is right: first a and b, second all three.
+    assert {k: one["value"] for k, one in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
+    assert (second["pass_at"]["2"]["value"], second["pass_at"]["2"]["high"]) == (1.0, 1.0)
+    assert second["pass_at"]["2"]["low"] < 1.0
     assert table([first, second]).count("\n") == 3
     assert "seeds=" not in table([first, second])
 
@@ -102,6 +107,7 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert row["speed"]["nfe"] == 3.0
     assert row["num_missing"] == 2
     assert row["seeds"] == [3, 5, 9]
+    assert list(row["pass_at"]) == ["1"]
 
 
 def test_one_seed_is_what_it_was_without_seeds(tmp_path: Path) -> None:
