@@ -1,6 +1,6 @@
 """Unmasking samplers for masked-diffusion language models: small, pure, composable policies."""
 
-from samplers.base import Decision, Sampler
+from samplers.base import Decision, RevisingSampler, Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
 from samplers.decaying_threshold import DecayingThreshold
@@ -19,6 +19,7 @@ from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
 from samplers.registry import ALL_SAMPLERS, parse
+from samplers.sched import SchED
 from samplers.state import State
 from samplers.t2m import T2M
 from samplers.view import View
@@ -46,7 +47,9 @@ __all__ = [
     "LocalLeap",
     "Prophet",
     "QuotaThreshold",
+    "RevisingSampler",
     "Sampler",
+    "SchED",
     "State",
     "View",
     "Wino",

@@ -131,6 +131,18 @@ class Sampler(PlugIn, ABC, Generic[State]):
         """
 
 
+class RevisingSampler(Sampler[State]):
+    """A sampler that edits or re-masks tokens by the probability that the model gives them."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return super().needs | {Fact.LOGITS_OF_COMMITTED}
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return frozenset()
+
+
 def first_state(sampler: Sampler[State], view: View) -> State:
     """Returns a sampler's state at the start of a block.
 

@@ -6,15 +6,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
+from samplers.base import Decision, RevisingSampler
 from samplers.checks import require_count, require_non_negative, require_probability
-from samplers.facts import Fact
 from samplers.logits.statistics import highest
 from samplers.view import View
 
 
 @dataclass(frozen=True)
-class JointThreshold(Sampler[Int[Tensor, " B"]]):
+class JointThreshold(RevisingSampler[Int[Tensor, " B"]]):
     """Commits confident proposals, and replaces tokens that the model no longer prefers.
 
     A step commits every eligible position whose confidence exceeds `threshold`, and at least the
@@ -57,14 +56,6 @@ class JointThreshold(Sampler[Int[Tensor, " B"]]):
         require_count("max_edit_steps", self.max_edit_steps, 0, unit="steps")
         require_count("at_least", self.at_least, 1, unit="positions")
         require_non_negative("penalty", self.penalty)
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
 
     def max_steps(self, num_masks: int) -> int:
         return num_masks + self.max_edit_steps

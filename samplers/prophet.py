@@ -18,7 +18,7 @@ from samplers.checks import (
 )
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
-from samplers.wrapper import Wrapper
+from samplers.wrapper import Wrapper, in_window
 
 Averaged = Literal["masked", "all"]
 
@@ -127,8 +127,7 @@ class Prophet(Wrapper[Foretold]):
         # A decision that a base must not make, such as an edit, is an error here.
         decision, inner = next_step(self.base, part, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
-        tokens = part.proposal if decision.tokens is None else decision.tokens
-        commit, tokens = view.widened(decision.commit, scope), view.widened(tokens, scope)
+        commit, tokens = in_window(view, part, decision, scope)
         # The proposals of later columns cost a pass that nearly every step can do without. On an
         # accelerator, reading `decided` costs more, unless tokens would have to be drawn.
         if (decided.device.type != "cpu" and view.is_greedy) or decided.any():

@@ -18,6 +18,7 @@ from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
+from samplers.sched import SchED
 from samplers.t2m import T2M
 from samplers.wino import Wino
 
@@ -38,6 +39,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     LocalLeap,
     Prophet,
     QuotaThreshold,
+    SchED,
     T2M,
     Wino,
 )

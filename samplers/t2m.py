@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
+from samplers.base import Decision, RevisingSampler
 from samplers.checks import (
     require_bool,
     require_choice,
@@ -15,7 +15,6 @@ from samplers.checks import (
     require_probability,
     require_share,
 )
-from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
@@ -39,7 +38,7 @@ class Revised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class T2M(Sampler[Revised]):
+class T2M(RevisingSampler[Revised]):
     """Commits confident tokens, and makes tokens that the model doubts [MASK] again.
 
     Each step does both, from one forward:
@@ -102,14 +101,6 @@ class T2M(Sampler[Revised]):
         require_share("ratio", self.ratio)
         require_count("max_post_steps", self.max_post_steps, 0, unit="steps")
         require_bool("eos_early_stop", self.eos_early_stop)
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
 
     def max_steps(self, num_masks: int) -> int:
         # The counts begin anew only after a step that began with a full block.

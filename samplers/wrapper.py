@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samplers.base import Sampler
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.facts import Fact
 from samplers.state import State
-from samplers.view import Scope
+from samplers.view import Scope, View
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,18 @@ class Wrapper(Sampler[State]):
 
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks)
+
+
+def in_window(
+    view: View, part: View, decision: Decision, scope: Scope
+) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"]]:
+    """Returns which positions of a wrapper's window a base commits, and their tokens.
+
+    Args:
+        view: The wrapper's view.
+        part: The part of the view that the base was shown.
+        decision: The base's decision.
+        scope: The base's scope.
+    """
+    tokens = part.proposal if decision.tokens is None else decision.tokens
+    return view.widened(decision.commit, scope), view.widened(tokens, scope)

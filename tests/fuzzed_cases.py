@@ -69,6 +69,7 @@ SAMPLERS = (
     "CreditDecoding(LocalLeap(0.6, 0.4, 2))", "CreditDecoding(Klass(0.4, 0.5, 1, 3))",
     "Prophet(thresholds=(2.0, 1.0, 0.5))", "Prophet(FixedSchedule(2), (1.0,), (), gap='all')",
     "Prophet(CreditDecoding(FixedSchedule(3)), (1.5, 0.7, 0.3), answer_start=1, answer_length=2)",
+    "SchED(FixedSchedule(3), 'linear', 1.5, 0.3, max_changed=0.5)",
     "T2M(0.6, 'low_prob', 0.5, 2, 0.5, 3)", "T2M(0.3, 'logit_diff', 0.1, 3, eos_early_stop=False)",
     "Wino(0.2, 0.5)", "Wino(0.1, 0.8, 0.5, 2, 4)",
 )  # fmt: skip

@@ -16,6 +16,7 @@ from samplers import (
     JointThreshold,
     Prophet,
     Sampler,
+    SchED,
     View,
     Wino,
     Wrapper,
@@ -62,7 +63,7 @@ class Unusual(Sampler[None]):
 
 
 def test_wrappers_are_known() -> None:
-    assert set(WRAPPERS) == {CreditDecoding, Prophet}
+    assert set(WRAPPERS) == {CreditDecoding, Prophet, SchED}
 
 
 def test_every_member_of_a_sampler_is_forwarded() -> None:

@@ -1,0 +1,157 @@
+"""Early commit of the whole answer by a smooth threshold (SchED), around any sampler."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, next_step
+from samplers.checks import require_choice, require_count, require_non_negative, require_share
+from samplers.logits.float64 import in_float64, widest
+from samplers.view import Scope, View
+from samplers.wrapper import Wrapper, in_window
+
+Fall = Literal["cosine", "linear", "exponential"]
+
+
+class Foreseen(NamedTuple):
+    """The steps taken in the block, the likeliest tokens of the last one, and the base's state.
+
+    Attributes:
+        steps: Steps of each row.
+        likeliest: The likeliest token of each position in the last step; 0 before the first step.
+        base: The state of the wrapped sampler.
+    """
+
+    steps: Int[Tensor, " B"]
+    likeliest: Int[Tensor, "B W"]
+    base: Any
+
+
+@dataclass(frozen=True)
+class SchED(Wrapper[Foreseen]):
+    """Fills all masks of a row at once when its answer is stable and clear.
+
+    Every mask of the row, in this block and after, takes its likeliest token if
+
+    - the gap between the two highest logits, averaged over the masks of the answer, reaches a
+      threshold that falls from `high` to `low`, and
+    - of these positions at most the share `max_changed` has another likeliest token than in the
+      step before.
+
+    Otherwise the base decides. At progress t in [0, 1], the threshold is low + (high - low) w(t):
+
+    | `fall` | w(t) |
+    | --- | --- |
+    | `"cosine"` | (1 + cos(pi t)) / 2 |
+    | `"linear"` | 1 - t |
+    | `"exponential"` | exp(-rate t), which ends above `low` |
+
+    Progress is the share of the answer that is committed or, with `num_steps`, s / (num_steps - 1)
+    in step s = 0, 1, ... of a fixed schedule.
+
+    Source: Mohamed et al. 2025, "Fast-Decoding Diffusion Language Models via Progress-Aware
+    Confidence Schedules", https://arxiv.org/abs/2512.02892, and the authors' code,
+    github.com/amr-mohamedd/SchED, dream_sampling/sched.py. The defaults are those of the code;
+    the authors also use `low=0` and, for "exponential", a `rate` of 2, 8 or 16.
+
+    Differs: Rows are decided one by one, the authors' code averages over the batch. Progress by
+    share of tokens is ours, for bases without a fixed number of steps. The second condition is the
+    code's, which the paper does not name: `max_changed=1` is the paper. In its first step of each
+    block no row fulfils it; the authors' code has no blocks. Medians, quantiles, patience and a
+    span for the answer are not offered.
+
+    Attributes:
+        base: The sampler that decides until then; one that gives `Fact.FINAL_TOKENS`.
+        fall: How the threshold falls.
+        high: Threshold at progress 0, in logits, at least `low`.
+        low: Threshold at progress 1, in logits, at least 0.
+        rate: Rate of the exponential fall, at least 0.
+        max_changed: Share of the masks, in [0, 1], whose likeliest token may have changed; 1: the
+            tokens of the step before do not matter.
+        num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
+
+    Raises:
+        ValueError: If an attribute is outside its range, or the base cannot be wrapped.
+    """
+
+    fall: Fall = "cosine"
+    high: float = 7.5
+    low: float = 2.5
+    rate: float = 4.0
+    max_changed: float = 0.0
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("fall", self.fall, get_args(Fall))
+        require_non_negative("low", self.low, unit="a logit gap")
+        require_non_negative("high", self.high, unit="a logit gap")
+        if self.high < self.low:
+            raise ValueError(f"high must be at least low={self.low}, got {self.high}.")
+        require_non_negative("rate", self.rate)
+        require_share("max_changed", self.max_changed)
+        require_count("num_steps", self.num_steps, 0, unit="steps")
+
+    @property
+    def scope(self) -> Scope:
+        return "answer" if self.base.scope == "answer" else "suffix"
+
+    def init(self, view: View) -> Foreseen:
+        none = torch.zeros_like(view.tokens)
+        return Foreseen(none[:, 0], none, self.base.init(view.within(self.base.scope)))
+
+    def step(self, view: View, state: Foreseen) -> tuple[Decision, Foreseen]:
+        steps, _, inner = state
+        part = view.within(self.base.scope)
+        decision, inner = next_step(self.base, part, inner)
+        commit, tokens = in_window(view, part, decision, self.base.scope)
+        top = view.top_k(2)
+        likeliest = top.tokens[..., 0]
+        decided = self._is_clear(view, top.logits, steps) & view.eligible.any(-1)
+        decided &= self._is_stable(view, likeliest, state)
+        filled = decided[:, None]
+        return Decision(
+            commit=torch.where(filled, view.masked, commit),
+            tokens=torch.where(filled, likeliest, tokens),
+        ), Foreseen(steps + 1, likeliest, inner)
+
+    def _is_clear(
+        self, view: View, logits: Float[Tensor, "B W 2"], steps: Int[Tensor, " B"]
+    ) -> Bool[Tensor, " B"]:
+        """Returns the rows whose mean gap between the two highest logits reaches the threshold."""
+        highest = in_float64(logits)
+        counted = (view.masked & view.in_answer).to(highest.device)
+        gaps = (highest[..., 0] - highest[..., 1]).masked_fill(~counted, 0.0)
+        threshold = self.low + (self.high - self.low) * self._weight(self._progress(view, steps))
+        return (gaps.sum(-1) / counted.sum(-1) >= threshold.to(gaps)).to(steps.device)
+
+    def _is_stable(
+        self, view: View, likeliest: Int[Tensor, "B W"], state: Foreseen
+    ) -> Bool[Tensor, " B"]:
+        """Returns the rows in which few likeliest tokens have changed since the last step."""
+        counted = view.masked & view.in_answer
+        changed = (likeliest != state.likeliest) | (state.steps == 0)[:, None]
+        share = in_float64((changed & counted).sum(-1)) / in_float64(counted.sum(-1))
+        return (share <= self.max_changed).to(view.masked.device)
+
+    def _progress(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        if not self.num_steps:
+            return view.progress
+        before = (view.start + view.block_start) * self.num_steps // view.gen_length
+        step = (before + steps).to(widest(steps.device))
+        return step / (self.num_steps - 1) if self.num_steps > 1 else torch.ones_like(step)
+
+    def _weight(self, progress: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Returns w: 1 at progress 0."""
+        progress = progress.clamp(max=1.0)
+        match self.fall:
+            case "cosine":
+                return (1.0 + (math.pi * progress).cos()) / 2
+            case "linear":
+                return 1.0 - progress
+            case "exponential":
+                return (-self.rate * progress).exp()
