@@ -14,7 +14,7 @@ from eval.cli import make_eval_parser
 from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
 from eval.tasks import gsm8k_protocols
-from samplers import ALL_SAMPLERS, Sampler, Wrapper
+from samplers import ALL_SAMPLERS, RevisingSampler, Sampler, Wrapper
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -29,7 +29,7 @@ def test_the_table_of_what_fits_together_is_the_one_that_its_script_prints() -> 
     for package, kind in packages:
         exported = {vars(package)[name] for name in package.__all__}
         kinds = {one for one in exported if isinstance(one, type) and issubclass(one, kind)}
-        assert kinds - concrete <= {Sampler, Wrapper, CachePolicy, BlockSchedule}
+        assert kinds - concrete <= {Sampler, RevisingSampler, Wrapper, CachePolicy, BlockSchedule}
 
 
 def test_every_sampler_is_in_the_table_of_samplers() -> None:

@@ -23,8 +23,10 @@ MAY_IMPORT = {
     "typing_extensions": ("samplers.state",),
 }
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
-# `generate` has a default.
-MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training", "dllm_decode.generation")
+# `generate` has a default; other engines name samplers by expressions.
+MAY_IMPORT_ANY_SAMPLER = (
+    "dllm_decode.training", "dllm_decode.generation", "dllm_decode.integrations"
+)  # fmt: skip
 # What everything may use knows nothing of plug-ins, and little of models.
 CORE_MAY_IMPORT = tuple(
     f"dllm_decode.{name}" for name in ("core", "models.base", "prompts", "sizes")

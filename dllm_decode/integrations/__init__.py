@@ -1,0 +1,1 @@
+"""Samplers inside other engines."""
