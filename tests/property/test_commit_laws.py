@@ -59,20 +59,20 @@ class Recomputed:
             for column in range(start, row.answer_end):
                 token = int(after[column])
                 if token != before[column]:
-                    law, plain = reference_law(logits[column], request), logits[column]
+                    law, plain = reference_law(logits[column], request.config), logits[column]
                     drawn, own_law = (float(part.log_softmax(-1)[token]) for part in (law, plain))
                     own[column - start] = (step, drawn, own_law)
 
 
-def reference_law(logits: Tensor, request: Any) -> Tensor:
-    """Logits of the distribution that a request draws from, one token at a time."""
-    scaled = logits / (request.temperature or 1.0)
-    if request.temperature == 0.0 and not request.top_k and request.top_p == 1.0:
+def reference_law(logits: Tensor, config: DecodeConfig) -> Tensor:
+    """Logits of the distribution that options draw from, one token at a time."""
+    scaled = logits / (config.temperature or 1.0)
+    if config.temperature == 0.0 and not config.top_k and config.top_p == 1.0:
         return scaled
     kept, mass = torch.full_like(scaled, -torch.inf), 0.0
     order = scaled.argsort(descending=True).tolist()
     for rank, token in enumerate(order):
-        if mass > request.top_p or (request.top_k and rank >= request.top_k):
+        if mass > config.top_p or (config.top_k and rank >= config.top_k):
             break
         kept[token] = scaled[token]
         mass += float(scaled.softmax(-1)[token])
