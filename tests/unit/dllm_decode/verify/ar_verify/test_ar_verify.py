@@ -394,7 +394,7 @@ def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature
     options: Any = {
         "gen_length": 12, "block_length": 4, "temperature": temperature, "stop_at_eos": False,
     }  # fmt: skip
-    with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN .* step 3"):
+    with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN .* round 3"):
         decode(Broken(), PROMPTS, SAMPLER, verifier=verifier, **options)
     read = type(target).read
 
@@ -407,5 +407,5 @@ def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature
     decode(HashModel(), PROMPTS, SAMPLER, verifier=verifier, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(target), "read", broken)
-        with pytest.raises(RuntimeError, match=r"tiny llama must give logits .* step 1"):
+        with pytest.raises(RuntimeError, match=r"tiny llama must give logits .* round 1"):
             decode(HashModel(), PROMPTS, SAMPLER, verifier=verifier, **options)
