@@ -51,7 +51,7 @@ _RECORDING = Group(own.Recording, _RECORDS)
 _OWN_MACHINE = Group(own.Machine, _REST, unset=True, defaults={"device": "a GPU if there is one"})
 _TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 _TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
-_SEVERAL = (decoding(repeat=True), _MACHINE, _RECORDING)
+_SEVERAL = (decoding(repeat=True), _MACHINE, Group(own.Actors, _REST), _RECORDING)
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 

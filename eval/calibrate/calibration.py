@@ -36,13 +36,13 @@ class BatchDecoder:
     ) -> Iterator[list[Record]]:
         """Yields the records of each batch from the example `first` on."""
         reporter = reporter or self.reporter
-        worker = Worker(one.run, one.settings, self.part, reporter, self.machine)
+        worker = Worker(one, self.part, reporter, self.machine)
         keys = [one.settings.key(example.id) for example in one.examples]
         reporter.begin(
             worker.label, len(one.examples), [self.done[key] for key in keys if key in self.done]
         )
-        for index in range(first // one.run.batch_size, worker.num_batches(one.examples)):
-            records = worker.finish_batch(one.examples, index, self.done)
+        for index in range(first // one.run.batch_size, worker.num_batches):
+            records = worker.finish_batch(index, self.done)
             self.done |= {record["key"]: record for record in records}
             skipped = max(0, first - index * one.run.batch_size)
             yield records[skipped:]

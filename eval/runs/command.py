@@ -3,22 +3,25 @@
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias, cast
 
 import torch
 from rich.console import Console
 
 from dllm_decode import load_target
+from eval.runs.crew import Crew
 from eval.runs.models import open_address
 from eval.runs.options import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
 from eval.runs.runner import Checked, RunPlan, execute
-from eval.runs.settings import Place
+from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded, Sweep, read_sweep
+from eval.runs.worker import Decoding, in_turn
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
 from eval.tasks.tokenizer import Tokenizer
@@ -68,18 +71,48 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
         _tell(plan, others)
         warn(sweep.samplers, [one.settings for one in plan.runs])
 
+    # With actors, this process decodes nothing: it checks the runs and keeps the records.
+    here = argparse.Namespace(**{**vars(options), "device": "cpu"}) if options.ray else options
+    with batches_decoded(sweep, options, place) as decoded:
+        return execute(
+            open_runs(sweep, here),
+            options.out,
+            place=place,
+            decoded=decoded,
+            reporter=reporter_for(Console(stderr=True)),
+            retry_errors=options.retry_errors,
+            skip_impossible=options.skip_impossible,
+            drop_others=options.drop_others,
+            on_plan=tell if place.rank == 0 else lambda plan, others: None,
+        )
+
+
+def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
+    """Reads the examples and loads the models of a sweep."""
     selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
-    return execute(
-        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
-        options.out,
-        place=place,
-        reporter=reporter_for(Console(stderr=True)),
-        retry_errors=options.retry_errors,
-        skip_impossible=options.skip_impossible,
-        drop_others=options.drop_others,
-        on_plan=tell if place.rank == 0 else lambda plan, others: None,
+    return list(sweep.runs(loaded, selections, trace=not options.no_trace))
+
+
+def batches_decoded(
+    sweep: Sweep, options: argparse.Namespace, place: Place
+) -> AbstractContextManager[Decoding]:
+    """Returns a context that gives what decodes batches: this process, or Ray actors.
+
+    Raises:
+        ValueError: If Ray cannot be combined with the other options.
+    """
+    if not options.ray:
+        return nullcontext(in_turn)
+    if options.device not in ("cpu", "cuda") or place.world_size > 1:
+        raise ValueError(
+            "--ray shares a run among actors on 'cpu' or 'cuda', started by one process; got "
+            f"--device {options.device} in one of {place.world_size} processes."
+        )
+    crew = Crew(
+        options.ray, options.ray_actors, options.threads or 1, int(options.device == "cuda")
     )
+    return crew.decoding(partial(open_runs, sweep, options), Folder(options.out))
 
 
 def code_for(options: argparse.Namespace) -> CodeRunner:

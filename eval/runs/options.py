@@ -157,7 +157,8 @@ def _argument(group: Group, option: Field[Any], text: str) -> tuple[list[str], d
     """Returns the names and the keywords of an argument of argparse."""
     own, default = dict(option.metadata), _default(option)
     names = own.pop("names", [f"--{option.name.replace('_', '-')}"])
-    if own.get("nargs") == "?" or (default is MISSING and "required" not in own):
+    is_given = own.get("nargs") == "?" and "const" not in own
+    if is_given or (default is MISSING and "required" not in own):
         names = [option.name]
     else:
         own["dest"] = option.name

@@ -10,18 +10,10 @@ from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Record, Settings, Skipped
 from eval.runs.settings import ALONE, Place, Run
-from eval.runs.worker import Worker
+from eval.runs.worker import Checked, Decoding, Worker, in_turn
 from eval.tasks import Example
 
-__all__ = ["ALONE", "Place", "Run", "execute"]
-
-
-class Checked(NamedTuple):
-    """A run that can be decoded, with its examples and the settings that name it."""
-
-    run: Run
-    examples: Sequence[Example]
-    settings: Settings
+__all__ = ["ALONE", "Checked", "Place", "Run", "execute"]
 
 
 class RunPlan(NamedTuple):
@@ -36,6 +28,7 @@ def execute(
     folder: str | Path,
     *,
     place: Place = ALONE,
+    decoded: Decoding = in_turn,
     reporter: Reporter = SILENT,
     retry_errors: bool = False,
     skip_impossible: bool = False,
@@ -52,6 +45,7 @@ def execute(
         runs: What to run.
         folder: Where records go; made if need be.
         place: Which batches are this process's: every `world_size`-th.
+        decoded: Decodes this process's batches: here, or on Ray actors (`eval.runs.crew`).
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
         skip_impossible: Leave out runs whose parts do not fit together, and note why.
@@ -74,8 +68,8 @@ def execute(
     with results.writing(place.rank) as part, reporter:
         done = done_of(results, plan.runs, retry_errors=retry_errors, is_first=place.rank == 0)
         machine = results.note_machine(machine_of(runs[0].model.device))
-        for run, examples, setting in plan.runs:
-            Worker(run, setting, part, reporter, machine).work(examples, done, place)
+        for one in plan.runs:
+            Worker(one, part, reporter, machine).work(done, place, decoded)
     return results
 
 

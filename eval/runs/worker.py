@@ -1,8 +1,9 @@
 """Decodes and scores the batches of one run that belong to this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from dllm_decode import decode
 from eval.failures import FAILURES
@@ -23,42 +24,53 @@ _ROW_STRIDE = 1 << 20
 _NUM_WARM_UP = 10
 
 
+class Checked(NamedTuple):
+    """A run that can be decoded, with its examples and the settings that name it."""
+
+    run: Run
+    examples: Sequence[Example]
+    settings: Settings
+
+
+class Batch(NamedTuple):
+    """A batch of a run: its number, and the ids of its examples that have no record yet."""
+
+    number: int
+    missing: frozenset[str]
+
+
 class Worker:
     """Decodes the batches of one run that belong to this process."""
 
-    def __init__(
-        self, run: Run, settings: Settings, part: Path, reporter: Reporter, machine: str
-    ) -> None:
+    def __init__(self, one: Checked, part: Path, reporter: Reporter, machine: str) -> None:
         """Takes a run.
 
         Args:
-            run: What to decode.
-            settings: What names it in the records.
+            one: What to decode.
             part: Where records go.
             reporter: Follows the progress.
             machine: Name of the folder's note on this process, see `Folder.note_machine`.
         """
-        self._run = run
+        self._run, self._examples, self._settings = one
         self._machine = machine
         self._num_begun = 0
-        self._settings = settings
         self._part = part
         self._reporter = reporter
 
-    def work(self, examples: Sequence[Example], done: Mapping[str, Record], place: Place) -> None:
-        """Decodes what is not done of this process's batches and appends the records.
+    def work(self, done: Mapping[str, Record], place: Place, decoded: "Decoding") -> None:
+        """Has what is not done of this process's batches decoded, and keeps the records.
 
         Args:
-            examples: All examples of the run.
             done: Records of earlier runs by key.
             place: Which batches are this process's.
+            decoded: Decodes batches.
         """
-        mine = range(place.rank, self.num_batches(examples), place.world_size)
-        keys = [self._key(e) for index in mine for e in self._batch(examples, index)]
-        finished = [done[key] for key in keys if key in done]
-        self._reporter.begin(self.label, len(keys), finished)
-        for index in mine:
-            self.finish_batch(examples, index, done)
+        mine = range(place.rank, self.num_batches, place.world_size)
+        keys = [self._key(e) for index in mine for e in self._rows(index)]
+        self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
+        batches = (self._batch(index, done) for index in mine)
+        for records in decoded(self, [batch for batch in batches if batch.missing]):
+            self._keep(records)
 
     @property
     def label(self) -> str:
@@ -66,37 +78,52 @@ class Worker:
         seed = f" seed {self._settings.seed}" if self._settings.seed else ""
         return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
 
-    def num_batches(self, examples: Sequence[Example]) -> int:
-        """Returns how many batches there are."""
-        return -(-len(examples) // self._run.batch_size)
+    @property
+    def settings_key(self) -> str:
+        """Names the settings of the run in records."""
+        return self._settings.key("")
 
-    def finish_batch(
-        self, examples: Sequence[Example], index: int, done: Mapping[str, Record]
-    ) -> list[Record]:
+    @property
+    def num_batches(self) -> int:
+        """How many batches there are."""
+        return -(-len(self._examples) // self._run.batch_size)
+
+    def finish_batch(self, index: int, done: Mapping[str, Record]) -> list[Record]:
         """Decodes a batch unless all of it is done; returns its records, in order.
 
         Args:
-            examples: All examples of the run.
             index: Which batch.
             done: Records of earlier runs by key.
         """
-        batch = self._batch(examples, index)
-        missing = {e.id for e in batch if self._key(e) not in done}
+        batch = self._batch(index, done)
         new: dict[str, Record] = {}
-        if missing:
-            seed = self._settings.seed + _BATCH_STRIDE * index
-            warm_up = self._num_begun < _NUM_WARM_UP
-            self._num_begun += len(batch)
-            records = self._decode(batch, seed, warm_up=warm_up)
-            new = {record["key"]: record for record in records if record["example"] in missing}
-            append(self._part, new.values())
-            self._reporter.add(list(new.values()))
-        keys = [self._key(example) for example in batch]
+        if batch.missing:
+            records = self.decode(batch)
+            self._keep(records)
+            new = {record["key"]: record for record in records}
+        keys = [self._key(example) for example in self._rows(index)]
         return [new[key] if key in new else done[key] for key in keys]
 
-    def _batch(self, examples: Sequence[Example], index: int) -> Sequence[Example]:
+    def decode(self, batch: Batch) -> list[Record]:
+        """Decodes a batch, and returns the records that were missing."""
+        rows = self._rows(batch.number)
+        seed = self._settings.seed + _BATCH_STRIDE * batch.number
+        warm_up = self._num_begun < _NUM_WARM_UP
+        self._num_begun += len(rows)
+        records = self._decode(rows, seed, warm_up=warm_up)
+        return [record for record in records if record["example"] in batch.missing]
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        append(self._part, records)
+        self._reporter.add(records)
+
+    def _batch(self, index: int, done: Mapping[str, Record]) -> Batch:
+        missing = (e.id for e in self._rows(index) if self._key(e) not in done)
+        return Batch(index, frozenset(missing))
+
+    def _rows(self, index: int) -> Sequence[Example]:
         size = self._run.batch_size
-        return examples[index * size : (index + 1) * size]
+        return self._examples[index * size : (index + 1) * size]
 
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)
@@ -151,3 +178,12 @@ class Worker:
             "warm_up": warm_up,
             **found,
         }
+
+
+Decoding: TypeAlias = Callable[[Worker, Sequence[Batch]], Iterator[list[Record]]]
+"""Decodes batches of a worker's run, in any order, and yields the records of each."""
+
+
+def in_turn(worker: Worker, batches: Sequence[Batch]) -> Iterator[list[Record]]:
+    """Decodes batches in this process, one after another."""
+    return map(worker.decode, batches)
