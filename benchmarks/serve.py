@@ -1,25 +1,30 @@
 """Measures the server: python -m benchmarks.serve.
 
-A server in a process of its own answers clients that send their next question when they have the
-answer to the last one. Next to it, `decode_many` answers the same questions in this process.
+A server in a process of its own answers the questions of a world: to clients that send their next
+question when they have the answer to the last one (a closed loop), and to questions that come at
+random times (an open loop). In turn with them, `decode_many` answers the same questions in this
+process, with as many threads.
 """
 
 import asyncio
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import httpx2
 import psutil
 import torch
 
-from benchmarks.frame import Row, read_options, report
+from benchmarks.frame import Estimate, Row, read_options, report
 from benchmarks.worlds import MODELS, World, open_world
 from dllm_decode import decode_many
 from dllm_decode.launch import run_main
@@ -29,19 +34,30 @@ from samplers import parse
 SETTINGS = {"word_problems": (64, "NoCache()"), "ledgers": (192, "FreeCache()")}
 """By task the tokens of an answer and the cache."""
 OPTIONS = {
-    "task": (SETTINGS, "the world"),
+    "task": (tuple(SETTINGS), "the worlds"),
     "limit": (200, "questions"),
     "rows": (16, "rows of a batch"),
     "sampler": ("ConfidenceThreshold(0.9)", "the sampler"),
-    "clients": ([1, 4, 16], "at a time"),
+    "clients": ([1, 4, 16, 64], "closed loop: clients at a time"),
+    "loads": ([0.25, 0.5, 0.75], "open loop: questions/s, as shares of those of decode_many"),
+    "rounds": (3, "times that all of it is measured, in turn"),
+    "threads": (1, "of the server, and of decode_many"),
 }
+Ask: TypeAlias = Callable[[int], Awaitable[None]]
+"""Asks one question, and waits for the answer."""
 
 
 class Reply(NamedTuple):
-    """The answer to a question, the seconds to its first chunk, and the number of its tokens."""
+    """The answer to a question, when its chunks came, and the number of its tokens.
+
+    Attributes:
+        text: The answer.
+        chunks_s: Seconds from the question to each chunk with text.
+        num_tokens: Tokens of the answer.
+    """
 
     text: str
-    first_s: float
+    chunks_s: list[float]
     num_tokens: int
 
 
@@ -60,23 +76,53 @@ class Served(NamedTuple):
 def main(words: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     options = read_options("benchmarks.serve", __doc__ or "", OPTIONS, words)
-    world, rows = open_world(options.task, options.limit), []
-    with served(options) as server:
-        asyncio.run(ask_all(server, world._replace(examples=world.examples[:8]), 4, options))
-        for clients in options.clients:
-            row = asyncio.run(ask_all(server, world, clients, options))
-            rows.append({"": f"{clients} clients", **row})
-    rows.append({"": "decode_many", **decoded(world, options)})
-    title = f"{MODELS[options.task]}, {len(world.examples)} questions, {options.rows} rows"
-    report(title, rows, options)
+    torch.set_num_threads(options.threads)
+    rows = []
+    for task in options.task:
+        world = open_world(task, options.limit)
+        few = world._replace(examples=world.examples[:8])
+        with served(task, options) as server:
+            asyncio.run(asked(server, few, partial(closed, 4)))
+            rounds = [measured(server, world, options) for _ in range(options.rounds)]
+        for name in rounds[0]:
+            rows.append({"": f"{MODELS[task]}, {name}", **spread([one[name] for one in rounds])})
+    title = f"{options.limit} questions, {options.rows} rows, {options.threads} threads"
+    report(f"{title}, median [least, greatest] of {options.rounds}", rows, options)
+
+
+def measured(server: Served, world: World, options: Any) -> dict[str, Row]:
+    """Measures everything once."""
+    plain = decoded(world, options)
+    found = {"decode_many": plain}
+    for clients in options.clients:
+        found[f"{clients} clients"] = asyncio.run(asked(server, world, partial(closed, clients)))
+    for load in options.loads:
+        rate = load * plain["requests/s"]
+        found[f"load {load:g}"] = asyncio.run(asked(server, world, partial(opened, rate)))
+    return {
+        name: {**row, "of decode_many": row["tokens/s"] / plain["tokens/s"]}
+        for name, row in found.items()
+    }
+
+
+def spread(rows: Sequence[Row]) -> Row:
+    """Returns the median of each figure of some rounds, and its range."""
+    found = {}
+    for name in rows[0]:
+        values = torch.tensor([row[name] for row in rows], dtype=torch.float64)
+        found[name] = Estimate(
+            float(values.quantile(0.5)), float(values.min()), float(values.max())
+        )
+    return found
 
 
 @contextmanager
-def served(options: Any) -> Iterator[Served]:
+def served(task: str, options: Any) -> Iterator[Served]:
     """Yields a server in a process of its own."""
-    _, cache = SETTINGS[options.task]
+    _, cache = SETTINGS[task]
     command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", "--cache", cache]
-    command += ["--model", MODELS[options.task], "--sampler", options.sampler]
+    command += ["--model", MODELS[task], "--sampler", options.sampler]
+    command += ["--threads", str(options.threads)]
     process = subprocess.Popen(
         [*command, "--num-rows", str(options.rows)], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -96,15 +142,16 @@ def served(options: Any) -> Iterator[Served]:
         process.stderr.close()
 
 
-async def ask_all(server: Served, world: World, num_clients: int, options: Any) -> Row:
-    """Lets some clients ask all questions, each its next one when it has an answer."""
-    gen_length, _ = SETTINGS[options.task]
-    waiting, replies = iter(enumerate(world.examples)), {}
-    async with httpx2.AsyncClient(base_url=server.url, timeout=120.0) as client:
+async def asked(server: Served, world: World, pace: Callable[[Ask, int], Awaitable[None]]) -> Row:
+    """Asks all questions at the pace of a loop."""
+    gen_length, _ = SETTINGS[world.task.name]
+    replies: dict[int, Reply] = {}
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(base_url=server.url, timeout=120.0, limits=limits) as client:
 
-        async def ask_some() -> None:
-            for number, example in waiting:
-                replies[number] = await _ask(client, example.prompt, gen_length)
+        async def ask(number: int) -> None:
+            prompt = world.examples[number].prompt
+            replies[number] = await _reply(client, str(prompt), gen_length)
 
         # The server listens a moment after it has said so.
         for _ in range(100):
@@ -114,21 +161,46 @@ async def ask_all(server: Served, world: World, num_clients: int, options: Any) 
             except httpx2.ConnectError:
                 await asyncio.sleep(0.05)
         began_s, began_cpu_s = time.perf_counter(), server.cpu_s()
-        await asyncio.gather(*(ask_some() for _ in range(num_clients)))
+        await pace(ask, len(world.examples))
         spent = time.perf_counter() - began_s, server.cpu_s() - began_cpu_s
     found = [replies[number] for number in range(len(replies))]
-    first_ms = 1000 * torch.tensor([reply.first_s for reply in found], dtype=torch.float64)
-    row = _row(world, [one.text for one in found], sum(one.num_tokens for one in found), *spent)
-    early, late = first_ms.quantile(torch.tensor([0.5, 0.99], dtype=torch.float64)).tolist()
-    return {**row, "first chunk, ms, p50": early, "p99": late}
+    num_tokens = sum(one.num_tokens for one in found)
+    row = _row(world, [one.text for one in found], num_tokens, *spent)
+    gaps_s = [after - before for one in found for before, after in pairwise(one.chunks_s)]
+    return {
+        **row,
+        **_quantiles("first chunk, ms", [one.chunks_s[0] for one in found]),
+        **_quantiles("between chunks, ms", gaps_s or [0.0]),
+        "tokens/chunk": num_tokens / sum(len(one.chunks_s) for one in found),
+    }
 
 
-async def _ask(client: Any, prompt: str, gen_length: int) -> Reply:
+async def closed(num_clients: int, ask: Ask, count: int) -> None:
+    """Lets each client ask its next question when it has an answer."""
+    waiting = iter(range(count))
+
+    async def client() -> None:
+        for number in waiting:
+            await ask(number)
+
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+
+
+async def opened(rate: float, ask: Ask, count: int) -> None:
+    """Asks at random times, `rate` questions a second on average."""
+    draws, asking = random.Random(0), []
+    for number in range(count):
+        asking.append(asyncio.ensure_future(ask(number)))
+        await asyncio.sleep(draws.expovariate(rate))
+    await asyncio.gather(*asking)
+
+
+async def _reply(client: Any, prompt: str, gen_length: int) -> Reply:
     body = {
         "messages": [{"role": "user", "content": prompt}], "max_tokens": gen_length, "stream": True,
         "stream_options": {"include_usage": True},
     }  # fmt: skip
-    began_s, first_s, num_tokens, text = time.perf_counter(), 0.0, 0, ""
+    began_s, chunks_s, num_tokens, text = time.perf_counter(), [], 0, ""
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             raise RuntimeError(f"The server answered {response.status_code}.")
@@ -139,14 +211,19 @@ async def _ask(client: Any, prompt: str, gen_length: int) -> Reply:
             if not chunk["choices"]:
                 num_tokens += chunk["usage"]["completion_tokens"]
                 continue
-            first_s = first_s or time.perf_counter() - began_s
+            chunks_s.append(time.perf_counter() - began_s)
             text += chunk["choices"][0]["delta"]["content"]
-    return Reply(text, first_s, num_tokens)
+    return Reply(text, chunks_s, num_tokens)
+
+
+def _quantiles(name: str, values_s: Sequence[float]) -> Row:
+    found = 1000 * torch.tensor(values_s, dtype=torch.float64)
+    return {f"{name}, p{share}": float(found.quantile(share / 100)) for share in (50, 99)}
 
 
 def decoded(world: World, options: Any) -> Row:
     """Answers the questions without a server."""
-    gen_length, cache = SETTINGS[options.task]
+    gen_length, cache = SETTINGS[world.task.name]
 
     def answers(prompts: Sequence[list[int]]) -> list[list[int]]:
         outputs = decode_many(
