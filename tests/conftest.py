@@ -35,6 +35,12 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak-requests", type=int, default=600, help="requests of tests/e2e/test_serve_soak.py"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Models go to a GPU by default, and the tests that are not about one compare with a CPU.
     if config.option.markexpr != "gpu":

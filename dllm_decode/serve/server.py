@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,10 @@ import uvicorn
 
 from dllm_decode.serve.api import create_app
 from dllm_decode.serve.service import Service
+
+# The engine's thread asks for Python's lock after each operation of torch. By default it waits 5 ms
+# for it whenever the thread of the connections is busy: 16 clients then had 8 % fewer tokens/s.
+_SWITCH_S = 0.0005
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names by which only this machine reaches the server."""
@@ -76,6 +81,7 @@ def serve(
         say: Is told where clients find the server, and that it ends.
     """
     url = url_of(bound, host)
+    sys.setswitchinterval(_SWITCH_S)
     say(f"Listening at {url}, for clients of OpenAI at {url}/v1. Ctrl-C ends it.")
     with _ended_by_signals():
         make_server(service, host, api_key=api_key).run(sockets=[bound])

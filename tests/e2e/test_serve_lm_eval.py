@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from eval_runs import write_tasks
-from served import decoder_of, served
+from served import chat_of, decoder_of, served
 
-from dllm_decode import load_model
+from dllm_decode import generate, load_model
 from dllm_decode.serve.limits import Limits
+from samplers import ConfidenceThreshold
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -28,33 +29,82 @@ def answers_in(out: Path) -> dict[int, str]:
     return {line["doc_id"]: line["resps"][0][0] for line in lines}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sends", ["text", "ids"])
-def test_over_http_each_answer_is_that_of_the_command(tmp_path: Path, sends: str) -> None:
-    """The command rounds a canvas up to whole blocks, so the task asks for whole blocks."""
-    tasks = write_tasks(tmp_path / "tasks", 24)
-    task = tasks / "words_generate.yaml"
-    task.write_text(task.read_text().replace("max_gen_toks: 40", "max_gen_toks: 64"))
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    common = ["--tasks", "words_generate", "--include_path", str(tasks), "--output_path"]
-    model, tokenizer = load_model("mini")
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
+ENVIRONMENT = {
+    **os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT)
+}  # fmt: skip
+
+
+def over_http(tasks: Path, out: Path, *, path: str, tokenizer: Path, **more: str) -> dict[int, str]:
+    """The answers that the harness gets from a server, unmodified."""
+    model, _ = load_model("mini")
     with served({"default": decoder_of(model)}, limits=LIMITS) as (url, _):
         options = {
-            "model": "mini", "base_url": f"{url}/v1/completions", "num_concurrent": "8",
-            "tokenized_requests": str(sends == "ids"), "tokenizer_backend": "huggingface",
-            "tokenizer": str(tmp_path / "tokenizer"), "max_retries": "1",
+            "model": "mini", "base_url": f"{url}{path}", "num_concurrent": "8", "max_retries": "1",
+            "tokenizer_backend": "huggingface", "tokenizer": str(tokenizer), **more,
         }  # fmt: skip
+        is_chat = path.endswith("chat/completions")
+        words = ["--apply_chat_template"] if is_chat else []
+        kind = "local-chat-completions" if is_chat else "local-completions"
         written = ",".join(f"{name}={value}" for name, value in options.items())
         subprocess.run(
-            [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--model_args",
-             written, *common, str(tmp_path / "http"), "--log_samples"],
-            cwd=tmp_path, env=environment, check=True, timeout=250,
+            [sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", written,
+             "--tasks", "words_generate", "--include_path", str(tasks), "--output_path", str(out),
+             "--log_samples", *words],
+            cwd=out.parent, env=ENVIRONMENT, check=True, timeout=250,
         )  # fmt: skip
+    return answers_in(out)
+
+
+def own_answers(tasks: Path, out: Path) -> dict[int, str]:
+    """The answers of `eval lm`."""
     subprocess.run(
         [sys.executable, "-m", "eval", "lm", "--model", "mini", "--sampler",
          "ConfidenceThreshold(0.9)", "--gen-length", "64", "--tasks", "words_generate",
-         "--include-path", str(tasks), "--dtype", "float32", "--output", str(tmp_path / "own")],
-        cwd=ROOT, env=environment, check=True, timeout=250,
+         "--include-path", str(tasks), "--dtype", "float32", "--output", str(out)],
+        cwd=ROOT, env=ENVIRONMENT, check=True, timeout=250,
     )  # fmt: skip
-    assert answers_in(tmp_path / "http") == answers_in(tmp_path / "own")
+    return answers_in(out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a task; the command rounds a canvas up to whole blocks, so the task does."""
+    found = tmp_path_factory.mktemp("harness")
+    task = write_tasks(found / "tasks", 24) / "words_generate.yaml"
+    task.write_text(task.read_text().replace("max_gen_toks: 40", "max_gen_toks: 64"))
+    load_model("mini")[1].save_pretrained(found / "tokenizer")
+    return found
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> dict[int, str]:
+    return own_answers(folder / "tasks", folder / "own")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sends", ["text", "ids"])
+def test_over_http_each_answer_is_that_of_the_command(
+    folder: Path, own: dict[int, str], tmp_path: Path, sends: str
+) -> None:
+    answers = over_http(
+        folder / "tasks", tmp_path / "http", path="/v1/completions",
+        tokenizer=folder / "tokenizer", tokenized_requests=str(sends == "ids"),
+    )  # fmt: skip
+    assert answers == own
+
+
+@pytest.mark.slow
+def test_a_chat_over_http_is_the_chat_of_the_model(
+    folder: Path, own: dict[int, str], tmp_path: Path
+) -> None:
+    """`eval lm` sends tasks as they are, the chat puts them into the template: answers differ."""
+    answers = over_http(
+        folder / "tasks", tmp_path / "http", path="/v1/chat/completions",
+        tokenizer=folder / "tokenizer",
+    )  # fmt: skip
+    model, tokenizer = load_model("mini")
+    lines = (folder / "tasks" / "problems.jsonl").read_text().splitlines()
+    chats = [chat_of(f"{json.loads(line)['question']} answer :") for line in lines]
+    found = generate(model, tokenizer, chats, ConfidenceThreshold(0.9), gen_length=64).texts
+    assert answers == dict(enumerate(found))
+    assert answers != own
