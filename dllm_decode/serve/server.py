@@ -29,8 +29,10 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: If the address cannot be used.
     """
-    kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(kind, socket.SOCK_STREAM)
+    kind, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # asyncio lets connections send at once only if the protocol is named; each first chunk would
+    # wait 40 ms for the client to acknowledge the header.
+    found = socket.socket(kind, socket.SOCK_STREAM, protocol)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind(address)

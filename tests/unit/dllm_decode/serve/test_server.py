@@ -1,0 +1,31 @@
+"""The socket of the server."""
+
+import asyncio
+import socket
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+
+
+def test_connections_send_at_once() -> None:
+    """Each first chunk on a kept connection waited 40 ms for the client to acknowledge the header."""
+    from dllm_decode.serve.server import bind
+
+    found: list[int] = []
+
+    async def connect() -> None:
+        def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            own = writer.get_extra_info("socket")
+            found.append(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(note, sock=bound):
+            reader, writer = await asyncio.open_connection(*bound.getsockname())
+            await reader.read()
+            writer.close()
+
+    asyncio.run(connect())
+    assert len(found) == 1
+    assert found[0] > 0
