@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 
 
 def test_connections_send_at_once() -> None:
-    """Each first chunk on a kept connection waited 40 ms for the client to acknowledge the header."""
+    """Each first chunk on a kept connection waited 40 ms until the header was acknowledged."""
     from dllm_decode.serve.server import bind
 
     found: list[int] = []
