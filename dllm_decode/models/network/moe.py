@@ -5,8 +5,11 @@ groups, sigmoid scores and the bias of the choice: DeepSeek-AI 2024, "DeepSeek-V
 https://arxiv.org/abs/2412.19437, section 2.1.2.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +19,9 @@ from torch.nn import functional as F
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.mlp import MLP
 from dllm_decode.models.network.operations import Operations
+
+# Reading an expert's weights takes about as long as multiplying so many tokens by them.
+_TOKENS_PER_READ = 32
 
 
 class Routing(NamedTuple):
@@ -96,11 +102,13 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts of a layer, SwiGLUs whose weights are stacked.
 
-    On CUDA all of them are one grouped product for each of the two matrices: tokens are sorted by
-    expert, so that each expert's tokens are neighbours, and where one ends is known on the device
-    alone: no loop, nothing to wait for, and the forward can be captured. `grouped_mm` is torch's
-    own, which transformers' experts call too. Elsewhere a loop visits the experts that have tokens,
-    and leaves the weights of the others unread.
+    Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` is
+    torch's own, which transformers' experts call too. On CUDA it is one product for each of the two
+    matrices: the device alone knows where an expert's tokens end, so that nothing waits and the
+    forward can be captured. On a CPU it multiplies expert by expert, and leaves the weights of
+    experts without tokens unread. Such a product takes less time than waking a second thread, so
+    that each thread of torch computes some of the experts by itself. In other dtypes a loop visits
+    the experts.
     """
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
@@ -119,50 +127,67 @@ class Experts(nn.Module):
             weights = weights.to(hidden.dtype)
         # Stable: the same batch is added up in the same order, whenever it comes.
         order = routing.experts.flatten().argsort(stable=True)
-        compute = self._grouped if _can_group(hidden) else self._one_by_one
-        return compute(hidden, Routing(weights, routing.experts), order, operations)
-
-    def _grouped(
-        self,
-        hidden: Float[Tensor, "T H"],
-        routing: Routing,
-        order: Int[Tensor, " P"],
-        operations: Operations,
-    ) -> Float[Tensor, "T H"]:
-        experts = routing.experts.flatten()[order]
         numbers = torch.arange(self.config.num_experts, device=hidden.device)
+        experts = routing.experts.flatten()[order]
         ends = torch.searchsorted(experts, numbers, right=True).int()
-        columns = hidden[order // self.config.num_active]
-        gate_up = F.grouped_mm(columns, self.gate_up.mT, offs=ends)
-        mixed = operations.swiglu(gate_up[None])[0]
-        sorted_outputs = F.grouped_mm(mixed, self.down.mT, offs=ends)
+        sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends, operations)
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
-        products = outputs.unflatten(0, routing.experts.shape) * routing.weights[..., None]
+        products = outputs.unflatten(0, routing.experts.shape) * weights[..., None]
         summed: Tensor = products.to(self._sum_dtype(hidden)).sum(1).to(hidden.dtype)
         return summed
 
-    def _one_by_one(
+    def _outputs(
+        self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"], operations: Operations
+    ) -> Float[Tensor, "P H"]:
+        """Maps each column by its expert; columns are sorted by expert."""
+        if not self._can_group(columns):
+            return self._one_by_one(columns, ends, operations)
+        num_threads = torch.get_num_threads()
+        # A training step has columns enough to divide each product among the threads.
+        if columns.is_cuda or num_threads == 1 or torch.is_grad_enabled():
+            return self._grouped(columns, ends, operations, slice(None))
+        shares = _equal_shares(ends, num_threads)
+        bounds = [0, *ends[[share.stop - 1 for share in shares]].tolist()]
+        pieces = [
+            (columns[start:end], ends[share] - start, operations, share)
+            for share, start, end in zip(shares, bounds, bounds[1:], strict=False)
+        ]
+        return torch.cat(_on_threads(self._grouped, pieces))
+
+    def _grouped(
         self,
-        hidden: Float[Tensor, "T H"],
-        routing: Routing,
-        order: Int[Tensor, " P"],
+        columns: Float[Tensor, "P H"],
+        ends: Int[Tensor, " E"],
         operations: Operations,
-    ) -> Float[Tensor, "T H"]:
-        mixed = torch.zeros_like(hidden, dtype=self._sum_dtype(hidden))
-        weights = routing.weights.flatten()[order, None]
-        tokens = order // self.config.num_active
-        counts = routing.experts.flatten().bincount(minlength=self.config.num_experts).tolist()
-        end = 0
-        for expert, count in enumerate(counts):
-            if not count:
-                continue
-            mine = slice(end, end + count)
-            end += count
-            gate_up = F.linear(hidden[tokens[mine]], self.gate_up[expert])
-            output = F.linear(operations.swiglu(gate_up[None])[0], self.down[expert])
-            mixed = mixed.index_add(0, tokens[mine], (output * weights[mine]).to(mixed.dtype))
-        return mixed.to(hidden.dtype)
+        share: slice,
+    ) -> Float[Tensor, "P H"]:
+        """Maps columns by some of the experts."""
+        gate_up = F.grouped_mm(columns, self.gate_up[share].mT, offs=ends)
+        mixed = operations.swiglu(gate_up[None])[0]
+        return F.grouped_mm(mixed, self.down[share].mT, offs=ends)
+
+    def _one_by_one(
+        self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"], operations: Operations
+    ) -> Float[Tensor, "P H"]:
+        counts = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        outputs = [columns[:0]]
+        for expert, part in enumerate(columns.split(counts)):
+            if len(part):
+                gate_up = F.linear(part, self.gate_up[expert])
+                outputs.append(F.linear(operations.swiglu(gate_up[None])[0], self.down[expert]))
+        return torch.cat(outputs)
+
+    def _can_group(self, columns: Tensor) -> bool:
+        if columns.is_cuda:
+            # In other dtypes torch would read back where each group ends, and wait for it.
+            return columns.dtype == torch.bfloat16
+        # The product wants rows that begin at multiples of 16 bytes.
+        is_aligned = all(
+            size * columns.itemsize % 16 == 0 for size in (columns.shape[1], self.down.shape[2])
+        )
+        is_narrow = columns.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        return columns.device.type == "cpu" and is_narrow and is_aligned
 
     def _sum_dtype(self, hidden: Tensor) -> torch.dtype:
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -207,6 +232,33 @@ class MoE(nn.Module):
         return named
 
 
-def _can_group(hidden: Tensor) -> bool:
-    # In other dtypes torch would read back where each group ends, and wait for it.
-    return hidden.is_cuda and hidden.dtype == torch.bfloat16
+def _equal_shares(ends: Int[Tensor, " E"], num_shares: int) -> list[slice]:
+    """Divides the experts among threads, so that all take about as long."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    costs = (counts + _TOKENS_PER_READ * (counts > 0)).cumsum(0)
+    goals = costs[-1] * torch.arange(1, num_shares) // num_shares
+    bounds = [0, *torch.searchsorted(costs, goals).add(1).tolist(), len(ends)]
+    return [slice(start, end) for start, end in pairwise(bounds) if start < end]
+
+
+def _on_threads(work: Callable[..., Tensor], pieces: Sequence[tuple[Any, ...]]) -> list[Tensor]:
+    """Calls work with each piece on a thread of its own; torch starts no others meanwhile."""
+    num_threads = torch.get_num_threads()
+    others = [_pool(num_threads).submit(work, *piece) for piece in pieces[1:]]
+    torch.set_num_threads(1)
+    try:
+        return [work(*pieces[0]), *(other.result() for other in others)]
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@cache
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    """Returns the threads in addition to the calling one; each calls torch without others."""
+    return ThreadPoolExecutor(num_threads - 1, "experts", _begin_thread)
+
+
+def _begin_thread() -> None:
+    # Both settings are of the thread alone.
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)

@@ -1,16 +1,16 @@
 """A mixture of experts against a slow loop over tokens that knows nothing of stacking."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.models.network import moe as module
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import MoEConfig
-from dllm_decode.models.network.moe import MoE
+from dllm_decode.models.network.moe import Experts, MoE, _equal_shares
 
 H = 12
 CONFIGS = {
@@ -122,17 +122,36 @@ def test_experts_without_tokens_are_not_computed(
     assert len(products) == 1 + 2 * len(chosen)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
 @CONFIG
 @pytest.mark.parametrize("size", [(1, 1), (3, 7), (0, 4)], ids=str)
+@pytest.mark.usefixtures("two_threads")
 def test_grouped_products_are_the_loop(
     config: MoEConfig, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs on CUDA, with the product that torch has for the CPU."""
+    """On one thread, as on CUDA and with gradients, and shared out to threads."""
     layer, hidden = make(config, torch.float32), random(*size, H, seed=9, dtype=torch.float32)
-    looped = layer(hidden, plain)
-    monkeypatch.setattr(module, "_can_group", lambda hidden: True)
     grouped = layer(hidden, plain)
+    with torch.no_grad():
+        shared = layer(hidden, plain)
+    monkeypatch.setattr(Experts, "_can_group", lambda self, columns: False)
+    looped = layer(hidden, plain)
+    assert torch.equal(shared, grouped)
     assert torch.allclose(grouped, looped, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_share_the_experts_that_have_tokens() -> None:
+    counts = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
+    assert _equal_shares(counts.cumsum(0), 2) == [slice(0, 4), slice(4, 8)]
+    assert _equal_shares(counts.cumsum(0) * 0, 2) == [slice(0, 1), slice(1, 8)]
 
 
 @CONFIG
