@@ -308,11 +308,14 @@ class Report:
     Attributes:
         folder: Results folder.
         replays: Pages per task.
+        cost: Cost that bold, advice and picture go by: forwards, columns or seconds. `None`:
+            columns, or forwards if a verifier has a target.
         before: Another results folder to compare with, in comparison.html.
     """
 
     folder: str
     replays: Count = 30
+    cost: Literal["forwards", "columns", "seconds"] | None = None
     before: Folder | None = None
 
 

@@ -2,12 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from eval.metrics.costs import COSTS, Cost, Row, speed_of
 from eval.metrics.metrics import TradeOff, aup, pareto_front, speed_at_accuracy
-
-Row: TypeAlias = dict[str, Any]
-"""Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
 
 ACCURACIES = (0.8, 0.75, 0.7)
 
@@ -64,9 +62,16 @@ def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     return titles
 
 
-def point_of(row: Row) -> TradeOff:
-    """Returns a row's place on the plane; a verifier's target does not forward for free."""
-    return TradeOff(row["speed"]["tokens_per_any_forward"]["value"], row["accuracy"]["value"])
+def point_of(row: Row, cost: Cost) -> TradeOff | None:
+    """Returns a row's place on the plane of a cost; None if accuracy or cost are unknown."""
+    speed = speed_of(row, cost)
+    return TradeOff(speed["value"], row["accuracy"]["value"]) if speed and row["accuracy"] else None
+
+
+def points_of(rows: Sequence[Row], cost: Cost) -> dict[int, TradeOff]:
+    """Returns the places of those rows that have one, by the number of the row from 0."""
+    found = {number: point_of(row, cost) for number, row in enumerate(rows)}
+    return {number: point for number, point in found.items() if point is not None}
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
@@ -78,20 +83,26 @@ def method_of(settings: Mapping[str, Any]) -> str:
 
 
 def mark_fronts(rows: Sequence[Row]) -> None:
-    """Marks, of each group, the rows that no other beats in speed and accuracy."""
-    for group in groups_of(_on_plane(rows)).values():
-        for index in pareto_front([point_of(row) for row in group]):
-            group[index]["is_on_front"] = True
+    """Notes, of each row, by which costs no other of its group beats it in speed and accuracy."""
+    for group in groups_of(rows).values():
+        for cost in COSTS.values():
+            points = points_of(group, cost)
+            numbers = list(points)
+            for index in pareto_front(list(points.values())):
+                row = group[numbers[index]]
+                own = row["timing"] if cost.name == "seconds" else row
+                own["fronts"].append(cost.name)
 
 
 def methods(rows: Sequence[Row]) -> list[Row]:
     """Scores each method's curve. AUP depends on who else is in the folder: see `best_accuracy`."""
     found = []
-    for (model, asked), group in groups_of(_on_plane(rows)).items():
-        best = max(point_of(row).accuracy for row in group)
+    for (model, asked), group in groups_of(rows).items():
+        placed = points_of(group, COSTS["forwards"])
+        best = max((point.accuracy for point in placed.values()), default=0.0)
         curves: dict[str, list[TradeOff]] = defaultdict(list)
-        for row in group:
-            curves[method_of(row["settings"])].append(point_of(row))
+        for number, point in placed.items():
+            curves[method_of(group[number]["settings"])].append(point)
         for method, points in curves.items():
             reached = {str(y): speed_at_accuracy(points, y) for y in ACCURACIES}
             found.append({
@@ -101,7 +112,3 @@ def methods(rows: Sequence[Row]) -> list[Row]:
                 "speed_at_accuracy": reached,
             })  # fmt: skip
     return found
-
-
-def _on_plane(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["accuracy"] is not None and "speed" in row]

@@ -20,11 +20,11 @@ class TradeOff(NamedTuple):
     """One setting of a method on the plane of speed and quality.
 
     Attributes:
-        tokens_per_forward: Ratio of sums, see `tokens_per_forward`.
+        speed: Tokens per forward, or for another cost; a ratio of sums.
         accuracy: In [0, 1].
     """
 
-    tokens_per_forward: float
+    speed: float
     accuracy: float
 
 
@@ -102,9 +102,7 @@ def pareto_front(points: Sequence[TradeOff]) -> list[int]:
 
     Of equal points the first stays.
     """
-    order = sorted(
-        range(len(points)), key=lambda i: (-points[i].tokens_per_forward, -points[i].accuracy, i)
-    )
+    order = sorted(range(len(points)), key=lambda i: (-points[i].speed, -points[i].accuracy, i))
     front: list[int] = []
     for index in order:
         if not front or points[index].accuracy > points[front[-1]].accuracy:
@@ -125,7 +123,7 @@ def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | No
         accuracy: In [0, 1].
     """
     curve = sorted(points)
-    best = [point.tokens_per_forward for point in curve if point.accuracy >= accuracy]
+    best = [point.speed for point in curve if point.accuracy >= accuracy]
     for left, right in pairwise(curve):
         if (left.accuracy - accuracy) * (right.accuracy - accuracy) < 0:
             best.append(_crossing(left, right, accuracy))
@@ -170,7 +168,7 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
         (speed, 100 * y * min(1.0, math.exp(-AUP_ALPHA * (1 - y / best_accuracy))))
         for speed, y in curve
     ]
-    area = 100 * curve[0].tokens_per_forward * curve[0].accuracy
+    area = 100 * curve[0].speed * curve[0].accuracy
     for (left, low), (right, high) in pairwise(weighted):
         area += (right - left) * (low + high) / 2
     return area
@@ -242,4 +240,4 @@ def _ratio(numerators: Sequence[Number], denominators: Sequence[Number], unit: s
 
 def _crossing(left: TradeOff, right: TradeOff, accuracy: float) -> float:
     share = (left.accuracy - accuracy) / (left.accuracy - right.accuracy)
-    return left.tokens_per_forward + share * (right.tokens_per_forward - left.tokens_per_forward)
+    return left.speed + share * (right.speed - left.speed)

@@ -7,12 +7,14 @@ from collections import Counter
 from rich.console import Console
 
 from eval.calibrate.card import warn_of_misfits
+from eval.metrics.costs import COSTS, Cost, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
+from eval.reports.advice import advice
 from eval.reports.animation import write_animation
 from eval.reports.replay import replay_page
 from eval.reports.report import PAGE, write_comparison, write_report
-from eval.reports.summary import summarise
-from eval.reports.table import commits, table
+from eval.reports.summary import measured
+from eval.reports.table import bold, commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.files import require_file, write_text
@@ -36,13 +38,20 @@ def report(options: argparse.Namespace) -> int:
         path = folder.path / "comparison.html"
         write_comparison(Folder(options.before), folder, path)
         _tell(f"Comparison: {path}")
-    return show(folder, num_replays=options.replays)
+    return show(folder, num_replays=options.replays, cost=COSTS.get(options.cost))
 
 
-def show(folder: Folder, *, num_replays: int = 30) -> int:
-    """Writes a report and shows its tables; 1 if examples raised."""
-    path = write_report(folder, num_replays=num_replays)
-    rows = summarise(folder)["rows"]
+def show(folder: Folder, *, num_replays: int = 30, cost: Cost | None = None) -> int:
+    """Writes a report and shows its tables; 1 if examples raised.
+
+    Args:
+        folder: The results folder.
+        num_replays: Examples of each task that get a replay page.
+        cost: Cost that settings are compared by; None is `usual_cost`.
+    """
+    found = measured(folder)
+    path = write_report(found, num_replays=num_replays, cost=cost)
+    rows = found.summary["rows"]
     console = Console()
     groups = groups_of(row for row in rows if row["num_records"])
     titles = titles_of(group.asked for group in groups)
@@ -50,12 +59,15 @@ def show(folder: Folder, *, num_replays: int = 30) -> int:
     for (model, asked), own in groups.items():
         title = f"{titles[asked]}, model {model}" if has_several else titles[asked]
         console.print(title, markup=False, highlight=False, soft_wrap=True)
+        chosen = cost or usual_cost(own)
         if console.is_terminal:
-            show_settings(console, own)
+            show_settings(console, own, chosen)
         else:
-            console.print(table(own), markup=False, highlight=False, soft_wrap=True)
-        if told := commits(own):
-            console.print(f"\n{told}", markup=False, highlight=False, soft_wrap=True)
+            console.print(table(own, chosen), markup=False, highlight=False, soft_wrap=True)
+        for told in (bold(chosen), advice(own, chosen), commits(own)):
+            if told:
+                wide = not console.is_terminal
+                console.print(f"\n{told}", markup=False, highlight=False, soft_wrap=wide)
         console.print()
     console.print(
         f"Report: {path.with_name(PAGE)} and {path.name}",
@@ -114,7 +126,7 @@ def _finish(folder: Folder) -> int:
 
 def _is_finished(folder: Folder) -> bool:
     """Says whether a folder has all records: whichever process is last finds it so."""
-    return not any(row["num_missing"] for row in summarise(folder)["rows"])
+    return all(len(own) == run.num_examples for run, own in folder.results().items())
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:

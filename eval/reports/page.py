@@ -1,14 +1,17 @@
 """The report as a page: settings, picture and every example of one or two results folders."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
-from eval.metrics.curves import ExampleSet, Row, RowGroup, asked_of, method_of, titles_of
-from eval.metrics.statistics import mcnemar, mean, paired_bootstrap
-from eval.reports.pooling import Pool, pools
-from eval.reports.summary import summarise
-from eval.reports.table import commits_of, name_of, seeds_of
+from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of, usual_cost
+from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
+from eval.metrics.statistics import mean
+from eval.reports.advice import advice
+from eval.reports.names import names_of, seeds_of
+from eval.reports.pooling import Pool
+from eval.reports.summary import Measured, difference, measured
+from eval.reports.table import commits_of
 from eval.reports.templates import fill
 from eval.runs.lines import Record, proposals_of
 from eval.runs.records import Folder
@@ -17,38 +20,63 @@ Link = Mapping[tuple[ExampleSet, str], str]
 """From what was asked, and the example, to the file of its replay."""
 
 
-def report_page(
-    folders: Sequence[Folder],
-    *,
-    replays: Link | None = None,
-    exact: Mapping[ExampleSet, Any] | None = None,
-) -> str:
+class _Setting(NamedTuple):
+    """A setting of the page: its numbers, its records and its folder, 0 or 1."""
+
+    row: Row
+    pool: Pool
+    folder: int
+
+
+def report_page(folders: Sequence[Folder]) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
 
-    Of two folders, settings of the same name are compared on the examples that both have.
-
-    Args:
-        folders: One, or two to compare.
-        replays: Files beside the page that replay an example.
-        exact: By what was asked the curve of an exact model, drawn dotted.
+    Each setting of the second folder is compared with the setting of the first that it shares most
+    options with, on the examples that both have.
 
     Raises:
         ValueError: If there are not one or two folders, or one is damaged or holds no records.
     """
     if len(folders) not in (1, 2):
         raise ValueError(f"A page must show one folder or two, got {len(folders)}.")
-    tasks: dict[RowGroup, dict[str, Any]] = {}
-    for number, folder in enumerate(folders):
-        _add_folder(tasks, folder, number, is_alone=len(folders) == 1)
-    titles = titles_of(group.asked for group in tasks)
-    for (_, asked), task in tasks.items():
-        task["task"] = titles[asked]
-        task["exact"] = (exact or {}).get(asked, [])
-        task["examples"] = _examples(task, asked, replays or {})
-        task["changes"] = _changes(task)
-        del task["pools"]
-    names = [folder.path.resolve().name for folder in folders]
-    content = {"folders": names, "notice": _notice(tasks.values()), "tasks": list(tasks.values())}
+    return page_of([measured(folder) for folder in folders])
+
+
+def page_of(
+    found: Sequence[Measured],
+    *,
+    replays: Link | None = None,
+    exact: Mapping[ExampleSet, Any] | None = None,
+    cost: Cost | None = None,
+) -> str:
+    """Returns the page of folders that were read.
+
+    Args:
+        found: One, or two to compare.
+        replays: Files in the folder of the page that replay an example.
+        exact: By what was asked the curve of an exact model, drawn dotted.
+        cost: Cost that the page shows first; None is `usual_cost`.
+    """
+    groups = _grouped(found)
+    titles = titles_of(asked_of(one.row["settings"]) for own in groups.values() for one in own)
+    tasks = []
+    for (_, asked), own in groups.items():
+        rows = [one.row for one in own]
+        examples = _examples(own, asked, replays or {})
+        usual = cost or usual_cost(rows)
+        tasks.append({
+            "task": " against ".join(dict.fromkeys(titles[asked_of(r["settings"])] for r in rows)),
+            "models": list(dict.fromkeys(row["settings"]["model"] for row in rows)),
+            "rows": _shown(own), "examples": examples, "changes": _changes(own, examples),
+            "exact": (exact or {}).get(asked, []), "cost": usual.name,
+            "advice": {one.name: advice(rows, one) if len(found) == 1 else ""
+                       for one in COSTS.values()},
+        })  # fmt: skip
+    names = [one.folder.path.resolve().name for one in found]
+    content = {
+        "folders": names, "notice": _notice(tasks), "tasks": tasks,
+        "costs": {one.name: one._asdict() for one in COSTS.values()},
+    }  # fmt: skip
     unfinished = " (unfinished)" if content["notice"] else ""
     return fill("report", title=f"{' against '.join(names)}{unfinished}", content=content)
 
@@ -60,57 +88,72 @@ def unfinished_notice(missing: int, total: int) -> str:
     return f"Unfinished: {missing} of {total} examples are missing, so every number may change."
 
 
-def _notice(tasks: Any) -> str:
+def _notice(tasks: Sequence[Mapping[str, Any]]) -> str:
     rows = [row for task in tasks for row in task["rows"]]
     return unfinished_notice(
         sum(row["missing"] for row in rows), sum(row["expected"] for row in rows)
     )
 
 
-def _add_folder(
-    tasks: dict[RowGroup, dict[str, Any]], folder: Folder, number: int, *, is_alone: bool
-) -> None:
-    rows = summarise(folder)["rows"]
-    found = pools(folder.results())
-    for row, pool in zip(rows, found, strict=True):
-        own = row["settings"]
-        group = _group(row, is_alone=is_alone)
-        task = tasks.setdefault(group, {"models": [], "rows": [], "pools": [], "primary": ""})
-        task["models"] = list(dict.fromkeys([*task["models"], own["model"]]))
-        alike = [other for other in rows if _group(other, is_alone=is_alone) == group]
-        keys = [pool.settings.with_seed(seed).key("") for seed in pool.seeds]
-        task["rows"].append(
-            _shown(row, alike, number) | {"keys": keys, "reliability": _reliability(pool)}
-        )
-        task["pools"].append(pool)
-        for record in pool.records[:1]:
-            task["primary"] = record["primary"]
+def _grouped(found: Sequence[Measured]) -> dict[RowGroup, list[_Setting]]:
+    """Returns the settings that are shown together; of two folders those that share examples."""
+    groups: dict[RowGroup, list[_Setting]] = {}
+    for number, one in enumerate(found):
+        earlier = {group: _examples_of(own) for group, own in groups.items()}
+        for row, pool in zip(one.summary["rows"], one.pools, strict=True):
+            own = _Setting(row, pool, number)
+            asked = asked_of(row["settings"])
+            group = RowGroup(row["settings"]["model"] if len(found) == 1 else "", asked)
+            if number and group not in earlier:
+                alike = [g for g in earlier if g.asked.version == asked.version]
+                mine = _examples_of([own])
+                best = max(alike, key=lambda g: len(earlier[g] & mine), default=group)
+                group = best if earlier.get(best, set()) & mine else group
+            groups.setdefault(group, []).append(own)
+    return groups
 
 
-def _group(row: Row, *, is_alone: bool) -> RowGroup:
-    """Returns what a row is shown with; models of two folders stand side by side."""
-    return RowGroup(row["settings"]["model"] if is_alone else "", asked_of(row["settings"]))
+def _identity(record: Record) -> tuple[str, str, str]:
+    """Returns what an example is known by: edited files keep ids, with other prompts."""
+    return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
 
 
-def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
-    """Returns the numbers of a setting that the page shows, flat."""
+def _examples_of(settings: Sequence[_Setting]) -> set[tuple[str, str, str]]:
+    return {_identity(record) for one in settings for record in one.pool.records}
+
+
+def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
+    """Returns the numbers of each setting that the page shows, flat."""
+    rows = [one.row for one in settings]
+    has_models = len({(one.folder, one.row["settings"]["model"]) for one in settings}) > len(
+        {one.folder for one in settings}
+    )
+    found = []
+    for one, name, full in zip(settings, names_of(rows), names_of(rows, short=False), strict=True):
+        row = one.row
+        model = f"{row['settings']['model']}: " * has_models
+        alike = [other.row for other in settings if other.folder == one.folder]
+        found.append({
+            "name": model + name, "full": model + full, "method": method_of(row["settings"]),
+            "folder": one.folder, "seeds": seeds_of(row), "settings": row["settings"],
+            **_numbers(row), "commits": commits_of(row, alike) or None,
+            "keys": [one.pool.settings.with_seed(seed).key("") for seed in one.pool.seeds],
+            "reliability": _reliability(one.pool),
+        })  # fmt: skip
+    return found
+
+
+def _numbers(row: Row) -> dict[str, Any]:
     against, speed, timing = (row.get(name) or {} for name in _PARTS)
     verified = row.get("verified") or {}
-    name = name_of(row, alike)
-    if len({other["settings"]["model"] for other in alike}) > 1:
-        name = f"{row['settings']['model']}: {name}"
     return {
-        "name": name,
-        "method": method_of(row["settings"]),
-        "folder": folder,
-        "seeds": seeds_of(row),
-        "settings": row["settings"],
         "accuracy": _interval(row["accuracy"]),
         "difference": _interval(against.get("accuracy")),
         "p_value": (against.get("mcnemar") or {}).get("p_value"),
         "tokens_per_forward": _interval(speed.get("tokens_per_forward")),
-        "tokens_per_any_forward": _interval(speed.get("tokens_per_any_forward")),
+        "speeds": {name: _interval(speed_of(row, cost)) for name, cost in COSTS.items()},
         "nfe": speed.get("nfe"),
+        "columns": speed.get("query_positions"),
         "target_nfe": speed.get("target_nfe"),
         "step_speedup": against.get("step_speedup", 1.0) if speed else None,
         "tokens_per_second": timing.get("tokens_per_second"),
@@ -120,10 +163,9 @@ def _shown(row: Row, alike: Sequence[Row], folder: int) -> dict[str, Any]:
         "accepted_length": verified.get("accepted_length"),
         "acceptance_rate": verified.get("acceptance_rate"),
         "errors": row["num_errors"],
-        "commits": commits_of(row, alike) or None,
         "missing": row["num_missing"],
         "expected": row["num_missing"] + row["num_records"],
-        "is_on_front": row["is_on_front"],
+        "fronts": [name for name, cost in COSTS.items() if is_on_front(row, cost)],
     }
 
 
@@ -149,21 +191,21 @@ def _interval(found: Row | None) -> list[float] | None:
     return [found["value"], found["low"], found["high"]] if found else None
 
 
-def _examples(task: Mapping[str, Any], asked: ExampleSet, replays: Link) -> list[dict[str, Any]]:
-    """Lists every example with what each setting made of it; None where it is missing."""
-    cells: dict[str, list[list[dict[str, Any]] | None]] = {}
-    heads: dict[str, dict[str, Any]] = {}
-    for number, pool in enumerate(task["pools"]):
+def _examples(
+    settings: Sequence[_Setting], asked: ExampleSet, replays: Link
+) -> list[dict[str, Any]]:
+    """Lists every example with the answers of each setting; None where it is missing."""
+    cells: dict[tuple[str, str, str], list[list[dict[str, Any]] | None]] = {}
+    for number, (_, pool, _) in enumerate(settings):
         seeds = {pool.settings.with_seed(seed).key(""): seed for seed in pool.seeds}
         for record in pool.records:
-            example = str(record["example"])
-            row = cells.setdefault(example, [None] * len(task["pools"]))
+            row = cells.setdefault(_identity(record), [None] * len(settings))
             row[number] = [*(row[number] or []), _answer(record, seeds)]
-            heads.setdefault(example, {
-                "id": example, "prompt": record.get("prompt", ""),
-                "target": record.get("target", ""), "replay": replays.get((asked, example)),
-            })  # fmt: skip
-    return [{**heads[example], "cells": cells[example]} for example in sorted(cells, key=_natural)]
+    return [
+        {"id": example, "prompt": prompt, "target": target,
+         "replay": replays.get((asked, example)), "cells": cells[example, prompt, target]}
+        for example, prompt, target in sorted(cells, key=lambda one: _natural(one[0]))
+    ]  # fmt: skip
 
 
 def _answer(record: Record, seeds: Mapping[str, int]) -> dict[str, Any]:
@@ -183,36 +225,33 @@ def _natural(text: str) -> tuple[int, int, str]:
     return (0, int(text), text) if text.isdecimal() else (1, 0, text)
 
 
-def _changes(task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compares settings of one name in the two folders on the examples that both have."""
-    rows = task["rows"]
-    second = {row["name"]: i for i, row in enumerate(rows) if row["folder"] == 1}
+def _changes(
+    settings: Sequence[_Setting], examples: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Compares each setting of the second folder with the most similar one of the first."""
+    first = [number for number, one in enumerate(settings) if one.folder == 0]
     changes = []
-    for before, row in enumerate(rows):
-        if row["folder"] == 0 and row["name"] in second:
-            after = second[row["name"]]
-            pairs = [
-                (_score(example["cells"][before]), _score(example["cells"][after]))
-                for example in task["examples"]
-            ]
-            scored = [(a, b) for a, b in pairs if a is not None and b is not None]
-            changes.append(_change(row["name"], before, after, scored))
+    for after, one in enumerate(settings):
+        if one.folder == 0 or not first:
+            continue
+        own = one.row["settings"].items()
+        before = max(
+            first, key=lambda n: len([1 for k, v in own if settings[n].row["settings"][k] == v])
+        )
+        pairs = [
+            (_score(example["cells"][before]), _score(example["cells"][after]))
+            for example in examples
+        ]
+        scored = [(a, b) for a, b in pairs if a is not None and b is not None]
+        found = difference([a for a, _ in scored], [b for _, b in scored])
+        changes.append({
+            "before": before, "after": after, "shared": len(scored),
+            "difference": _interval(found.get("accuracy")),
+            "p_value": found.get("mcnemar", {}).get("p_value"),
+        })  # fmt: skip
     return changes
 
 
 def _score(answers: Sequence[Mapping[str, Any]] | None) -> float | None:
     scores = [one["score"] for one in answers or [] if one["score"] is not None]
     return mean(scores) if scores else None
-
-
-def _change(
-    name: str, before: int, after: int, scored: Sequence[tuple[float, float]]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "before": before, "after": after, "shared": len(scored),
-                             "difference": None, "p_value": None}  # fmt: skip
-    if scored:
-        first, second = ([pair[side] for pair in scored] for side in (0, 1))
-        found["difference"] = _interval(paired_bootstrap(first, second)._asdict())
-        if all(score in (0, 1) for pair in scored for score in pair):
-            found["p_value"] = mcnemar(first, second).p_value
-    return found

@@ -1,35 +1,44 @@
-"""The picture of a trade-off: accuracy against tokens per forward."""
+"""The picture of a trade-off: accuracy against the tokens for a cost."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from eval.metrics.curves import Row, method_of, point_of
+from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of
+from eval.metrics.curves import method_of, points_of
 from eval.metrics.metrics import TradeOff
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart, and shapes besides.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES = ("-", "--", ":", "-.")
 
 
 def draw_trade_off(
-    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[TradeOff] = ()
+    rows: Sequence[Row],
+    path: Path,
+    *,
+    title: str,
+    cost: Cost = COSTS["forwards"],
+    exact: Sequence[TradeOff] = (),
 ) -> list[Path]:
-    """Draws accuracy against tokens per forward as PNG and SVG.
+    """Draws accuracy against the tokens for a cost as PNG and SVG.
 
-    Methods have a colour each and their settings are joined; bars are 95 per cent intervals; what
-    another setting beats in both is pale. Labels are the numbers of the rows, from 1.
+    Methods have a colour each and their settings are joined; bars are 95 per cent intervals; a
+    setting is pale if another one is better in both. Labels are the numbers of the rows, from 1.
 
     Args:
         rows: Settings of one task and model, from `eval.reports.summary`.
         path: Where to, without the suffix.
         title: Above the picture.
+        cost: Cost of the axis; rows whose cost is unknown are left out.
         exact: Curve of an exact model, dotted.
 
     Returns:
@@ -39,39 +48,52 @@ def draw_trade_off(
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trade-off", "font.size": 10}):
         figure = Figure(figsize=(7.5, 4.8), layout="constrained")
         axes: Axes = figure.add_subplot()
-        _draw_methods(axes, rows)
-        for point, label in places_of(rows).items():
+        placed = points_of(rows, cost)
+        drawn = [_Placed(rows[number], point, cost) for number, point in placed.items()]
+        _draw_methods(axes, drawn)
+        for point, label in places_of(placed).items():
             axes.annotate(label, point, xytext=(6, 5), textcoords="offset points", fontsize=8)
         if exact:
             speeds, accuracies = zip(*sorted(exact), strict=True)
             axes.plot(speeds, accuracies, ":", color="#555555", zorder=1, linewidth=1.6,
                       label="exact model, random order")  # fmt: skip
-        _dress(axes, rows, title)
+        _dress(axes, drawn, title)
         files = [path.with_suffix(".png"), path.with_suffix(".svg")]
         figure.savefig(files[0], dpi=150)
         figure.savefig(files[1], metadata={"Date": None})
     return files
 
 
-def _draw_methods(axes: Axes, rows: Sequence[Row]) -> None:
-    methods: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        methods[method_of(row["settings"])].append(row)
+class _Placed(NamedTuple):
+    row: Row
+    point: TradeOff
+    cost: Cost
+
+    @property
+    def speed(self) -> Row:
+        return speed_of(self.row, self.cost) or {}
+
+
+def _draw_methods(axes: Axes, drawn: Sequence[_Placed]) -> None:
+    methods: dict[str, list[_Placed]] = defaultdict(list)
+    for one in drawn:
+        methods[method_of(one.row["settings"])].append(one)
     for index, (method, own) in enumerate(methods.items()):
-        own = sorted(own, key=point_of)
+        own = sorted(own, key=lambda one: one.point)
         # Shapes move on by one with every round of colours: 64 methods before a pair comes back.
         colour = _COLOURS[index % len(_COLOURS)]
-        shape = _SHAPES[(index + index // len(_COLOURS)) % len(_SHAPES)]
-        points = [point_of(row) for row in own]
-        axes.plot([p.tokens_per_forward for p in points], [p.accuracy for p in points], "-",
-                  color=colour, alpha=0.5, linewidth=1.2, zorder=2)  # fmt: skip
-        for number, (row, point) in enumerate(zip(own, points, strict=True)):
-            alpha = 1.0 if row["is_on_front"] else 0.45
+        num_rounds = index // len(_COLOURS)
+        shape = _SHAPES[(index + num_rounds) % len(_SHAPES)]
+        axes.plot([one.point.speed for one in own], [one.point.accuracy for one in own],
+                  _DASHES[num_rounds % len(_DASHES)], color=colour, alpha=0.5, linewidth=1.2,
+                  zorder=2)  # fmt: skip
+        for number, one in enumerate(own):
             axes.errorbar(
-                [point.tokens_per_forward], [point.accuracy], zorder=3,
-                xerr=_reach(row["speed"]["tokens_per_any_forward"], point.tokens_per_forward),
-                yerr=_reach(row["accuracy"], point.accuracy),
-                fmt=shape, markersize=6.5, color=colour, alpha=alpha, elinewidth=1, capsize=2,
+                [one.point.speed], [one.point.accuracy], zorder=3,
+                xerr=_reach(one.speed, one.point.speed),
+                yerr=_reach(one.row["accuracy"], one.point.accuracy),
+                fmt=shape, markersize=6.5, color=colour, elinewidth=1, capsize=2,
+                alpha=1.0 if is_on_front(one.row, one.cost) else 0.45,
                 label=method if number == 0 else None,
             )  # fmt: skip
 
@@ -80,18 +102,19 @@ def _reach(interval: Row, value: float) -> list[list[float]]:
     return [[max(0.0, value - interval["low"])], [max(0.0, interval["high"] - value)]]
 
 
-def _dress(axes: Axes, rows: Sequence[Row], title: str) -> None:
+def _dress(axes: Axes, drawn: Sequence[_Placed], title: str) -> None:
     axes.set_xscale("log", base=2)
-    low = min(row["speed"]["tokens_per_any_forward"]["low"] for row in rows) / 1.15
-    high = max(row["speed"]["tokens_per_any_forward"]["high"] for row in rows) * 1.15
+    low = min(one.speed["low"] for one in drawn) / 1.15
+    high = max(one.speed["high"] for one in drawn) * 1.15
     axes.set_xlim(low, high)
     axes.set_xticks(ticks(low, high))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    lowest, highest = (f(row["accuracy"][end] for row in rows) for f, end in _ENDS)
+    lowest, highest = (f(one.row["accuracy"][end] for one in drawn) for f, end in _ENDS)
     axes.set_ylim(max(-0.03, lowest - 0.05), min(1.03, highest + 0.05))
-    of_both = " of either model" if any(row["speed"]["target_nfe"] for row in rows) else ""
-    axes.set_xlabel(f"tokens per forward{of_both} (log scale)")
+    has_target = any(one.row["speed"]["target_nfe"] for one in drawn)
+    of_both = " (forwards of model and target)" * has_target
+    axes.set_xlabel(f"{drawn[0].cost.axis}{of_both}, log scale")
     axes.set_ylabel("accuracy")
     axes.set_title(title, fontsize=10, loc="left", wrap=True)
     axes.grid(color="#e5e7eb", linewidth=0.8)
@@ -116,17 +139,13 @@ def ticks(low: float, high: float) -> list[float]:
     return found
 
 
-def places_of(rows: Sequence[Row]) -> dict[TradeOff, str]:
+def places_of(points: Mapping[int, TradeOff]) -> dict[TradeOff, str]:
     """Joins rows that share a spot of the picture under one label: their numbers, from 1.
 
     A spot is 2 per cent of speed and 0.01 of accuracy.
     """
     joined: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, row in enumerate(rows):
-        point = point_of(row)
-        spot = (round(math.log(point.tokens_per_forward) / 0.02), round(point.accuracy / 0.01))
+    for number, point in points.items():
+        spot = (round(math.log(point.speed) / 0.02), round(point.accuracy / 0.01))
         joined[spot].append(number)
-    return {
-        point_of(rows[own[0]]): ", ".join(str(number + 1) for number in own)
-        for own in joined.values()
-    }
+    return {points[own[0]]: ", ".join(str(number + 1) for number in own) for own in joined.values()}

@@ -6,29 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.metrics.costs import COSTS, Cost, Row, usual_cost
 from eval.metrics.curves import (
     ExampleSet,
-    Row,
     RowGroup,
     asked_of,
     group_of,
     groups_of,
+    points_of,
     titles_of,
 )
 from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
-from eval.reports.page import report_page, unfinished_notice
+from eval.reports.advice import advice
+from eval.reports.names import names_of, seeds_of
+from eval.reports.page import page_of, report_page, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
-from eval.reports.summary import summarise
+from eval.reports.summary import Measured
 from eval.reports.table import (
     accepted_lengths,
+    bold,
     commits,
     line,
-    name_of,
     other_scores,
     pass_at,
-    seeds_of,
     table,
 )
 from eval.runs.files import write_json, write_text
@@ -39,42 +41,41 @@ from eval.tasks import ListTask
 PAGE = "report.html"
 
 
-def write_report(folder: Folder, *, num_replays: int = 30) -> Path:
+def write_report(found: Measured, *, num_replays: int = 30, cost: Cost | None = None) -> Path:
     """Writes `report.html`, `report.md`, `summary.json`, pictures and replays into a folder.
 
     Args:
-        folder: Its records are read anew.
+        found: The folder, as `measured` read it.
         num_replays: Examples of each task that get a replay page. Those that settings disagree on
             come first.
+        cost: Cost that settings are compared by; None is `usual_cost`.
 
     Returns:
         The path of `report.md`.
-
-    Raises:
-        ValueError: If the folder is damaged or holds no records.
     """
-    summary = summarise(folder)
+    folder, summary = found.folder, found.summary
     write_json(folder.path / "summary.json", summary)
     notice = _unfinished(summary["rows"])
-    replays = _replays(folder, num_replays, notice)
+    replays = _replays(found, num_replays, notice)
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
     titles = titles_of(group.asked for group in groups)
     exact = {asked: _exact(asked.task) for asked in titles}
-    page = report_page([folder], replays=replays, exact=exact)
+    page = page_of([found], replays=replays, exact=exact, cost=cost)
     write_text(folder.path / PAGE, page)
     parts = [_opening(summary)]
     for group, rows in groups.items():
         title = titles[group.asked]
         num_examples = rows[0]["settings"]["num_examples"]
         parts.append(f"## {title}\n\nModel `{group.model}`, {num_examples} examples.")
-        parts += [notice and f"**{notice}**", table(rows), commits(rows)]
-        parts += [
-            pass_at(rows),
-            other_scores(rows),
-            accepted_lengths(rows),
-            _methods(summary, group),
-        ]
-        parts += _pictures(folder, group.model, title, rows, exact[group.asked])
+        chosen = cost or usual_cost(rows)
+        parts += [notice and f"**{notice}**", table(rows, chosen), bold(chosen)]
+        parts += [advice(rows, chosen), commits(rows)]
+        parts += [pass_at(rows), other_scores(rows), accepted_lengths(rows)]
+        parts.append(_methods(summary, group))
+        parts += _pictures(
+            rows, folder.path / _slug(f"{group.model}-{title}"),
+            title=f"{title}, model {group.model}", exact=exact[group.asked], cost=chosen,
+        )  # fmt: skip
     links = [
         f"- [{titles[asked]}, example {example}]({name})"
         for (asked, example), name in replays.items()
@@ -112,13 +113,15 @@ def _opening(summary: dict[str, Any]) -> str:
         "and the exact McNemar p-value. Tokens per forward is a ratio of sums; tokens count up to "
         "and including the first EOS. NFE is forwards per example. Seconds are those of a batch, "
         "the first examples left out as warm-up. tau is Kendall's tau-b between position and "
-        "step: 1 is left to right. Bold: no other setting is better in accuracy and speed.",
+        "step: 1 is left to right. Names leave arguments out that have their default in all rows; "
+        "`summary.json` has them all.",
     ]
     if any("verified" in row for row in rows):
         said.append(
             "Accepted length is how many tokens a forward of the model, with what the verifier "
             "made of it, committed on average. Tokens per forward and NFE are of the model alone; "
-            "bold, picture and AUP count the forwards of a verifier's causal target as well."
+            "bold, advice, picture and AUP count the forwards of a verifier's causal target as "
+            "well."
         )
     if errors:
         said.append(
@@ -127,9 +130,10 @@ def _opening(summary: dict[str, Any]) -> str:
         groups = groups_of(rows)
         titles = titles_of(group.asked for group in groups)
         said.append("\n".join(
-            f"- {f'{titles[group.asked]}: ' if len(groups) > 1 else ''}{name_of(row, own)}: "
+            f"- {f'{titles[group.asked]}: ' if len(groups) > 1 else ''}{name}: "
             f"{count} x `{message}`"
-            for group, own in groups.items() for row in own
+            for group, own in groups.items()
+            for name, row in zip(names_of(own), own, strict=True)
             for message, count in row["errors"].items()
         ))  # fmt: skip
     if any(row["accuracy"] is None and "speed" in row for row in rows):
@@ -173,24 +177,24 @@ def _methods(summary: dict[str, Any], group: RowGroup) -> str:
 
 
 def _pictures(
-    folder: Folder, model: str, title: str, rows: Sequence[Row], exact: Sequence[TradeOff]
+    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[TradeOff], cost: Cost
 ) -> list[str]:
-    drawn = [row for row in rows if row["accuracy"] is not None and "speed" in row]
+    drawn = [rows[number] for number in points_of(rows, cost)]
     if not drawn:
         return []
-    name = _slug(f"{model}-{title}")
     count = f"n = {drawn[0]['accuracy']['num_examples']}"
     if len(drawn[0]["seeds"]) > 1:
         count += f", mean of {len(drawn[0]['seeds'])} seeds"
     if any(row["num_missing"] for row in drawn):
         count += ", UNFINISHED"
     draw_trade_off(
-        drawn,
-        folder.path / name,
-        title=f"{title}, model {model}, {count}, 95 % intervals",
-        exact=exact,
+        rows,
+        path,
+        title=f"{title}, {count}, 95 % intervals",
+        cost=cost,
+        exact=exact if cost == COSTS["forwards"] else (),
     )
-    return [f"![accuracy against tokens per forward, {title}]({name}.png)"]
+    return [f"![accuracy against {cost.axis}, {title}]({path.name}.png)"]
 
 
 def _exact(task: str) -> list[TradeOff]:
@@ -199,13 +203,12 @@ def _exact(task: str) -> list[TradeOff]:
     return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
 
 
-def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[ExampleSet, str], str]:
+def _replays(found: Measured, num_replays: int, notice: str) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their names by what was asked and example."""
-    results = folder.results()
-    asked = {settings: asked_of(settings.written()) for settings in results}
+    asked = {settings: asked_of(settings.written()) for settings in found.results}
     titles = titles_of(asked.values())
     examples: dict[tuple[ExampleSet, str], list[tuple[Settings, Record]]] = {}
-    for settings, records in results.items():
+    for settings, records in found.results.items():
         for record in records:
             if record["error"] is None and record["trace"] is not None:
                 key = (asked[settings], str(record["example"]))
@@ -214,11 +217,11 @@ def _replays(folder: Folder, num_replays: int, notice: str) -> dict[tuple[Exampl
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
     written: dict[tuple[ExampleSet, str], str] = {}
     count: Counter[ExampleSet] = Counter()
-    for (one, example), found in ordered:
+    for (one, example), own in ordered:
         count[one] += 1
         if count[one] <= num_replays:
             name = f"replay-{_slug(f'{titles[one]}-{example}')}.html"
-            write_text(folder.path / name, replay_page(found, report=PAGE, notice=notice))
+            write_text(found.folder.path / name, replay_page(own, report=PAGE, notice=notice))
             written[one, example] = name
     return written
 

@@ -6,11 +6,12 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from eval.metrics.curves import Row, RowGroup, group_of, mark_fronts, methods
+from eval.metrics.costs import Row
+from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods
 from eval.metrics.metrics import (
     commits_per_step,
     leftmost_share,
@@ -33,11 +34,32 @@ from eval.metrics.statistics import (
     wilson,
 )
 from eval.reports.pooling import Pool, field, per_example, pools
-from eval.runs.records import Folder, Record
+from eval.runs.records import Folder, Record, Settings
+
+
+class Measured(NamedTuple):
+    """A results folder that was read once.
+
+    Attributes:
+        folder: The folder.
+        results: Its records by setting and seed.
+        pools: Its settings with their records.
+        summary: Numbers of the settings, in the order of `pools`, ready for JSON.
+    """
+
+    folder: Folder
+    results: Mapping[Settings, Sequence[Record]]
+    pools: list[Pool]
+    summary: dict[str, Any]
 
 
 def summarise(folder: Folder) -> dict[str, Any]:
-    """Returns what a results folder shows, ready for JSON.
+    """Returns the summary of a results folder, as `measured` does."""
+    return measured(folder).summary
+
+
+def measured(folder: Folder) -> Measured:
+    """Reads a results folder and works out its numbers.
 
     Settings that differ by their seed only are one row, in which each example counts once, with the
     mean over its seeds. Of each model and set of examples the first row is the reference; another
@@ -47,7 +69,8 @@ def summarise(folder: Folder) -> dict[str, Any]:
     Raises:
         ValueError: If the folder is damaged or holds no records.
     """
-    found = pools(folder.results())
+    results = folder.results()
+    found = pools(results)
     records = [record for pool in found for record in pool.records]
     if not records:
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
@@ -63,11 +86,11 @@ def summarise(folder: Folder) -> dict[str, Any]:
     used = {record["machine"] for record in records}
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
-    return {
+    return Measured(folder, results, found, {
         "rows": rows, "methods": methods(rows), "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
         "skipped": [structs.asdict(one) for one in folder.skipped()],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def _row(pool: Pool) -> Row:
@@ -84,7 +107,7 @@ def _row(pool: Pool) -> Row:
         "accuracy": _accuracy(pool),
         "pass_at": _pass_at(pool),
         "scores": _scores(finished),
-        "is_on_front": False,
+        "fronts": [],
     }
     if finished:
         row |= {"speed": _speed(finished), "order": _order(finished), "timing": _timing(finished)}
@@ -173,10 +196,18 @@ def _speed(finished: Sequence[Record]) -> Row:
         name: list(field(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
-    any_forward = [a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)]
+    per_forward = ratio_of_sums(own["length"], own["nfe"])._asdict()
+    per_any, per_columns = per_forward, None
+    if any(own["target_nfe"]):
+        any_forward = [a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)]
+        per_any = ratio_of_sums(own["length"], any_forward)._asdict()
+    else:
+        thousands = [columns / 1000 for columns in own["query_positions"]]
+        per_columns = ratio_of_sums(own["length"], thousands)._asdict()
     return {
-        "tokens_per_forward": ratio_of_sums(own["length"], own["nfe"])._asdict(),
-        "tokens_per_any_forward": ratio_of_sums(own["length"], any_forward)._asdict(),
+        "tokens_per_forward": per_forward,
+        "tokens_per_any_forward": per_any,
+        "tokens_per_thousand_columns": per_columns,
         "mean_of_ratios": mean_ratio(own["length"], own["nfe"]),
         "committed_per_forward": sum(own["committed"]) / sum(own["nfe"]),
         **{name: mean(values) for name, values in own.items()},
@@ -234,6 +265,7 @@ def _timing(finished: Sequence[Record]) -> Row:
                       (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
         "num_timed": len(timed),
         "is_warm": not any(record["warm_up"] for record in timed),
+        "fronts": [],
     }  # fmt: skip
 
 
@@ -243,15 +275,22 @@ def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
     return per_example((r["example"], r[name] / r["batch_length"]) for r in numbers)
 
 
+_SPEEDUPS = {
+    "step_speedup": ("nfe",),
+    "forward_speedup": ("nfe", "target_nfe"),
+    "compute_speedup": ("query_positions",),
+}
+
+
 def _comparison(reference: Pool, own: Pool) -> Row:
     """Compares on the examples that both have."""
     scores = paired(primary_scores(reference), primary_scores(own))
     found: Row = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, own.finished
-    for name, number in (("step_speedup", "nfe"), ("compute_speedup", "query_positions")):
-        pairs = paired(field(before, number), field(after, number))
-        if pairs[0]:
-            found[name] = sum(pairs[0]) / sum(pairs[1])
+    for name, numbers in _SPEEDUPS.items():
+        pairs = [paired(field(before, number), field(after, number)) for number in numbers]
+        if pairs[0][0]:
+            found[name] = sum(sum(a) for a, _ in pairs) / sum(sum(b) for _, b in pairs)
     seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
     if seconds_s[0]:
         found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from eval.metrics.curves import Row
-from eval.runs.records import named_parts
+from eval.metrics.costs import Cost, Row, is_on_front
+from eval.reports.names import names_of
 
 _HEAD = (
     "sampler",
@@ -12,6 +12,7 @@ _HEAD = (
     "p",
     "tokens/forward",
     "NFE",
+    "columns",
     "step speed-up",
     "tokens/s",
     "p50 / p99 s",
@@ -20,44 +21,51 @@ _HEAD = (
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], cost: Cost) -> str:
     """Returns a Markdown table of settings, the reference first.
 
-    Columns about drafts follow if a verifier was used.
+    A setting is bold if no other is better in accuracy and in the tokens for a cost. Columns about
+    drafts follow if a verifier was used.
     """
     head, *lines = grid_of(rows)
+    for cells, row in zip(lines, rows, strict=True):
+        cells[0] = f"**`{cells[0]}`**" if is_on_front(row, cost) else f"`{cells[0]}`"
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, lines)])
+
+
+def bold(cost: Cost) -> str:
+    """Says when a setting is bold."""
+    return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 
 
 def grid_of(rows: Sequence[Row]) -> list[list[str]]:
     """Returns the cells of the table, its head first."""
     is_verified = any("verified" in row for row in rows)
     grid = [[*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]]
-    for row in rows:
+    for name, row in zip(names_of(rows), rows, strict=True):
         verified = _verified_cells(row) if is_verified else []
-        grid.append([*_cells(row, rows), *verified, str(row["num_errors"])])
+        grid.append([name, *_cells(row), *verified, str(row["num_errors"])])
     return grid
 
 
-def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     accuracy, speed = row["accuracy"], row.get("speed")
     against = row.get("against_reference", {})
     difference, test = against.get("accuracy"), against.get("mcnemar")
-    name = f"`{name_of(row, rows)}`"
     cells = [
-        f"**{name}**" if row["is_on_front"] else name,
         _interval(accuracy, 3) if accuracy else "-",
         _interval(difference, 3, sign="+") if difference else "-",
         f"{test['p_value']:.2g}" if test else "-",
     ]
     if speed is None:
-        return [*cells, "-", "-", "-", "-", "-", "-"]
+        return [*cells, *"-------"]
     timing, tau = row["timing"], row["order"]["order_correlation"]
     latency = timing["latency_s"]
     return [
         *cells,
         _interval(speed["tokens_per_forward"], 2),
         f"{speed['nfe']:.1f}",
+        f"{speed['query_positions']:.0f}",
         f"{against['step_speedup']:.2f}" if "step_speedup" in against else "1",
         f"{timing['tokens_per_second']:.0f}",
         f"{latency['p50']:.3g} / {latency['p99']:.3g}",
@@ -81,11 +89,11 @@ def _verified_cells(row: Row) -> list[str]:
 def accepted_lengths(rows: Sequence[Row]) -> str:
     """Lists how often a forward committed so many tokens, for each verified setting."""
     lines = []
-    for row in rows:
+    for name, row in zip(names_of(rows), rows, strict=True):
         if "verified" in row:
             lengths = row["verified"]["accepted_lengths"]
             counted = ", ".join(f"{length}: {count}" for length, count in lengths.items())
-            lines.append(f"- `{name_of(row, rows)}`: {counted}")
+            lines.append(f"- `{name}`: {counted}")
     head = "Accepted lengths, as tokens committed by a forward: number of such forwards."
     return "\n".join([head, "", *lines]) if lines else ""
 
@@ -99,7 +107,8 @@ def commits_of(row: Row, rows: Sequence[Row]) -> str:
 
 def commits(rows: Sequence[Row]) -> str:
     """Lists the commits of each row; empty if all rows have the same one."""
-    lines = [f"- `{name_of(row, rows)}`: {commits_of(row, rows)}" for row in rows]
+    named = zip(names_of(rows), rows, strict=True)
+    lines = [f"- `{name}`: {commits_of(row, rows)}" for name, row in named]
     head = "Decoded by several commits of this package (+: with changed files), which may differ:"
     return "\n".join([head, "", *lines]) if commits_of(rows[0], rows) else ""
 
@@ -111,10 +120,10 @@ def pass_at(rows: Sequence[Row]) -> str:
         return ""
     head = ["sampler", "answers", *(f"pass@{k}" for k in listed)]
     lines = [line(head), line(["---"] * len(head))]
-    for row in rows:
+    for name, row in zip(names_of(rows), rows, strict=True):
         found = [row["pass_at"].get(k) for k in listed]
         cells = ["-" if one is None else _interval(one, 3) for one in found]
-        lines.append(line([f"`{name_of(row, rows)}`", str(len(row["seeds"])), *cells]))
+        lines.append(line([f"`{name}`", str(len(row["seeds"])), *cells]))
     head_line = "Probability that at least one of k answers is right, one answer for each seed."
     return "\n".join([head_line, "", *lines])
 
@@ -133,30 +142,13 @@ def other_scores(rows: Sequence[Row]) -> str:
     if not names:
         return ""
     lines = [line(["sampler", *names]), line(["---"] * (1 + len(names)))]
-    for row in rows:
+    for own, row in zip(names_of(rows), rows, strict=True):
         means = [row["scores"].get(name) for name in names]
         cells = ["-" if mean is None else f"{mean:.3f}" for mean in means]
-        lines.append(line([f"`{name_of(row, rows)}`", *cells]))
+        lines.append(line([f"`{own}`", *cells]))
     return "\n".join(
         ["Means of the other scores, of the examples where they are defined.", "", *lines]
     )
-
-
-def name_of(row: Row, rows: Sequence[Row]) -> str:
-    """Names a row by its sampler, if any, and by whatever else tells the rows apart."""
-    own = row["settings"]
-    parts = [own["sampler"]] if own["sampler"] else [own["verifier"]]
-    # The verifier asks the sampler or writes itself; seeds are pooled; the group stands above.
-    hidden = (
-        "sampler", "blocks", "seed", "task", "task_version", "examples", "num_examples", "model",
-    )  # fmt: skip
-    parts += named_parts(own["blocks"])
-    for field in (name for name in own if name not in hidden):
-        if len({str(other["settings"][field]) for other in rows}) > 1:
-            parts.append(own[field] if field in ("cache", "verifier") else f"{field}={own[field]}")
-    if len({seeds_of(other) for other in rows}) > 1:
-        parts.append(f"seeds={seeds_of(row)}")
-    return " + ".join(dict.fromkeys(parts))
 
 
 def _interval(found: Row, digits: int, sign: str = "") -> str:
@@ -168,9 +160,3 @@ def line(cells: Sequence[str]) -> str:
     """Returns a line of a Markdown table."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
-
-
-def seeds_of(row: Row) -> str:
-    """Names the seeds, and how many there are if it is more than one."""
-    listed = ", ".join(str(seed) for seed in row["seeds"])
-    return listed if len(row["seeds"]) == 1 else f"{listed} ({len(row['seeds'])} seeds)"

@@ -6,39 +6,40 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eval.metrics.curves import Row
-from eval.reports.table import grid_of, name_of
+from eval.metrics.costs import Cost, Row, is_on_front
+from eval.reports.names import names_of
+from eval.reports.table import grid_of
 from eval.runs.lines import Record, trace_of
 
-# Up to the step speed-up: what 80 columns have room for, intervals on lines of their own.
-_NUM_NARROW = 7
+# Up to the step speed-up: 80 columns have room for so many, intervals on lines of their own.
+_NUM_NARROW = 8
 _ANY_WIDTH = 1000
 
 
-def show_settings(console: Console, rows: Sequence[Row]) -> None:
-    """Shows settings on a terminal: numbered names, then numbers, as many as it has room for."""
-    for number, row in enumerate(rows, start=1):
-        console.print(Text(f"{number}. {name_of(row, rows)}", style=_style(row)), soft_wrap=True)
-    every = _numbers(rows)
+def show_settings(console: Console, rows: Sequence[Row], cost: Cost) -> None:
+    """Shows settings on a terminal: numbered names, then numbers, as many as it has room for.
+
+    A setting is bold if no other is better in accuracy and in the tokens for a cost.
+    """
+    styles = ["bold" if is_on_front(row, cost) else "" for row in rows]
+    for number, (name, style) in enumerate(zip(names_of(rows), styles, strict=True), start=1):
+        console.print(Text(f"{number}. {name}", style=style), soft_wrap=True)
+    every = _numbers(rows, styles)
     options = console.options.update(max_width=_ANY_WIDTH)
     has_room = console.measure(every, options=options).maximum <= console.width
-    console.print(every if has_room else _numbers(rows, _NUM_NARROW))
+    console.print(every if has_room else _numbers(rows, styles, _NUM_NARROW))
 
 
-def _numbers(rows: Sequence[Row], num_columns: int | None = None) -> Table:
+def _numbers(rows: Sequence[Row], styles: Sequence[str], num_columns: int | None = None) -> Table:
     (_, *heads), *lines = (cells[:num_columns] for cells in grid_of(rows))
     found = Table("", box=None, pad_edge=False)
     for head in heads:
         folded = head.replace(" ", "\n", 1).replace("tokens/", "tokens/\n")
         found.add_column(folded, justify="right", no_wrap=True)
-    for number, (row, (_, *cells)) in enumerate(zip(rows, lines, strict=True), start=1):
+    for number, (style, (_, *cells)) in enumerate(zip(styles, lines, strict=True), start=1):
         shown = (Text(cell.replace(" [", "\n[")) for cell in cells)
-        found.add_row(f"{number}.", *shown, style=_style(row))
+        found.add_row(f"{number}.", *shown, style=style)
     return found
-
-
-def _style(row: Row) -> str:
-    return "bold" if row["is_on_front"] else ""
 
 
 def picture_of(record: Record) -> Text:

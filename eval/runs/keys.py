@@ -1,7 +1,7 @@
 """Settings as records name them: everything that decides an answer, and its digest."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -70,7 +70,14 @@ class Settings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return digest({"settings": self.written(), "example": example_id})
+        return self.keys()(example_id)
+
+    def keys(self) -> Callable[[str], str]:
+        """Returns `key` with the text of the settings worked out once, for many examples."""
+        settings = _canonical(self.written())
+        return lambda example: _digest_of(
+            f'{{"example":{_canonical(example)},"settings":{settings}}}'
+        )
 
     def with_seed(self, seed: int) -> "Settings":
         """Returns the same settings with another seed."""
@@ -112,5 +119,12 @@ def named_parts(*parts: str) -> list[str]:
 
 def digest(value: object) -> str:
     """Returns a short hash of a value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _digest_of(_canonical(value))
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _digest_of(text: str) -> str:
     return blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,5 +1,6 @@
 """Results folders: the settings that were run, and the records of all processes."""
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,18 @@ class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     runs: list[dict[str, Any]]
     skipped: list[Skipped] = []
     dropped: list[str] = []
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Halts the garbage collector: over millions of new objects it takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Folder:
@@ -134,11 +147,12 @@ class Folder:
                 has another key than its run and example give.
         """
         found: dict[Settings, list[Record]] = {run: [] for run in self.settings()}
-        by_key, dropped = {run.key(""): run for run in found}, self._written().dropped
+        by_key = {keys(""): (run, keys) for run, keys in ((run, run.keys()) for run in found)}
+        dropped = self._written().dropped
         strays = []
         for where, record in self._lines():
-            run = by_key.get(record["settings"])
-            if run is not None and record["key"] == run.key(record["example"]):
+            run, keys = by_key.get(record["settings"], (None, None))
+            if run and keys and record["key"] == keys(record["example"]):
                 found[run].append(record)
             elif record["settings"] not in dropped:
                 strays.append(where)
@@ -166,10 +180,11 @@ class Folder:
         """Returns what `records` returns, each with its file and line."""
         kept: dict[str, tuple[str, Record]] = {}
         for part in sorted(self.path.glob("part-*.jsonl")):
-            for where, record in read_lines(part):
-                earlier = kept.get(record["key"])
-                if earlier is None or earlier[1]["error"] is not None:
-                    kept[record["key"]] = where, record
+            with _uncollected():
+                for where, record in read_lines(part):
+                    earlier = kept.get(record["key"])
+                    if earlier is None or earlier[1]["error"] is not None:
+                        kept[record["key"]] = where, record
         return list(kept.values())
 
     @contextmanager

@@ -1,6 +1,17 @@
 const COLOURS = ["#2f7ec0", "#d55e00", "#009e73", "#c264a0", "#c98a00", "#3aa6d8", "#8a6fd0", "#8f8f2a"];
 const PAGE_LENGTH = 50;
+const DASHES = [null, "7 4", "2 4", "9 3 2 3"];
+// Corners of a mark in units of its radius; none is a circle.
+const SHAPES = [[], [[-.9, -.9], [.9, -.9], [.9, .9], [-.9, .9]], [[0, -1.2], [1.1, .8], [-1.1, .8]],
+  [[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]], [[-1.1, -.8], [1.1, -.8], [0, 1.2]],
+  [[-.4, -1.1], [.4, -1.1], [.4, -.4], [1.1, -.4], [1.1, .4], [.4, .4], [.4, 1.1], [-.4, 1.1],
+    [-.4, .4], [-1.1, .4], [-1.1, -.4], [-.4, -.4]],
+  [[-1, -.6], [-.6, -1], [0, -.4], [.6, -1], [1, -.6], [.4, 0], [1, .6], [.6, 1], [0, .4], [-.6, 1],
+    [-1, .6], [-.4, 0]],
+  [[0, -1.3], [.35, -.4], [1.25, -.4], [.55, .2], [.8, 1.1], [0, .55], [-.8, 1.1], [-.55, .2],
+    [-1.25, -.4], [-.35, -.4]]];
 let task = content.tasks[0], numShown = PAGE_LENGTH, sorted = { column: null, down: false };
+let cost = content.costs[task.cost];
 
 // Numbers -------------------------------------------------------------------------------------
 const fixed = (digits, sign = "") => (value) =>
@@ -8,31 +19,64 @@ const fixed = (digits, sign = "") => (value) =>
 const precise = (digits) => (value) =>
   value !== 0 && value < .001 ? value.toExponential(digits - 1) : value.toPrecision(digits);
 const COLUMNS = [
-  { key: "name", head: "setting" },
-  { key: "accuracy", head: "accuracy", show: fixed(3) },
-  { key: "difference", head: "difference", show: fixed(3, "+") },
-  { key: "p_value", head: "p", show: precise(2) },
-  { key: "tokens_per_forward", head: "tokens/forward", show: fixed(2) },
-  { key: "nfe", head: "NFE", show: fixed(1) },
-  { key: "step_speedup", head: "step speed-up", show: fixed(2) },
-  { key: "tokens_per_second", head: "tokens/s", show: fixed(0) },
-  { key: "p50_s", head: "p50 s", show: precise(3) },
-  { key: "p99_s", head: "p99 s", show: precise(3) },
-  { key: "tau", head: "tau", show: fixed(2) },
-  { key: "accepted_length", head: "accepted length", show: fixed(2), optional: true },
-  { key: "acceptance_rate", head: "accepted/drafted", show: fixed(2), optional: true },
-  { key: "target_nfe", head: "target NFE", show: fixed(1), optional: true },
-  { key: "errors", head: "errors", show: String, optional: true },
-  { key: "missing", head: "missing", show: String, optional: true },
-  { key: "commits", head: "commits of the package", show: String, optional: true },
+  { key: "name", head: "setting", tip: "Arguments are left out that have their default in all " +
+    "rows; hold the pointer on a name to see them all" },
+  { key: "accuracy", head: "accuracy", show: fixed(3), tip: "Mean of the task's first score" },
+  { key: "difference", head: "difference", show: fixed(3, "+"),
+    tip: "Accuracy less that of the first row, on the same examples" },
+  { key: "p_value", head: "p", show: precise(2),
+    tip: "McNemar's exact test: how likely so uneven a split is if both are equally good" },
+  { key: "tokens_per_forward", head: "tokens/forward", show: fixed(2),
+    tip: "Tokens of all answers, up to the first EOS, over forwards of the model" },
+  { key: "nfe", head: "NFE", show: fixed(1),
+    tip: "Number of function evaluations: forwards of the model for an example, on average" },
+  { key: "columns", head: "columns", show: fixed(0), tip: "Positions that these forwards computed " +
+    "for an example, on average; a cache computes fewer" },
+  { key: "step_speedup", head: "step speed-up", show: fixed(2),
+    tip: "How many times fewer forwards than the first row, on the same examples" },
+  { key: "tokens_per_second", head: "tokens/s", show: fixed(0),
+    tip: "Tokens of all answers over seconds, without the first examples of a run" },
+  { key: "p50_s", head: "p50 s", show: precise(3),
+    tip: "Seconds of an example's batch: half of the examples take no longer" },
+  { key: "p99_s", head: "p99 s", show: precise(3),
+    tip: "Seconds of an example's batch: 99 % of the examples take no longer" },
+  { key: "tau", head: "tau", show: fixed(2), tip: "Kendall's tau-b between a token's position and " +
+    "the step that committed it: 1 is left to right, 0 no order" },
+  { key: "accepted_length", head: "accepted length", show: fixed(2), optional: true,
+    tip: "Tokens that a round of the verifier commits, on average" },
+  { key: "acceptance_rate", head: "accepted/drafted", show: fixed(2), optional: true,
+    tip: "Share of the drafted tokens that the verifier accepted" },
+  { key: "target_nfe", head: "target NFE", show: fixed(1), optional: true,
+    tip: "Forwards of the verifier's causal target for an example, on average" },
+  { key: "errors", head: "errors", show: String, optional: true,
+    tip: "Examples that raised an error; they count as wrong" },
+  { key: "missing", head: "missing", show: String, optional: true, tip: "Examples still to come" },
+  { key: "commits", head: "commits of the package", show: String, optional: true,
+    tip: "Commits of this package that decoded a row; +: with changed files" },
 ];
 const valueOf = (row, key) => Array.isArray(row[key]) ? row[key][0] : row[key];
 function columns() {
   return COLUMNS.filter((c) => !c.optional || task.rows.some((row) => row[c.key]));
 }
-function colourOf(row) {
-  const methods = [...new Set(task.rows.map((r) => r.method))];
-  return COLOURS[methods.indexOf(row.method) % COLOURS.length];
+/** Colour, shape and dashes of a method: 64 methods before a pair of colour and shape comes back. */
+function styleOf(row) {
+  const index = [...new Set(task.rows.map((r) => r.method))].indexOf(row.method);
+  const round = Math.floor(index / COLOURS.length);
+  return { colour: COLOURS[index % COLOURS.length], dash: DASHES[round % DASHES.length],
+    corners: SHAPES[(index + round) % SHAPES.length] };
+}
+function colourOf(row) { return styleOf(row).colour; }
+/** Draws the mark of a setting; one of the second folder is hollow. */
+function glyph(row, x, y, radius, attributes = {}) {
+  const { colour, corners } = styleOf(row);
+  const points = corners.map(([dx, dy]) => `${x + radius * dx} ${y + radius * dy}`);
+  const round = `M${x - radius} ${y}a${radius} ${radius} 0 1 0 ${2 * radius} 0a${radius} ${radius} ` +
+    `0 1 0 ${-2 * radius} 0z`;
+  return make("path", { class: "glyph", d: points.length ? `M${points.join("L")}z` : round,
+    fill: row.folder ? "var(--card)" : colour, stroke: colour, "stroke-width": 1.6, ...attributes });
+}
+function dot(row) {
+  return make("svg", { class: "dot", viewBox: "0 0 14 14" }, glyph(row, 7, 7, 5));
 }
 /** Names a row, with its folder where there are two, and says what it lacks. */
 function labelOf(row) {
@@ -62,24 +106,23 @@ function drawTable() {
   const shown = columns();
   const state = (key) => sorted.column !== key ? "none" : sorted.down ? "descending" : "ascending";
   const head = make("tr", {}, ...shown.map((c) => make("th",
-    { scope: "col", "aria-sort": state(c.key), "data-key": c.key },
-    make("button", { type: "button", onclick: () => sortBy(c.key) }, c.head))));
-  const body = inOrder().map(({ row, index }) => make("tr", row.is_on_front ? { class: "front" } : {},
-    ...shown.map((c) => c.key === "name" ? nameCell(row, index) : make("td", {}, ...cell(row, c)))));
+    { scope: "col", "aria-sort": state(c.key), "data-key": c.key, title: c.tip },
+    make("button", { type: "button", onclick: () => sortBy(c.key) }, c.head.replace("/", "/\u200b")))));
+  const body = inOrder().map(({ row, index }) => make("tr",
+    row.fronts.includes(cost.name) ? { class: "front" } : {}, ...shown.map((c) => c.key === "name" ? nameCell(row, index) : make("td", {}, ...cell(row, c)))));
   byId("settings").replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
   exportTo("csv", "results.csv", "text/csv", csv());
   exportTo("latex", "results.tex", "text/plain", latex());
 }
 function nameCell(row, index) {
-  return make("td", { class: "mono" }, make("span", { class: "dot", style:
-    `background:${colourOf(row)}` }), `${index + 1}. ${labelOf(row)}`);
+  return make("td", { class: "mono", title: row.full }, dot(row), `${index + 1}. ${labelOf(row)}`);
 }
 function cell(row, column) {
   const value = valueOf(row, column.key);
   if (value === null) return ["-"];
   if (!Array.isArray(row[column.key])) return [column.show(value)];
   const [, low, high] = row[column.key];
-  return [column.show(value), make("small", {}, ` [${column.show(low)}, ${column.show(high)}]`)];
+  return [column.show(value), make("small", {}, `[${column.show(low)}, ${column.show(high)}]`)];
 }
 
 // Exports -------------------------------------------------------------------------------------
@@ -96,6 +139,7 @@ function csv() {
   const lines = inOrder().map(({ row }) => ["folder", "task", ...shown].map((key) => {
     if (key === "folder") return quote(content.folders[row.folder]);
     if (key === "task") return quote(task.task);
+    if (key === "name") return quote(row.full);
     const [, plain, side] = key.match(/^(.*?)(_low|_high)?$/);
     const value = row[plain];
     return quote(Array.isArray(value) ? value[{ _low: 1, _high: 2 }[side] ?? 0] : value);
@@ -129,14 +173,15 @@ function drawChanges() {
   const body = task.changes.map((change) => {
     const [a, b] = [task.rows[change.before], task.rows[change.after]];
     const speed = [a, b].map((row) => number(valueOf(row, "tokens_per_forward"), fixed(2)));
-    return make("tr", {}, make("td", { class: "mono" }, change.name),
+    const names = [...new Set([labelOf(a).slice(3), labelOf(b).slice(3)])].join(" \u2192 ");
+    return make("tr", {}, make("td", { class: "mono", title: `${a.full} \u2192 ${b.full}` }, names),
       ...[a, b].map((row) => make("td", {}, ...cell(row, COLUMNS[1]))),
       make("td", {}, ...cell(change, { key: "difference", show: fixed(3, "+") })),
       make("td", {}, number(change.p_value, precise(2))),
       make("td", {}, speed.join(" \u2192 ")), make("td", {}, String(change.shared)));
   });
   if (!body.length) body.push(make("tr", {}, make("td", { colspan: heads.length },
-    "No setting has the same name and the same examples in both folders.")));
+    "Only one of the folders has these examples.")));
   byId("changes").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((head) =>
     make("th", { scope: "col" }, head)))), make("tbody", {}, ...body));
 }
@@ -156,12 +201,13 @@ function ticks(low, high) {
     if (found.length >= 4 || steps.length > 6) return found;
   }
 }
+function isPlaced(row) { return row.accuracy && row.speeds[cost.name]; }
 /** Joins settings that share a place, so that each mark has one label. */
 function marks(place) {
   const found = [];
   task.rows.forEach((row, index) => {
-    if (!row.accuracy || !row.tokens_per_any_forward) return;
-    const [x, y] = place(row.tokens_per_any_forward[0], row.accuracy[0]);
+    if (!isPlaced(row)) return;
+    const [x, y] = place(row.speeds[cost.name][0], row.accuracy[0]);
     const near = found.find((mark) => Math.hypot(mark.x - x, mark.y - y) < 6);
     if (near) near.rows.push({ row, index });
     else found.push({ x, y, rows: [{ row, index }] });
@@ -197,23 +243,25 @@ function placeLabels(found, frame) {
   }
 }
 function drawPicture() {
-  const drawn = task.rows.filter((row) => row.accuracy && row.tokens_per_any_forward);
+  const drawn = task.rows.filter(isPlaced);
+  const exact = cost.name === "forwards" ? task.exact : [];
+  byId("picture-head").textContent = `Accuracy against ${cost.axis}`;
   if (!drawn.length) { byId("picture").textContent = "No setting has accuracy and speed yet."; return; }
   const width = Math.max(320, Math.min(1100, byId("picture").clientWidth || 900));
   const height = width < 600 ? 340 : 440;
   const frame = { left: 46, right: width - 12, top: 12, bottom: height - 44 };
-  const speeds = drawn.flatMap((r) => r.tokens_per_any_forward).concat(task.exact.map((p) => p[0]));
-  const heights = drawn.flatMap((r) => r.accuracy).concat(task.exact.map((p) => p[1]));
+  const speeds = drawn.flatMap((r) => r.speeds[cost.name]).concat(exact.map((p) => p[0]));
+  const heights = drawn.flatMap((r) => r.accuracy).concat(exact.map((p) => p[1]));
   const [x0, x1] = [Math.min(...speeds) / 1.12, Math.max(...speeds) * 1.25];
   const [y0, y1] = [Math.max(-.02, Math.min(...heights) - .04), Math.min(1.02, Math.max(...heights) + .04)];
   const place = (x, y) => [
     frame.left + (frame.right - frame.left) * Math.log(x / x0) / Math.log(x1 / x0),
     frame.bottom - (frame.bottom - frame.top) * (y - y0) / (y1 - y0)];
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": "Accuracy against tokens per forward; the table has the numbers" });
+    "aria-label": `Accuracy against ${cost.axis}; the table has the numbers` });
   drawAxes(svg, frame, place, [x0, x1, y0, y1]);
-  if (task.exact.length) svg.append(make("path", { class: "exact", fill: "none",
-    d: "M" + task.exact.map(([x, y]) => place(x, y).join(" ")).join("L") },
+  if (exact.length) svg.append(make("path", { class: "exact", fill: "none",
+    d: "M" + exact.map(([x, y]) => place(x, y).join(" ")).join("L") },
   make("title", {}, "exact model, random order")));
   drawLines(svg, drawn, place);
   const found = marks(place);
@@ -221,8 +269,8 @@ function drawPicture() {
   for (const mark of found) drawMark(svg, mark);
   const unfinished = drawn.some((row) => row.missing) ? " \u2013 unfinished" : "";
   byId("picture").replaceChildren(svg, make("p", { class: "soft" },
-    `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method` +
-    `${task.exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
+    `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method; ` +
+    `hold the pointer on a mark to see its method alone${exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
 }
 function drawAxes(svg, frame, place, [x0, x1, y0, y1]) {
   for (const x of ticks(x0, x1)) {
@@ -236,20 +284,22 @@ function drawAxes(svg, frame, place, [x0, x1, y0, y1]) {
     svg.append(make("line", { class: "grid", x1: frame.left, x2: frame.right, y1: at, y2: at }),
       make("text", { x: frame.left - 6, y: at + 4, "text-anchor": "end", class: "soft" }, y.toFixed(2)));
   }
-  const both = task.rows.some((row) => row.target_nfe) ? " of either model" : "";
+  const both = task.rows.some((row) => row.target_nfe) && cost.name === "forwards" ?
+    " of either model" : "";
   svg.append(make("text", { x: (frame.left + frame.right) / 2, y: frame.bottom + 36,
-    "text-anchor": "middle", class: "soft" }, `tokens per forward${both} (log scale)`));
+    "text-anchor": "middle", class: "soft" }, `${cost.axis}${both} (log scale)`));
 }
 function drawLines(svg, drawn, place) {
   for (const method of new Set(drawn.map((row) => `${row.folder} ${row.method}`))) {
     const own = drawn.filter((row) => `${row.folder} ${row.method}` === method)
-      .sort((a, b) => a.tokens_per_any_forward[0] - b.tokens_per_any_forward[0]);
-    svg.append(make("path", { fill: "none", stroke: colourOf(own[0]), opacity: .5,
-      "stroke-dasharray": own[0].folder ? "5 4" : null,
-      d: "M" + own.map((r) => place(r.tokens_per_any_forward[0], r.accuracy[0]).join(" ")).join("L") }));
+      .sort((a, b) => a.speeds[cost.name][0] - b.speeds[cost.name][0]);
+    const line = make("g", { class: "line", "data-method": method }, make("path", { fill: "none",
+      stroke: colourOf(own[0]), opacity: .6, "stroke-dasharray": styleOf(own[0]).dash,
+      d: "M" + own.map((r) => place(r.speeds[cost.name][0], r.accuracy[0]).join(" ")).join("L") }));
+    svg.append(line);
     for (const row of own) {
-      const [x, y] = [row.tokens_per_any_forward, row.accuracy];
-      svg.append(make("path", { stroke: colourOf(row), opacity: .35, fill: "none", d:
+      const [x, y] = [row.speeds[cost.name], row.accuracy];
+      line.append(make("path", { stroke: colourOf(row), opacity: .35, fill: "none", d:
         `M${place(x[1], y[0]).join(" ")}L${place(x[2], y[0]).join(" ")}` +
         `M${place(x[0], y[1]).join(" ")}L${place(x[0], y[2]).join(" ")}` }));
     }
@@ -258,14 +308,17 @@ function drawLines(svg, drawn, place) {
 function drawMark(svg, { x, y, rows, label }) {
   const row = rows[0].row;
   const title = rows.map((one) => `${one.index + 1}. ${labelOf(one.row)}: accuracy ` +
-    `${one.row.accuracy[0].toFixed(3)}, ${one.row.tokens_per_any_forward[0].toFixed(2)} tokens/forward`);
-  const group = make("g", {}, make("title", {}, title.join("\n")));
+    `${one.row.accuracy[0].toFixed(3)}, ${one.row.speeds[cost.name][0].toFixed(2)} ${cost.speed}`);
+  const method = `${row.folder} ${row.method}`;
+  const alone = (chosen) => () => svg.querySelectorAll(".line").forEach((line) =>
+    line.classList.toggle("faded", chosen !== null && line.dataset.method !== chosen));
+  const group = make("g", { class: "line", "data-method": method, onmouseenter: alone(method),
+    onmouseleave: alone(null) }, make("title", {}, title.join("\n")));
   if (label && label.far > 12) {
     const nearest = Math.max(label.left, Math.min(x, label.right));
     group.append(make("line", { class: "leader", x1: x, y1: y, x2: nearest, y2: label.y }));
   }
-  group.append(make("circle", { cx: x, cy: y, r: rows.length > 1 ? 7 : 5.5, fill: row.folder ?
-    "var(--card)" : colourOf(row), stroke: colourOf(row), "stroke-width": 2 }));
+  group.append(glyph(row, x, y, rows.length > 1 ? 7 : 5.5));
   if (label) group.append(make("text", { x: label.left + 2, y: label.y + 4 }, label.label));
   svg.append(group);
 }
@@ -277,6 +330,8 @@ function offerReliability() {
   byId("reliability-section").hidden = !told.length;
   byId("reliable").replaceChildren(make("option", { value: "all" }, "all settings"), ...told.map(
     ({ row, index }) => make("option", { value: String(index) }, `${index + 1}. ${labelOf(row)}`)));
+  // More lines than these hide each other.
+  if (told.length > 4) byId("reliable").value = String(told[0].index);
 }
 function drawReliability() {
   const chosen = byId("reliable").value;
@@ -292,8 +347,7 @@ function drawReliability() {
     "aria-label": "Agreement with the final tokens by confidence; the text below has the errors" });
   drawShares(svg, frame, place);
   for (const one of drawn) drawReliabilityOf(svg, one, place);
-  const errors = drawn.map(({ row, index }) => make("span", {}, make("span", { class: "dot", style:
-    `background:${colourOf(row)}` }), `${index + 1}. ${row.method}: ${row.reliability.error.toFixed(4)} of ` +
+  const errors = drawn.map(({ row, index }) => make("span", {}, dot(row), `${index + 1}. ${row.method}: ${row.reliability.error.toFixed(4)} of ` +
     `${row.reliability.num_proposals} proposals`));
   byId("reliability").replaceChildren(svg, make("p", { class: "soft" },
     "Not a decode: what the stored states proposed for each open position, committed or not, beside the " +
@@ -319,16 +373,20 @@ function drawShares(svg, frame, place) {
 function drawReliabilityOf(svg, { row, index }, place) {
   const bins = row.reliability.bins;
   const most = Math.max(...bins.map(([, , count]) => count));
-  svg.append(make("path", { fill: "none", stroke: colourOf(row), opacity: .5,
-    d: "M" + bins.map(([, , , x, y]) => place(x, y).join(" ")).join("L") }));
+  const series = make("g", { class: "series" });
+  svg.append(series);
+  series.append(make("path", { fill: "none", stroke: colourOf(row), opacity: .5,
+    "stroke-dasharray": styleOf(row).dash, d: "M" + bins.map(([, , , x, y]) => place(x, y).join(" ")).join("L") }));
   for (const [low, high, count, confidence, agreement, share, right] of bins) {
     const [x, y] = place(confidence, agreement);
     const percent = (value) => `${(100 * value).toFixed(1)} %`;
     const title = `${index + 1}. ${labelOf(row)}\n${count} proposals of confidence ${low.toFixed(2)} to ` +
       `${high.toFixed(2)}: ${percent(agreement)} are the final token\nthreshold ${low.toFixed(2)}: would have ` +
       `committed ${percent(share)} of the proposals, ${percent(right)} of them final`;
-    svg.append(make("circle", { cx: x, cy: y, r: 2.5 + 5 * Math.sqrt(count / most), fill: colourOf(row),
-      "fill-opacity": .75, stroke: "var(--card)" }, make("title", {}, title)));
+    const mark = glyph(row, x, y, 2.5 + 5 * Math.sqrt(count / most), { fill: colourOf(row),
+      "fill-opacity": .75, stroke: "var(--card)", "stroke-width": 1 });
+    mark.append(make("title", {}, title));
+    series.append(mark);
   }
 }
 
@@ -429,6 +487,16 @@ function openNamed() {
   details.firstChild.focus();
 }
 
+/** Shows bold settings, advice and picture by a cost. */
+function chooseCost(name) {
+  cost = content.costs[name];
+  byId("cost").value = name;
+  byId("advice").textContent = task.advice[name];
+  byId("advice").hidden = !task.advice[name];
+  byId("bold").textContent = `Bold: no other setting is better in accuracy and in ${cost.axis}.`;
+  drawTable();
+  drawPicture();
+}
 function choose(index) {
   task = content.tasks[index];
   byId("task").value = String(index);
@@ -438,13 +506,15 @@ function choose(index) {
     "\u2713 right, \u2717 wrong, ! error, ? missing.";
   sorted = { column: null, down: false };
   numShown = PAGE_LENGTH;
-  drawTable();
+  chooseCost(task.cost);
   drawChanges();
-  drawPicture();
   offerReliability();
   drawReliability();
   drawExamples();
 }
+byId("cost").append(...Object.values(content.costs).map((one) =>
+  make("option", { value: one.name }, one.name)));
+byId("cost").addEventListener("change", () => chooseCost(byId("cost").value));
 byId("task").append(...content.tasks.map((one, index) =>
   make("option", { value: String(index) }, `${one.task}, ${one.models.join(" and ")}`)));
 byId("task").addEventListener("change", () => choose(Number(byId("task").value)));

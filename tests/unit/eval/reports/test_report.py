@@ -8,6 +8,7 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
+from eval.metrics.costs import COSTS
 from eval.metrics.curves import method_of
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
@@ -16,7 +17,7 @@ from eval.oracle.joint import Joint
 from eval.reports.command import show
 from eval.reports.replay import replay_page
 from eval.reports.report import write_report
-from eval.reports.summary import summarise
+from eval.reports.summary import measured, summarise
 from eval.reports.table import other_scores, table
 from eval.reports.terminal import picture_of
 from eval.runs.names import parse_task
@@ -79,12 +80,13 @@ def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
     assert against["accuracy"]["value"] == -0.5
     assert against["mcnemar"] == {"gained": 0, "lost": 2, "p_value": 0.5}
     assert against["step_speedup"] == 2.5
-    assert slow["is_on_front"]
-    assert quick["is_on_front"]
+    assert slow["speed"]["tokens_per_thousand_columns"]["value"] == 125.0
+    assert [row["fronts"] for row in (slow, quick)] == [["forwards", "columns"]] * 2
+    assert [row["timing"]["fronts"] for row in (slow, quick)] == [["seconds"], []]
 
 
 def test_the_report_is_whole_and_offline(folder: Folder) -> None:
-    path = write_report(folder, num_replays=1)
+    path = write_report(measured(folder), num_replays=1)
     text = path.read_text()
     assert "1 of 8 examples raised an error" in text
     assert "| **`FixedSchedule(4)`** | 0.750 [0.301, 0.954] |" in text
@@ -97,15 +99,15 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
         assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
         assert "ConfidenceThreshold(0.9)" in page
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
-    write_report(folder, num_replays=1)
+    write_report(measured(folder), num_replays=1)
     assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
 
 
 def test_the_table_names_what_tells_rows_apart(folder: Folder) -> None:
     rows = summarise(folder)["rows"]
-    assert table(rows).count("\n") == 3
+    assert table(rows, COSTS["forwards"]).count("\n") == 3
     rows[1]["settings"]["cache"] = "DualCache()"
-    assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows)
+    assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows, COSTS["forwards"])
     assert method_of(rows[1]["settings"]) == "ConfidenceThreshold + DualCache"
 
 
@@ -140,21 +142,21 @@ def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
     empty = Folder(tmp_path)
     empty.claim([SETTINGS])
     with pytest.raises(ValueError, match="no records yet"):
-        write_report(empty)
+        write_report(measured(empty))
 
 
 def test_a_task_whose_score_is_undefined_is_reported_without_accuracy(tmp_path: Path) -> None:
     found = Folder(tmp_path)
     found.claim([SETTINGS])
     append(found.part(0), [record(SETTINGS, "a", None, nfe=5) | {"trace": None}])
-    text = write_report(found).read_text()
+    text = write_report(measured(found)).read_text()
     assert "| `FixedSchedule(4)` | - |" in text
     assert "3 of 4 examples are missing" in text
 
 
 def test_a_run_without_traces_is_reported(tmp_path: Path) -> None:
     runs = [replace(run, trace=False) for run in eval_runs.runs()]
-    text = write_report(execute(runs, tmp_path)).read_text()
+    text = write_report(measured(execute(runs, tmp_path))).read_text()
     assert "Replays" not in text
 
 
@@ -236,13 +238,13 @@ def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> No
     assert differences == [None, 0.0] * 3
     assert {method["num_points"] for method in summary["methods"]} == {1}
     # Fronts, too: of the worse versions the faster row is still the best of its own.
-    assert [row["is_on_front"] for row in summary["rows"]] == [False, True] * 3
+    assert [row["fronts"] for row in summary["rows"]] == [[], ["forwards", "columns"]] * 3
 
 
 def test_headings_say_which_version_and_which_examples(
     edited: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = write_report(edited).read_text()
+    text = write_report(measured(edited)).read_text()
     titles = [
         "lists/shuffle?n=3, version 1, examples aaaaaa",
         "lists/shuffle?n=3, version 1, examples bbbbbb",

@@ -10,11 +10,11 @@ import eval_runs
 import pytest
 from eval_runs import SETTINGS, failed, record
 
-from eval.metrics.curves import point_of
+from eval.metrics.costs import COSTS, speed_of
 from eval.metrics.statistics import paired_bootstrap, wilson
 from eval.reports.pooling import per_example
 from eval.reports.report import write_report
-from eval.reports.summary import summarise
+from eval.reports.summary import measured, summarise
 from eval.reports.table import table
 from eval.runs.records import Folder, Record, Settings, append
 from eval.runs.runner import execute
@@ -88,15 +88,15 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     assert against["timing"]["wall_speedup"] == pytest.approx(1.5)
     assert first["timing"]["latency_s"]["p50"] == 0.1
     assert first["timing"]["latency_s"]["p99"] == 0.2
-    text = write_report(folder).read_text()
+    text = write_report(measured(folder)).read_text()
     assert "- seeds: 0, 1 (2 seeds)" in text
     assert "| answers | pass@1 | pass@2 |" in text
     # At least one of both answers is right: first a and b, second all three.
     assert {k: one["value"] for k, one in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
     assert (second["pass_at"]["2"]["value"], second["pass_at"]["2"]["high"]) == (1.0, 1.0)
     assert second["pass_at"]["2"]["low"] < 1.0
-    assert table([first, second]).count("\n") == 3
-    assert "seeds=" not in table([first, second])
+    assert table([first, second], COSTS["forwards"]).count("\n") == 3
+    assert "seeds=" not in table([first, second], COSTS["forwards"])
 
 
 def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
     records = [record(run, e, 1) for run in runs for e in "abc"]
     rows = summarise(folder_of(tmp_path, runs, records))["rows"]
-    assert "Factor(1.0) + seeds=0, 1 (2 seeds)" in table(rows)
-    assert "FixedSchedule(4) + seeds=0`" in table(rows)
+    assert "Factor(1.0) + seeds=0, 1 (2 seeds)" in table(rows, COSTS["forwards"])
+    assert "FixedSchedule(4) + seeds=0`" in table(rows, COSTS["forwards"])
 
 
 def test_values_that_are_undefined_are_no_part_of_an_examples_mean() -> None:
@@ -166,18 +166,20 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     assert speed["tokens_per_forward"]["value"] == 3.0
     # The target's forwards are no gift: front, curves and picture count them.
     assert speed["tokens_per_any_forward"]["value"] == 1.5
-    assert point_of(verified).tokens_per_forward == 1.5
+    assert (speed_of(verified, COSTS["forwards"]) or {})["value"] == 1.5
+    # The columns of a target are not recorded.
+    assert speed_of(verified, COSTS["columns"]) is None
     assert speed["target_nfe"] == pytest.approx(5 / 3)
     assert speed["forwards_share"] == pytest.approx((2 + 2 + 2) / 3)
     assert speed["target_forwards_share"] == pytest.approx((2 + 2 + 0) / 3)
     assert speed["committed_per_forward"] == pytest.approx(18 / 5)
     assert plain["speed"]["tokens_per_any_forward"] == plain["speed"]["tokens_per_forward"]
-    text = write_report(folder).read_text()
+    text = write_report(measured(folder)).read_text()
     assert "| accepted length | accepted/drafted | target NFE | tokens/target forward |" in text
     assert "| 3.00 | 0.55 | 1.7 | 3.00 | 0 |" in text
     assert "`ARVerify(CausalTarget('t'))`: 1: 2, 3: 1, 5: 2" in text
-    assert "accepted length" not in table([plain])
-    assert "| **`ARVerify(CausalTarget('t'))`** |" in table([verified])
+    assert "accepted length" not in table([plain], COSTS["forwards"])
+    assert "| **`ARVerify(CausalTarget('t'))`** |" in table([verified], COSTS["forwards"])
 
 
 def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:

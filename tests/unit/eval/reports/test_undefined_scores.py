@@ -6,8 +6,9 @@ from pathlib import Path
 import eval_runs
 import pytest
 
+from eval.metrics.costs import COSTS
 from eval.reports.report import write_report
-from eval.reports.summary import summarise
+from eval.reports.summary import measured, summarise
 from eval.reports.table import table
 from eval.runs.cache_error import error_of
 from eval.runs.records import Folder, append
@@ -33,8 +34,8 @@ def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     assert rows[0]["scores"]["included"] == 0.0
     assert "accuracy" not in rows[1]["against_reference"]
     assert "step_speedup" in rows[1]["against_reference"]
-    assert all("| - | - | - |" in line for line in table(rows).splitlines()[2:])
-    text = write_report(folder).read_text()
+    assert all("| - | - | - |" in line for line in table(rows, COSTS["forwards"]).splitlines()[2:])
+    text = write_report(measured(folder)).read_text()
     assert "Accuracy is - where the task's first score is undefined" in text
     assert "AUP" not in text.split("## writing")[1]
 
@@ -62,7 +63,7 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
     own.write_text('{"prompt": "ask", "answer": "say"}\n')
     folder = execute(eval_runs.runs(task=f"jsonl:{own}"), tmp_path / "results")
     own.unlink()
-    assert write_report(folder).is_file()
+    assert write_report(measured(folder)).is_file()
 
 
 def test_cache_errors_leave_undefined_scores_out() -> None:

@@ -1,0 +1,71 @@
+"""The costs that a report can compare settings by: forwards, columns and seconds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Row: TypeAlias = dict[str, Any]
+"""Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
+
+
+class Cost(NamedTuple):
+    """A way to count what a decode takes.
+
+    Attributes:
+        name: As `--cost` takes it.
+        speed: Head of the column with the tokens for this cost; more is better.
+        axis: Title of the axis.
+        less: Ends the sentence "X times ...".
+    """
+
+    name: str
+    speed: str
+    axis: str
+    less: str
+
+
+COSTS: Mapping[str, Cost] = {
+    one.name: one
+    for one in (
+        Cost("forwards", "tokens/forward", "tokens per forward", "fewer forwards"),
+        Cost("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns"),
+        Cost("seconds", "tokens/s", "tokens per second", "less time"),
+    )
+}
+
+
+def usual_cost(rows: Sequence[Row]) -> Cost:
+    """Returns the cost that rows are compared by if the user chooses none.
+
+    Columns, because a forward with a cache computes fewer; forwards if a verifier's target ran,
+    whose columns are not counted.
+    """
+    has_target = any(row["speed"]["target_nfe"] for row in rows if "speed" in row)
+    return COSTS["forwards" if has_target else "columns"]
+
+
+def speed_of(row: Row, cost: Cost) -> Row | None:
+    """Returns a row's tokens for a cost with their interval; None where the cost is unknown."""
+    if "speed" not in row:
+        return None
+    if cost.name == "seconds":
+        value = row["timing"]["tokens_per_second"]
+        return {"value": value, "low": value, "high": value}
+    names = {"forwards": "tokens_per_any_forward", "columns": "tokens_per_thousand_columns"}
+    found: Row | None = row["speed"][names[cost.name]]
+    return found
+
+
+def speedup_of(row: Row, cost: Cost) -> float | None:
+    """Returns how many times less a row costs than its reference; None where it is unknown."""
+    against = row.get("against_reference")
+    if not against or speed_of(row, cost) is None:
+        return None
+    names = {"forwards": "forward_speedup", "columns": "compute_speedup", "seconds": "wall_speedup"}
+    found: float | None = {**against, **against.get("timing", {})}.get(names[cost.name])
+    return found
+
+
+def is_on_front(row: Row, cost: Cost) -> bool:
+    """Says whether no other row of the group is better in accuracy and in the tokens for a cost."""
+    own = row.get("timing", {}) if cost.name == "seconds" else row
+    return cost.name in own.get("fronts", ())

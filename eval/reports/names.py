@@ -1,0 +1,112 @@
+"""Names of settings in tables: what tells them apart, without arguments that are the default."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+
+import samplers
+from dllm_decode import blocks, caches, verify
+from eval.metrics.costs import Row
+from eval.runs.records import named_parts
+
+_PLUGINS = ("sampler", "cache", "verifier", "blocks")
+# Seeds are pooled, and the heading of a table names the task.
+_HIDDEN = (*_PLUGINS, "seed", "task", "task_version", "examples", "num_examples", "model")
+
+
+def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
+    """Names rows by their sampler, if any, and by whatever else tells the rows apart.
+
+    Args:
+        rows: The rows of one table.
+        short: Leave out arguments that have their default in all rows.
+    """
+    options = [_options(row, rows) for row in rows]
+    parts = [_plugins(row, rows) for row in rows]
+    if short:
+        parts = _shortened(parts)
+    return [
+        " + ".join(dict.fromkeys([*own, *more])) for own, more in zip(parts, options, strict=True)
+    ]
+
+
+def _plugins(row: Row, rows: Sequence[Row]) -> list[str]:
+    own = row["settings"]
+    # If the verifier asks no sampler, it writes the answer itself.
+    parts = [own["sampler"] or own["verifier"], *named_parts(own["blocks"])]
+    for name in ("cache", "verifier"):
+        if len({other["settings"][name] for other in rows}) > 1:
+            parts += named_parts(own[name])
+    return parts
+
+
+def _options(row: Row, rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for name, value in row["settings"].items():
+        if name not in _HIDDEN and len({str(other["settings"][name]) for other in rows}) > 1:
+            parts.append(f"{name}={value}")
+    if len({seeds_of(other) for other in rows}) > 1:
+        parts.append(f"seeds={seeds_of(row)}")
+    return parts
+
+
+def seeds_of(row: Row) -> str:
+    """Names the seeds, and how many there are if it is more than one."""
+    listed = ", ".join(str(seed) for seed in row["seeds"])
+    return listed if len(row["seeds"]) == 1 else f"{listed} ({len(row['seeds'])} seeds)"
+
+
+def _shortened(parts: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Leaves out arguments that have their default, unless another setting gives them otherwise."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for text in {text for own in parts for text in own}:
+        for call in _calls(_parsed(text)):
+            for word in call.keywords:
+                values[ast.unparse(call.func), str(word.arg)].add(ast.unparse(word.value))
+    return [[_short(text, values) for text in own] for own in parts]
+
+
+def _short(text: str, values: Mapping[tuple[str, str], set[str]]) -> str:
+    tree = _parsed(text)
+    for call in _calls(tree):
+        name = ast.unparse(call.func)
+        defaults = _defaults(name)
+        first = next(iter(defaults), None)
+        kept = [
+            word
+            for word in call.keywords
+            if len(values[name, str(word.arg)]) > 1
+            or defaults.get(str(word.arg)) != ast.unparse(word.value)
+        ]
+        if kept and not call.args and kept[0].arg == first:
+            call.args = [kept.pop(0).value]
+        call.keywords = kept
+    return ast.unparse(tree) if tree else text
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """Returns the syntax tree of an expression; None for `module:Class()`, which is shown whole."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def _calls(tree: ast.expr | None) -> Iterator[ast.Call]:
+    # Outer calls come first, while their arguments are as they were written.
+    for node in list(ast.walk(tree)) if tree else []:
+        if isinstance(node, ast.Call):
+            yield node
+
+
+@cache
+def _defaults(name: str) -> dict[str, str]:
+    """Returns the fields of a plug-in of this package with the texts of their defaults."""
+    found = [vars(m)[name] for m in (samplers, blocks, caches, verify) if name in m.__all__]
+    own = fields(found[0]) if found and is_dataclass(found[0]) else ()
+    return {
+        one.name: repr(one.default if one.default_factory is MISSING else one.default_factory())
+        for one in own
+    }
