@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
@@ -39,6 +40,14 @@ class Reporter:
 
     def end(self) -> None:
         """Ends the display."""
+
+    def expect(self, num_settings: int, num_examples: int) -> None:
+        """Announces a run.
+
+        Args:
+            num_settings: How often `begin` will be called.
+            num_examples: Examples that this process will decode, of all settings.
+        """
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
@@ -111,6 +120,37 @@ class Sums:
         return (right + f"{self._num_errors} errors" * bool(self._num_errors)).strip()
 
 
+class Whole:
+    """Counts the settings and examples of a run; of nothing before it is told how many there are.
+
+    Attributes:
+        num_left: Examples that are still to be decoded.
+    """
+
+    def __init__(self, num_settings: int = 0, num_examples: int = 0) -> None:
+        self._num_settings, self.num_left = num_settings, num_examples
+        self._num_examples, self._num_begun = num_examples, 0
+        self._started = time.monotonic()
+
+    def begin(self) -> None:
+        """Counts a setting."""
+        self._num_begun += 1
+
+    def words(self) -> str:
+        """Returns which setting of how many is decoded, in words; empty for a single one."""
+        if self._num_settings < 2:
+            return ""
+        return f"setting {self._num_begun} of {self._num_settings}"
+
+    def time_left(self) -> str:
+        """Returns the time that the examples left take at the speed so far, in words."""
+        num_done = self._num_examples - self.num_left
+        if not num_done or not self.num_left:
+            return ""
+        left_s = (time.monotonic() - self._started) / num_done * self.num_left
+        return f"about {timedelta(seconds=round(left_s))} left"
+
+
 class Lines(Reporter):
     """Writes a line when a setting starts and ends, and every few seconds between.
 
@@ -122,22 +162,29 @@ class Lines(Reporter):
         self.console = console
         self._label = ""
         self._sums = Sums(0)
+        self._whole = Whole()
         self._written = 0.0
+
+    def expect(self, num_settings: int, num_examples: int) -> None:
+        self._whole = Whole(num_settings, num_examples)
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         self._label, self._sums = label, Sums(num_examples, done)
+        self._whole.begin()
         self._write()
 
     def add(self, records: Sequence[Record]) -> None:
         self._sums.add(records)
+        self._whole.num_left -= len(records)
         finished = self._sums.num_done == self._sums.num_examples
         if finished or time.monotonic() - self._written > _LINE_EVERY_S:
             self._write()
 
     def _write(self) -> None:
         sums = self._sums
-        words = f" {sums.words()}" if sums.words() else ""
-        line = f"{self._label}: {sums.num_done}/{sums.num_examples}{words}"
+        told = ", ".join(filter(None, (sums.words(), self._whole.time_left())))
+        place = f"{self._whole.words()}: " if self._whole.words() else ""
+        line = f"{place}{self._label}: {sums.num_done}/{sums.num_examples} {told}".rstrip()
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._written = time.monotonic()
 
@@ -145,7 +192,8 @@ class Lines(Reporter):
 class Bar(Reporter):
     """Shows label, bar, count, running accuracy and time left, within 80 columns.
 
-    The bar also moves within a batch, as positions are committed. Long labels lose their end.
+    The bar also moves within a batch, as positions are committed. Long labels lose their end. Of
+    several settings a second bar shows all of them; one that is complete becomes a line above.
 
     Attributes:
         console: Where to.
@@ -162,8 +210,11 @@ class Bar(Reporter):
             console=console,
             expand=True,
         )
-        self._task = TaskID(0)
+        self._task: TaskID | None = None
+        self._all: TaskID | None = None
+        self._label = ""
         self._sums = Sums(0)
+        self._whole = Whole()
         self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
@@ -173,15 +224,34 @@ class Bar(Reporter):
     def end(self) -> None:
         self._progress.stop()
 
+    def expect(self, num_settings: int, num_examples: int) -> None:
+        self._whole = Whole(num_settings, num_examples)
+        if num_settings > 1:
+            self._all = self._progress.add_task("", total=num_examples, words="")
+
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
-        self._sums = Sums(num_examples, done)
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._progress.console.print(
+                f"{self._label}: {self._sums.words()}", markup=False, highlight=False
+            )
+        self._label, self._sums = label, Sums(num_examples, done)
+        self._whole.begin()
+        if self._all is not None:
+            self._progress.update(self._all, description=self._whole.words())
         self._task = self._progress.add_task(
             label, total=num_examples, completed=len(done), words=self._sums.short()
         )
 
     def add(self, records: Sequence[Record]) -> None:
         self._sums.add(records)
-        self._progress.update(self._task, completed=self._sums.num_done, words=self._sums.short())
+        self._move(self._sums.num_done)
+        if self._all is not None:
+            self._progress.advance(self._all, len(records))
+
+    def _move(self, completed: float) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=completed, words=self._sums.short())
 
     def __call__(self, event: StepEvent) -> None:
         now = time.monotonic()
@@ -192,7 +262,7 @@ class Bar(Reporter):
         share = float((1.0 - left).sum())
         # Rows of this batch that have left the round are finished, but not yet counted.
         completed = min(self._sums.num_examples, self._sums.num_done + share)
-        self._progress.update(self._task, completed=completed)
+        self._move(completed)
 
 
 def reporter_for(console: Console) -> Reporter:

@@ -68,8 +68,11 @@ def execute(
     with results.writing(place.rank) as part, reporter:
         done = done_of(results, plan.runs, retry_errors=retry_errors, is_first=place.rank == 0)
         machine = results.note_machine(machine_of(runs[0].model.device))
-        for one in plan.runs:
-            Worker(one, part, reporter, machine).work(done, place, decoded)
+        workers = [Worker(one, part, reporter, machine) for one in plan.runs]
+        keys = [key for worker in workers for key in worker.keys(place)]
+        reporter.expect(len(workers), len([key for key in keys if key not in done]))
+        for worker in workers:
+            worker.work(done, place, decoded)
     return results
 
 

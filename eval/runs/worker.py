@@ -65,12 +65,18 @@ class Worker:
             place: Which batches are this process's.
             decoded: Decodes batches.
         """
-        mine = range(place.rank, self.num_batches, place.world_size)
-        keys = [self._key(e) for index in mine for e in self._rows(index)]
+        keys = self.keys(place)
         self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
-        batches = (self._batch(index, done) for index in mine)
+        batches = (self._batch(index, done) for index in self._mine(place))
         for records in decoded(self, [batch for batch in batches if batch.missing]):
             self._keep(records)
+
+    def keys(self, place: Place) -> list[str]:
+        """Returns the keys of this process's examples, in the order in which they are decoded."""
+        return [self._key(e) for index in self._mine(place) for e in self._rows(index)]
+
+    def _mine(self, place: Place) -> range:
+        return range(place.rank, self.num_batches, place.world_size)
 
     @property
     def label(self) -> str:

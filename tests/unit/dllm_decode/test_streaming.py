@@ -19,6 +19,7 @@ from toys import HashModel
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.reports.summary import summarise
+from eval.metrics.costs import COSTS
 from eval.reports.terminal import show_settings
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -149,10 +150,11 @@ def test_settings_on_a_terminal_keep_names_and_intervals_whole(tmp_path: Path, w
     folder = execute(eval_runs.runs(samplers=samplers), tmp_path)
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
     rows = summarise(folder)["rows"]
-    show_settings(console, rows)
+    show_settings(console, rows, COSTS["forwards"])
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "2. ConfidenceThreshold(threshold=0.9)\n" in shown
+    assert "2. ConfidenceThreshold()\n" in shown
+    assert "\u2026" not in shown
     assert all(len(line) <= width for line in shown.splitlines())
     for row in rows:
         interval = row["accuracy"]

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -354,6 +355,35 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "FixedSchedule" in shown
     # One line, not several: it fits.
     assert all(len(line) <= 80 for line in Text.from_ansi(shown).plain.splitlines())
+
+
+def test_progress_says_which_setting_of_how_many_and_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep showed the time left of the present setting alone."""
+    monkeypatch.setattr("eval.runs.progress._LINE_EVERY_S", 0.0)
+    stream = io.StringIO()
+    runs = eval_runs.runs()
+    execute(runs[:1], tmp_path)
+    execute(runs, tmp_path, reporter=Lines(Console(file=stream)))
+    old, _, *new = stream.getvalue().splitlines()
+    assert old.startswith("setting 1 of 2: FixedSchedule(")
+    assert ": 10/10 accuracy" in old
+    assert new[0].startswith("setting 2 of 2: ConfidenceThreshold(")
+    assert re.search(r": 4/10 .* about 0:00:\d\d left$", new[0])
+    assert re.search(r": 10/10 .* tokens/s$", new[-1])
+
+
+def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_complete(
+    tmp_path: Path,
+) -> None:
+    """Bars of complete settings filled the screen, and hid the present one."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80, height=24)
+    execute(eval_runs.runs(), tmp_path, reporter=Bar(console))
+    shown = Text.from_ansi(stream.getvalue()).plain
+    assert re.search(r"setting 2 of 2 .* 20/20", shown)
+    assert re.search(r"FixedSchedule\(.*: accuracy 0\.000, .* tokens/s\s*\n", shown, re.DOTALL)
 
 
 def test_accuracy_after_a_resume_counts_all(whole: Path) -> None:
