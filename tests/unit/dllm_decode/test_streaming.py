@@ -18,8 +18,8 @@ from toys import HashModel
 
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
 from dllm_decode.streaming import draft_observer, stream_to_terminal
-from eval.reports.summary import summarise
 from eval.metrics.costs import COSTS
+from eval.reports.summary import summarise
 from eval.reports.terminal import show_settings
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
