@@ -44,6 +44,7 @@ class Command(NamedTuple):
     stopped: str = "Stopped.\n"
 
 
+LISTED = ("samplers", "caches", "verifiers", "schedules", "models", "tasks")
 _REST, _RECORDS = "model, prompts and machine", "programs and records"
 _MODEL, _PLUGINS = Group(own.Model, _REST), Group(own.Plugins)
 _BATCHES, _MACHINE = Group(own.Batches, _REST), Group(own.Machine, _REST)
@@ -88,6 +89,7 @@ COMMANDS = {
     "bench": Command(
         "speed and memory on this machine: dllm-decode bench --help", "eval.cli:bench"
     ),
+    **{kind: Command(f"list the {kind}, each with a line", "eval.listing:show") for kind in LISTED},
 }  # fmt: skip
 
 EVAL_COMMANDS = {
