@@ -2,7 +2,7 @@
 
 import argparse
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -66,5 +66,5 @@ def entries(kind: str) -> Mapping[str, str]:
     return {one.__name__: _line_of(one) for one in found if issubclass(one, base) and one != base}
 
 
-def _line_of(documented: Callable[..., object]) -> str:
+def _line_of(documented: object) -> str:
     return (inspect.getdoc(documented) or "").partition("\n")[0]
