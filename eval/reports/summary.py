@@ -1,7 +1,4 @@
-"""From records to numbers: one row for each setting, compared with the reference.
-
-`docs/metrics.md` defines every number.
-"""
+"""From records to numbers, which `docs/metrics.md` defines: one row for each setting."""
 
 import math
 from collections import Counter, defaultdict
