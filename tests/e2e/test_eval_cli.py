@@ -29,7 +29,7 @@ def test_run_report_and_trace(
                "ConfidenceThreshold(0.5)"]  # fmt: skip
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert "| **`FixedSchedule(steps_per_block=4" in shown.out
+    assert "| **`FixedSchedule(4)`** |" in shown.out
     assert "4/4 accuracy" in shown.err
     assert len(Folder(out).records()) == 8
     assert main(command) == 0
