@@ -75,7 +75,8 @@ def _with_slots(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
         kv_cache = cache.kv_cache
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches
-            kv_cache = decoder.model.new_kv_cache(num_rows, num_slots)
+            most = max(num_slots, cache.reserve)
+            kv_cache = decoder.model.new_kv_cache(num_rows, most).first(num_slots)
         elif kv_cache.num_slots < num_slots:
             kv_cache = kv_cache.widened(num_slots)
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)

@@ -183,6 +183,8 @@ def rounds(
     queue: RequestQueue,
     num_rows: int,
     observers: Sequence[Observer] = (),
+    *,
+    reserve: int = 0,
 ) -> Iterator[list[Ended]]:
     """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
 
@@ -195,10 +197,12 @@ def rounds(
         queue: The requests.
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
+        reserve: Tokens of the longest row that is to come, with its prompt: keys and values are
+            allocated for so many at once. Without, they are copied when a longer row joins.
     """
     require_integer("num_rows", num_rows, least=1)
     with torch.inference_mode():
-        state = State.empty(num_rows, blank(decoder, ()), next(_DECODES))
+        state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)

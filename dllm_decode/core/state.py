@@ -25,12 +25,14 @@ class CacheState(NamedTuple):
             of `capacity`; `None` without a cache.
         num_slots: Slots for a row's own columns; the cache may have further slots, for drafts.
         history: When each column was computed; `None` unless the policy reads it.
+        reserve: Slots of a row that are allocated at once, so that longer rows need no copy.
     """
 
     capacity: int = 0
     kv_cache: KVCache | None = None
     num_slots: int = 0
     history: History | None = None
+    reserve: int = 0
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -118,17 +120,18 @@ class State(NamedTuple):
     decode: int = 0
 
     @staticmethod
-    def empty(capacity: int, canvas: Canvas, decode: int = 0) -> "State":
+    def empty(capacity: int, canvas: Canvas, decode: int = 0, reserve: int = 0) -> "State":
         """Returns the state without rows, for at most `capacity` of them.
 
         Args:
             capacity: Rows, at most.
             canvas: A canvas without rows.
             decode: As the attribute.
+            reserve: As in `CacheState`.
         """
         none = canvas.prompt_lengths
         cost = Cost(0, 0, none, none)
-        return State((), canvas, none, cost, CacheState(capacity), decode=decode)
+        return State((), canvas, none, cost, CacheState(capacity, reserve=reserve), decode=decode)
 
     @property
     def device(self) -> torch.device:

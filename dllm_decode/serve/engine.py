@@ -110,7 +110,11 @@ class Lane:
     def _begin(self) -> None:
         """Begins with an empty batch, and gives the memory of the last one back."""
         self._queue = RequestQueue()
-        self._rounds = rounds(self.decoder, self._queue, self._limits.num_rows, [self._watch])
+        # A last block may end after the longest answer.
+        longest = self._limits.max_length + self.decoder.align
+        self._rounds = rounds(
+            self.decoder, self._queue, self._limits.num_rows, [self._watch], reserve=longest
+        )
 
     def _watch(self, event: StepEvent) -> None:
         """Is called after each round."""

@@ -7,14 +7,18 @@ from typing import Any, Unpack
 import pytest
 import torch
 from samplers_under_test import INSTANCES
-from tiny_models import TINY_PROMPTS, ending
+from tiny_models import TINY_PROMPTS, ending, tiny
 from toys import DriftingModel
 
 from dllm_decode import (
+    DecodeConfig,
     DecodeOutput,
     DualCache,
+    RequestQueue,
     decode,
     decode_many,
+    new_decoder,
+    rounds,
 )
 from dllm_decode.options import DecodeOptions
 from samplers import FixedSchedule
@@ -134,3 +138,27 @@ def test_the_settings_are_those_of_decode() -> None:
         n: str(p.annotation) for n, p in one.items()
     } | taken
     assert many["options"].annotation == Unpack[DecodeOptions]
+
+
+def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of growing length in two rows; without a reserve they are copied."""
+    decoder = new_decoder(
+        tiny("sdar"), FixedSchedule(2), cache=DualCache(),
+        config=DecodeConfig(gen_length=8, stop_at_eos=False),
+    )  # fmt: skip
+    prompts = [[5] * length for length in (3, 4, 9, 17, 30)]
+
+    def tokens(**options: int) -> list[list[int]]:
+        queue = RequestQueue(decoder.request(prompt, n) for n, prompt in enumerate(prompts))
+        ended = [one for listed in rounds(decoder, queue, 2, **options) for one in listed]
+        return [one.output.tokens[0].tolist() for one in sorted(ended, key=lambda e: e.request)]
+
+    expected = tokens()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("Keys and values were copied.")
+
+    monkeypatch.setattr("dllm_decode.models.base.pad", refuse)
+    assert tokens(reserve=40) == expected
+    with pytest.raises(AssertionError, match="were copied"):
+        tokens()
