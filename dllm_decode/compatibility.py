@@ -3,8 +3,9 @@
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.decoder import Verifier
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig
+from dllm_decode.uniform_state import check_uniform_state
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact, Giver, PlugIn
@@ -50,6 +51,9 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
     given = {
         Fact.OWN_COLUMN_LOGITS: model.logit_shift == 0,
         Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
+        Fact.HAS_MASK: not isinstance(model, UniformState),
+        Fact.UNIFORM_STATE: isinstance(model, UniformState),
+        Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
     }
     return frozenset(fact for fact, holds in given.items() if holds)
 
@@ -105,6 +109,8 @@ def check_options(
             raise ValueError(
                 f"{name} must be below {model.vocab_size} for {model.name}, got {max(ids)}."
             )
+    if isinstance(model, UniformState):
+        check_uniform_state(config, model=model.name)
     reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
     if Fact.SAMPLER_DECIDES not in verifier.gives and reshapes:
         raise ValueError(

@@ -17,10 +17,11 @@ from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, RequestOptions
 from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
+from dllm_decode.uniform_state import check_canvases, check_readable, check_uniform_state
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
@@ -60,6 +61,9 @@ class Decoder:
         model, own, asked = self.model, self.schedule.block_length, self.config.block_length
         if own is not None and asked not in (None, own):
             raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
+        if isinstance(model, UniformState):
+            own = asked or own or model.canvas_length
+            check_canvases(self.config.gen_length, own, model=model.name)
         config = self.config if own is None else replace(self.config, block_length=own)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
@@ -92,7 +96,13 @@ class Decoder:
     def banned_ids(self) -> tuple[int, ...]:
         """Tokens that are never proposed, in ascending order."""
         model = self.model
-        return tuple(sorted({model.mask_id, *model.banned_ids, *self.config.banned_ids}))
+        banned = {model.mask_id, *model.banned_ids, *self.config.banned_ids}
+        return tuple(sorted(token for token in banned if token < model.vocab_size))
+
+    @cached_property
+    def starts_as_noise(self) -> bool:
+        """True if a block begins as random tokens, and no later column is ever seen."""
+        return isinstance(self.model, UniformState)
 
     @cached_property
     def tokens_are_final(self) -> bool:
@@ -145,12 +155,17 @@ class Decoder:
                 f"gen_length of a request must be at most that of the decode, "
                 f"{self.config.gen_length}, got {config.gen_length}."
             )
+        tokens = read_prompt(prompt, self.model, config.gen_length)
+        if isinstance(self.model, UniformState):
+            check_canvases(config.gen_length, self.block_length, model=self.model.name)
+            check_uniform_state(config, template, model=self.model.name)
+            check_readable(tokens, self.model.unread_ids, model=self.model.name)
         self.sampler.check(
             model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )
         request = Request(
             index=index,
-            prompt=read_prompt(prompt, self.model, config.gen_length),
+            prompt=tokens,
             config=config,
             template=read_template(template, self.model, config.gen_length),
             noise_index=index if noise_index is None else noise_index,

@@ -51,7 +51,8 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
         )
     for n, row in enumerate(state.rows if spec.policy_rows is None else spec.policy_rows):
-        end = row.opening.block[1] if sight.causal_block_length else row.end
+        ends_with_block = sight.causal_block_length or decoder.starts_as_noise
+        end = row.opening.block[1] if ends_with_block else row.end
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
         if spec.columns is None:

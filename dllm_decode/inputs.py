@@ -17,18 +17,20 @@ from dllm_decode.models.base import ForwardInputs
 def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     """Returns the inputs of one group."""
     branches, asked, columns = spec.looked_at(state.canvas), spec.asked, group.columns
-    tokens = branches.tokens
+    tokens, belief = branches.tokens, spec.belief
     if spec.attend is not None:
         require_attend(spec.attend, group)
     if group.on_device is not None:
         tokens = tokens[group.on_device]
         asked = None if asked is None else asked[group.on_device]
+        belief = None if belief is None else belief[group.on_device]
     tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
     inputs = ForwardInputs(
         tokens=tokens,
         positions=group.positions,
         wanted=part_of(group.predictors, asked),
         attend=group.attend if spec.attend is None else spec.attend,
+        belief=belief,
     )
     cache = state.cache.kv_cache
     if cache is None:

@@ -158,9 +158,9 @@ def new_decoder(
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
     decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
+    compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
-    compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     verifier.check(model)
     blocks.check(model)
     compatibility.check_options(model, cache, verifier, config)

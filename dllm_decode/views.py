@@ -1,6 +1,7 @@
 """A look at the model: one forward, and the sampler's view of its logits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -14,9 +15,10 @@ from dllm_decode.decoder import Decoder, Look
 from dllm_decode.forward import forward, per_row
 from dllm_decode.sizes import round_up
 from samplers.facts import Fact
+from samplers.logits import noise
 from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
-from samplers.view import View
+from samplers.view import View, by_row
 
 # Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
 _STRIDE = 8
@@ -36,7 +38,13 @@ def look(
     sampler, window = decoder.sampler, state.window
     assert window is not None
     asked = _asked(decoder, state, window)
-    spec = Pass(window, asked, leave_one_out=sampler.leave_one_out, causal_until=causal_until)
+    spec = Pass(
+        window,
+        asked,
+        leave_one_out=sampler.leave_one_out,
+        causal_until=causal_until,
+        belief=_belief(decoder, state),
+    )
     state, logits = forward(decoder, state, spec)
     leave_one_out = None
     if sampler.leave_one_out:
@@ -46,6 +54,35 @@ def look(
     summary = Summary(logits, asked, plain)
     view = view_of(decoder, state, state.canvas, window, summary, leave_one_out=leave_one_out)
     return state, Look(view, window)
+
+
+def with_first_draft(decoder: Decoder, state: State) -> State:
+    """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
+    if not decoder.starts_as_noise or not any(row.is_fresh for row in state.rows):
+        return state
+    state = with_window(decoder, state)
+    canvas, window = state.canvas, state.window
+    assert window is not None
+    starts = by_row(window.starts_on_device - canvas.prompt_lengths)
+    positions = torch.arange(window.width, device=state.device) + starts
+    # A sampler counts its steps from 1, so that it does not draw these tokens again.
+    step = torch.zeros_like(state.noise_keys)
+    keys = noise.position_keys(noise.step_keys(state.noise_keys, step), step, positions)
+    drawn = noise.random_tokens(keys, decoder.model.vocab_size)
+    tokens = window.put(canvas.tokens, window.part(canvas.masked), drawn)
+    return state._replace(canvas=replace(canvas, tokens=tokens))
+
+
+def _belief(decoder: Decoder, state: State) -> Float[Tensor, "B W V"] | None:
+    """Returns the logits of the last step that the model reads; -inf in rows without any."""
+    if state.sampler is None:
+        return None
+    belief, fresh = decoder.sampler.belief(state.sampler), [row.is_fresh for row in state.rows]
+    if belief is None or not any(fresh):
+        return belief
+    if all(fresh):
+        return None
+    return belief.masked_fill(torch.tensor(fresh, device=state.device)[:, None, None], -torch.inf)
 
 
 def with_window(decoder: Decoder, state: State) -> State:

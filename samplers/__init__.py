@@ -1,5 +1,6 @@
 """Unmasking samplers for masked-diffusion language models: small, pure, composable policies."""
 
+from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Decision, RevisingSampler, Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
@@ -29,6 +30,7 @@ from samplers.wrapper import Wrapper
 __all__ = [
     "ALL_SAMPLERS",
     "T2M",
+    "AcceptAndRenoise",
     "ConfidenceThreshold",
     "CreditDecoding",
     "DecayingThreshold",

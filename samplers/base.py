@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Generic, Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.checks import shown
@@ -75,9 +75,10 @@ class Sampler(PlugIn, ABC, Generic[State]):
         fact that the rule does not need: `super().needs - {Fact.WHOLE_BLOCKS}`.
 
         Without `LOGITS_OF_COMMITTED` the engine may leave out the logits at committed positions,
-        and a committed token is certain in every statistic of the view.
+        and a committed token is certain in every statistic of the view. A rule for uniform-state
+        models needs `UNIFORM_STATE` in place of `HAS_MASK`.
         """
-        needs: set[Fact] = set()
+        needs = {Fact.HAS_MASK}
         if self.scope != "block":
             needs |= {Fact.LOGITS_BEHIND_BLOCK, Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS}
         if self.scope == "answer":
@@ -89,6 +90,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
             needs |= {Fact.ONE_STEP_A_FORWARD, Fact.WHOLE_BLOCKS}
         if type(self).init is not Sampler.init:
             needs |= {Fact.WHOLE_BLOCKS}
+        if type(self).belief is not Sampler.belief:
+            needs |= {Fact.READS_BELIEF, Fact.PASSES_BELIEF}
         return frozenset(needs)
 
     @property
@@ -120,6 +123,17 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def init(self, view: View) -> State:
         """Returns the state at the start of a block: `None` unless overridden."""
         return None  # type: ignore[return-value]  # whoever has a state overrides this
+
+    def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
+        """Returns logits that the model reads in the next forward: what it believes of each token.
+
+        A rule that overrides this needs `READS_BELIEF` and `PASSES_BELIEF`. It is not asked in a
+        row whose state begins anew.
+
+        Args:
+            state: The state after the last step.
+        """
+        return None
 
     @abstractmethod
     def step(self, view: View, state: State) -> tuple[Decision, State]:

@@ -25,6 +25,21 @@ class Fact(Enum):
         "a model in which every column sees every other, not a block-causal one",
         "a model such as LLaDA or Dream",
     )
+    HAS_MASK = (
+        "model",
+        "a model of masked diffusion, whose canvas begins as [MASK]",
+        "a model such as LLaDA, or AcceptAndRenoise() on this one",
+    )
+    UNIFORM_STATE = (
+        "model",
+        "a uniform-state model, whose canvas begins as random tokens",
+        "a model such as DiffusionGemma",
+    )
+    READS_BELIEF = (
+        "model",
+        "a model that reads its own last logits",
+        "a model such as DiffusionGemma",
+    )
     EVERY_COLUMN = (
         "cache",
         "a cache policy that computes every column in every forward",
@@ -53,6 +68,11 @@ class Fact(Enum):
     ONE_STEP_A_FORWARD = (
         "verifier",
         "a verifier that runs one forward for each step of the sampler",
+        "NoVerifier()",
+    )
+    PASSES_BELIEF = (
+        "verifier",
+        "a verifier that hands the sampler's belief to the model",
         "NoVerifier()",
     )
     WHOLE_BLOCKS = (

@@ -1,5 +1,6 @@
 """All samplers by name, and samplers from text: `LocalLeap(0.9)`, `my_module:MyRule(0.8)`."""
 
+from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
@@ -23,6 +24,7 @@ from samplers.t2m import T2M
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
+    AcceptAndRenoise,
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,

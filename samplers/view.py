@@ -27,8 +27,9 @@ Scope: TypeAlias = Literal["block", "suffix", "answer"]
 Order: TypeAlias = Literal["confidence", "random", "margin", "entropy"]
 """Which positions come first: of highest confidence or margin, lowest entropy, or any."""
 
-# Vocabulary ids draw token noise; this key, which no vocabulary reaches, draws orders.
+# Vocabulary ids draw token noise; these keys, which no vocabulary reaches, draw orders and tokens.
 _ORDER_STREAM = -1
+_TOKEN_STREAM = -2
 
 # A normal float32 number for any confidence above 1e-8, and below any threshold.
 _DEFERRED = 2.0**-100
@@ -270,6 +271,18 @@ class View:
     def uniform(self) -> Float[Tensor, "B W"]:
         """Returns a number in (0, 1) a position, keyed as token noise is, for random orders."""
         return noise.uniform(self._position_keys + _ORDER_STREAM)
+
+    def random_tokens(self) -> Int[Tensor, "B W"]:
+        """Returns a token a position that depends on no logits, keyed as token noise is."""
+        return noise.random_tokens(self._position_keys + _TOKEN_STREAM, self.vocab_size)
+
+    def at_step(self, step: Int[Tensor, " B"]) -> "View":
+        """Returns a view whose noise also depends on a number of each row, such as its step.
+
+        Without it, the noise of a position stays the same until the row commits a token.
+        """
+        keys = torch.zeros_like(step) if self.noise_keys is None else self.noise_keys
+        return replace(self, noise_keys=noise.step_keys(keys, step))
 
     def with_logits(self, logits: Float[Tensor, "B W V"]) -> "View":
         """Returns a view whose statistics follow other logits."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
@@ -120,6 +120,7 @@ class Pass(NamedTuple):
         leave_one_out: True if logits that predict each column without seeing it are added.
         causal_until: For each row a column: the columns before it see the columns up to themselves
             alone. `None`: as the model attends.
+        belief: For each row, as `ForwardInputs.belief`.
     """
 
     window: Window
@@ -130,6 +131,7 @@ class Pass(NamedTuple):
     attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False
     causal_until: Sequence[int] | None = None
+    belief: Float[Tensor, "B W V"] | None = None
 
     def looked_at(self, canvas: Canvas) -> Branches:
         """Returns the canvases to look at: the branches, or a canvas as branch 0 of each row."""

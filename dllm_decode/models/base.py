@@ -88,6 +88,8 @@ class ForwardInputs:
             same slots in every row, is cheapest.
         rows: Which rows of the cache the B rows of this call are, no row twice; `None`: all of
             them, in order. A slice spares a copy of what is read.
+        belief: The logits of the wanted columns that a uniform-state model reads, -inf throughout
+            in a column that has none; `None`: no column has one.
     """
 
     tokens: Int[Tensor, "B Q"]
@@ -97,6 +99,7 @@ class ForwardInputs:
     kv_cache: KVCache | None = None
     slots: slice | Int[Tensor, "B Q"] | None = None
     rows: slice | Int[Tensor, " B"] | None = None
+    belief: Float[Tensor, "B W V"] | None = None
 
 
 @runtime_checkable
@@ -158,6 +161,24 @@ class GroupPredictor(Protocol):
                 one writes.
         """
         ...
+
+
+@runtime_checkable
+class UniformState(Protocol):
+    """A model whose canvas begins as random tokens in place of [MASK].
+
+    Its `mask_id` is `vocab_size`, which is no token: it marks columns of later blocks. The wanted
+    columns are the canvas; the columns before them are its context, and later ones are not read.
+
+    Attributes:
+        canvas_length: Tokens of a canvas, by default; a block is one canvas.
+        unread_ids: Tokens that a prompt must not have, such as those of images.
+        reads_belief: True if the model reads `ForwardInputs.belief`.
+    """
+
+    canvas_length: int
+    unread_ids: tuple[int, ...]
+    reads_belief: bool
 
 
 def predict_all(

@@ -14,7 +14,7 @@ class NoVerifier(Verifier):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD})
+        return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD, Fact.PASSES_BELIEF})
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         return look(decoder, state)

@@ -37,6 +37,16 @@ def position_keys(
     return mix(mix(rows ^ committed)[:, None] ^ mix(positions))
 
 
+def step_keys(rows: Int[Tensor, " B"], step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Derives each row's key in one step, for rules that draw a position's token often."""
+    return mix(mix(rows) ^ step)
+
+
+def random_tokens(keys: Int[Tensor, "*shape"], vocab_size: int) -> Int[Tensor, "*shape"]:
+    """Draws a token per key, each equally likely up to 2^-44; the same ones on every device."""
+    return _logical_shift(mix(keys), 1) % vocab_size
+
+
 def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Turns keys into float64 numbers strictly inside (0, 1).
 

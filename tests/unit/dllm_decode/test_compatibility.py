@@ -40,6 +40,7 @@ from dllm_decode.decoder import Decoder, Look
 from dllm_decode.views import look
 from samplers import (
     T2M,
+    AcceptAndRenoise,
     ConfidenceThreshold,
     CreditDecoding,
     Decision,
@@ -159,7 +160,7 @@ def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, c
     assert not model.calls
 
 
-@pytest.mark.parametrize("fact", Fact)
+@pytest.mark.parametrize("fact", [fact for fact in Fact if fact != Fact.HAS_MASK])
 def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     @dataclass(frozen=True)
     class Needing(ConfidenceThreshold):
@@ -180,7 +181,7 @@ def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
             return frozenset()
 
     model = tiny("fast_dllm_v2")
-    assert not facts_of(model)
+    assert facts_of(model) == {Fact.HAS_MASK}
     others = {
         "model": model.name, "sampler": repr(Revising()), "cache": "SubBlockCache()",
         "verifier": "Writing()", "blocks": "SubBlocks(block_length=None, sub_block_length=8)",
@@ -197,7 +198,7 @@ def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
 
 
 def test_a_model_gives_what_its_logits_and_its_attention_are() -> None:
-    both = {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS}
+    both = {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS, Fact.HAS_MASK}
     assert facts_of(tiny("llada")) == both
     assert facts_of(tiny("dream")) == both - {Fact.OWN_COLUMN_LOGITS}
     assert facts_of(tiny("sdar")) == both - {Fact.SEES_BOTH_WAYS}
@@ -354,7 +355,8 @@ def test_a_target_that_writes_is_refused_also_where_the_sampler_drafts(
 
 def test_every_fact_is_needed_by_one_kind_and_given_by_another() -> None:
     askers = [kind[0] for kind in KINDS] + [kind[1] for kind in KINDS] + [kind[2] for kind in KINDS]
-    plugins = [*askers, *CACHES.values(), Learn2PD()]
+    plugins = [*askers, *CACHES.values(), Learn2PD(), AcceptAndRenoise()]
     assert frozenset().union(*(one.needs for one in plugins)) == {*Fact}
-    given = frozenset().union(*(one.gives for one in plugins), facts_of(tiny("llada")))
+    models = facts_of(tiny("llada")) | {Fact.UNIFORM_STATE, Fact.READS_BELIEF}
+    given = frozenset().union(*(one.gives for one in plugins), models)
     assert given == {*Fact}
