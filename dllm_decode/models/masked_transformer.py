@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
 from dllm_decode.models.network.groups import split
 from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
@@ -168,6 +168,16 @@ class MaskedTransformer(nn.Module):
             kv_cache = KVCache(keys, values, kv_cache)
         assert kv_cache is not None
         return kv_cache
+
+
+def own_network(model: MaskPredictor) -> MaskedTransformer:
+    """Returns a model if it is a network of this package; raises ValueError otherwise."""
+    if not isinstance(model, MaskedTransformer):
+        raise ValueError(
+            f"The model must be a network of this package, got {model.name}, which transformers "
+            "computes. Use a model such as LLaDA."
+        )
+    return model
 
 
 def _new_runner(transformer: Transformer) -> ForwardRunner | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models.masked_transformer import own_network
 
 # By our name of a weight of a layer that of transformers' Llama.
 _NAMES = {
@@ -59,7 +60,7 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
         return
     known, known_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
     assert known_tokenizer is not None
-    copy_by_words(parts, words, known.transformer.parts(), known_tokenizer.get_vocab())
+    copy_by_words(parts, words, own_network(known).transformer.parts(), known_tokenizer.get_vocab())
 
 
 def copy_by_words(

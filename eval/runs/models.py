@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from dllm_decode import load_model
-from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.load import LoadedModel
 from eval.runs.addresses import construct, split_address
 
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
@@ -62,7 +62,7 @@ def open_address(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     tokenizer: Literal["required", "optional"] = "required",
-) -> tuple[MaskedTransformer, Any]:
+) -> tuple[LoadedModel, Any]:
     """Loads the model of an address; the other arguments are those of `load_model`.
 
     Raises:

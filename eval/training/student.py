@@ -15,6 +15,7 @@ from dllm_decode import DecodeConfig
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.training import Batch, Objective, make_optimisers
 from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
 from dllm_decode.training.saving import read_family
@@ -76,7 +77,7 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
     config = decoding_of(asked.selection, given_of(options, LENGTHS))
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return Student(
-        model,
+        own_network(model),
         # Its own types are wider than what is used here.
         cast(Tokenizer, tokenizer),
         source,

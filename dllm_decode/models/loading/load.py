@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias
 
 import torch
 
@@ -38,6 +38,11 @@ from dllm_decode.models.network.transformer import Transformer
 if TYPE_CHECKING:
     import transformers
 
+    from dllm_decode.models.diffusion_gemma import DiffusionGemma
+
+LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma"
+"""A network of this package, or one that transformers computes."""
+
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -69,7 +74,7 @@ def load_model(
     mask_id: int | None = None,
     block_length: int | None = None,
     tokenizer: Literal["required", "optional"] = "required",
-) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
+) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a masked-diffusion language model and its tokenizer.
 
     Everything is checked against the headers of the weight files before memory is allocated; then
@@ -140,8 +145,23 @@ def load_model(
     lora = None if adapter is None else read_adapter(find_model(adapter, others))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     check_stored(config, file=file)
+    name = Path(source).resolve().name if Path(source).is_dir() else str(source)
+    if config.get("model_type") == "diffusion_gemma":
+        refused = {
+            "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,
+            "block_length": block_length, "fused": fused is True, "graphs": graphs is True,
+        }  # fmt: skip
+        _check_left_out(refused, name)
+        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
+        from dllm_decode.models.loading.diffusion_gemma import load_diffusion_gemma
+
+        found = load_diffusion_gemma(
+            folder, name=name, device=place_on, dtype=wished,
+            max_memory=max_memory, offload_folder=offload_folder,
+        )  # fmt: skip
+        return found, words
     known = family_of(config, family, file=file)
-    words = read_tokenizer(folder, known, tokenizer)
+    words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
     facts = known.read(
         config,
         file=file,
@@ -167,7 +187,7 @@ def load_model(
     transformer.fused = fused
     model = MaskedTransformer(
         transformer,
-        name=Path(source).resolve().name if Path(source).is_dir() else str(source),
+        name=name,
         mask_id=facts.mask_id,
         eos_ids=_eos_ids(folder, facts),
         banned_ids=padding_ids(words, facts),
@@ -204,6 +224,16 @@ def _read_weights(
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
     model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
+
+
+def _check_left_out(options: Mapping[str, object], model: str) -> None:
+    """Raises ValueError if an option is given that a network of transformers does not have."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} must be left out for {model}, which transformers computes. Only networks "
+            "of this package have it."
+        )
 
 
 def _same(name: str, value: Any, other: str, same: Any) -> Any:

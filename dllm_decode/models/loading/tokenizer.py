@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional
 
-from dllm_decode.models.families import CheckpointFacts, Family
+from dllm_decode.models.families import CheckpointFacts
 from dllm_decode.models.loading.weights import read_json
 
 if TYPE_CHECKING:
@@ -11,9 +11,16 @@ if TYPE_CHECKING:
 
 
 def read_tokenizer(
-    folder: Path, family: Family, wish: Literal["required", "optional"]
+    folder: Path, family: str, wish: Literal["required", "optional"], *, fast: bool
 ) -> Optional["transformers.PreTrainedTokenizerBase"]:
-    """Returns the tokenizer in a folder; `None` if it is optional and has no files."""
+    """Returns the tokenizer in a folder; `None` if it is optional and has no files.
+
+    Args:
+        folder: The checkpoint.
+        family: Kind of the checkpoint, for messages.
+        wish: As `tokenizer` of `load_model`.
+        fast: True if its tokenizer.json alone says how it splits a text.
+    """
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
     if wish not in ("required", "optional"):
@@ -23,18 +30,18 @@ def read_tokenizer(
         )
     has_fast = (folder / "tokenizer.json").is_file()
     has_slow = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
-    if not (has_fast or (has_slow and not family.fast_tokenizer)):
+    if not (has_fast or (has_slow and not fast)):
         if wish == "optional":
             return None
-        slow = "" if family.fast_tokenizer else ", or vocab.json and merges.txt,"
+        slow = "" if fast else ", or vocab.json and merges.txt,"
         raise FileNotFoundError(
-            f"The folder of a {family.name} checkpoint must hold tokenizer.json{slow} beside its "
+            f"The folder of a {family} checkpoint must hold tokenizer.json{slow} beside its "
             f"weights, got {str(folder)!r} without. Add the tokenizer's files, or pass "
             "tokenizer='optional' to work with token ids alone."
         )
     # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
     # Qwen2's class puts its own rules in place of those in the file, so it is not for every file.
-    is_any = family.fast_tokenizer or (has_fast and _names_no_class(folder))
+    is_any = fast or (has_fast and _names_no_class(folder))
     kind = PreTrainedTokenizerFast if is_any else Qwen2Tokenizer
     try:
         read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
