@@ -1,0 +1,259 @@
+"""Every decision of transformers' DiffusionGemma on a tiny checkpoint, with its draws injected.
+
+`traces.json` has 38 runs of `generate`: one to three canvases, contexts longer than the sliding
+window, early stops and last steps, and batches of rows that differ in length.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dllm_decode import (
+    CachePolicy,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+    decode,
+    decode_many,
+    load_model,
+)
+from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder
+from dllm_decode.models.base import ForwardInputs
+from dllm_decode.models.diffusion_gemma import DiffusionGemma
+from dllm_decode.views import with_first_draft
+from samplers import AcceptAndRenoise, Decision, View
+from samplers.accept_and_renoise import Denoising
+from samplers.logits.noise import row_keys
+
+DATA = Path(__file__).parent / "data" / "uniform_state"
+RUNS: list[dict[str, Any]] = json.loads((DATA / "traces.json").read_text(encoding="utf-8"))["runs"]
+MANY = [run for run in RUNS if len(run["canvases"]) > 1]
+REPLAYS: list[tuple[dict[str, Any], CachePolicy]] = [
+    *((run, NoCache()) for run in RUNS),
+    *((run, FreeCache()) for run in MANY),
+    *((run, PrefixCache()) for run in MANY[:3]),
+]
+
+
+@cache
+def model_of(folder: str = "model_a") -> DiffusionGemma:
+    model, _ = load_model(DATA / folder, device="cpu", dtype="float32", tokenizer="optional")
+    assert isinstance(model, DiffusionGemma)
+    return model
+
+
+@cache
+def golden() -> dict[str, Tensor]:
+    return load_file(DATA / "golden.safetensors")
+
+
+@dataclass(frozen=True)
+class Drawn(View):
+    """A view whose draws are recorded ones."""
+
+    sampled: Tensor | None = None
+    renoised: Tensor | None = None
+
+    @property
+    def proposal(self) -> Tensor:  # type: ignore[override]  # cached in a View
+        assert self.sampled is not None
+        return self.sampled
+
+    def random_tokens(self) -> Tensor:
+        assert self.renoised is not None
+        return self.renoised
+
+
+class Step(NamedTuple):
+    """All that is decided about one row in one step of a canvas."""
+
+    accepted: list[int]
+    argmax: list[int]
+    after: list[int]
+    is_finished: bool
+
+
+Place = tuple[int, int, int]
+"""Row, canvas and step."""
+
+
+@dataclass(frozen=True)
+class Replayed(AcceptAndRenoise):
+    """The rule with the draws of a run; writes its steps to a log."""
+
+    run: Any = None
+    log: Any = None
+
+    def step(self, view: View, state: Denoising) -> tuple[Decision, Denoising]:
+        places = places_of(self.run, view, state)
+        draws = [self.run["canvases"][canvas]["steps"][step] for _, canvas, step in places]
+        own = {one.name: getattr(view, one.name) for one in fields(View)}
+        sampled, noise = (
+            torch.tensor([draw[name][row] for draw, (row, _, _) in zip(draws, places, strict=True)])
+            for name in ("sampled", "noise")
+        )
+        drawn = Drawn(**own, sampled=sampled, renoised=noise)
+        decision, after = super().step(drawn, state)
+        assert decision.tokens is not None
+        assert decision.settle is not None
+        tempered = view.with_logits(after.belief)
+        accepted = self.accepted(tempered).long().tolist()
+        for n, place in enumerate(places):
+            tokens, argmax = decision.tokens[n].tolist(), tempered.most_likely[n].tolist()
+            is_finished = bool(decision.settle[n].all())
+            self.log[place] = Step(accepted[n], argmax, tokens, is_finished)
+        return decision, after
+
+
+def places_of(run: dict[str, Any], view: View, state: Denoising) -> list[Place]:
+    """Says which row, canvas and step each row of a view is."""
+    keys = row_keys(0, torch.arange(len(run["prompts"]))).tolist()
+    assert view.noise_keys is not None
+    rows = [keys.index(key) for key in view.noise_keys.tolist()]
+    canvases = (view.positions[:, 0] // run["canvas_length"]).tolist()
+    return list(zip(rows, canvases, state.step.tolist(), strict=True))
+
+
+def recorded(run: dict[str, Any]) -> dict[Place, Step]:
+    """The steps of all rows that had ended neither a canvas nor the answer."""
+    found = {}
+    for number, canvas in enumerate(run["canvases"]):
+        for count, step in enumerate(canvas["steps"]):
+            for row, is_frozen in enumerate(step["frozen"]):
+                if is_frozen or canvas["ended_before"][row]:
+                    continue
+                is_last = bool(step["finished"][row]) or count + 1 == len(canvas["steps"])
+                after = canvas["answer"] if is_last else step["after"]
+                found[row, number, count] = Step(
+                    step["accepted"][row], step["argmax"][row], after[row], is_last
+                )
+    return found
+
+
+def first_drafts(run: dict[str, Any]) -> Any:
+    """`with_first_draft` with the recorded first canvases in place of random tokens."""
+
+    def drafted(decoder: Decoder, state: State) -> State:
+        state = with_first_draft(decoder, state)
+        for n, row in enumerate(state.rows):
+            if row.is_fresh:
+                start, stop = row.opening.phase
+                number = (start - row.prompt_length) // run["canvas_length"]
+                initial = run["canvases"][number]["initial"][row.request.index]
+                state.canvas.tokens[n, start:stop] = torch.tensor(initial)
+        return state
+
+    return drafted
+
+
+def options_of(run: dict[str, Any]) -> dict[str, Any]:
+    settings, length = run["settings"], run["canvas_length"]
+    return {
+        "gen_length": -(-settings["max_new_tokens"] // length) * length,
+        "block_length": length,
+        "stop_at_eos": settings["eos_token_id"] is not None,
+    }
+
+
+def sampler_of(run: dict[str, Any], log: dict[Place, Step]) -> Replayed:
+    settings = run["settings"]
+    names = ("entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold")
+    own = {name: settings[name] for name in names}
+    return Replayed(**own, num_steps=settings["max_denoising_steps"], run=run, log=log)
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], DiffusionGemma]:
+    """The model with the ends and the first canvases of a run."""
+
+    def prepare(run: dict[str, Any]) -> DiffusionGemma:
+        model = model_of()
+        monkeypatch.setattr(model, "eos_ids", tuple(run["settings"]["eos_token_id"] or (1,)))
+        monkeypatch.setattr("dllm_decode.round.with_first_draft", first_drafts(run))
+        return model
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("run", "cache"), REPLAYS, ids=[f"{run['name']}-{cache!r}" for run, cache in REPLAYS]
+)
+def test_every_decision_is_the_authors(
+    run: dict[str, Any], cache: CachePolicy, ending: Any
+) -> None:
+    log: dict[Place, Step] = {}
+    out = decode(ending(run), run["prompts"], sampler_of(run, log), cache=cache, **options_of(run))
+    assert run["stable"]
+    assert log == recorded(run)
+    for row, answer in enumerate(out.answers()):
+        committed = [token for canvas in run["canvases"] for token in canvas["committed"][row]]
+        assert committed[: len(answer)] == answer
+
+
+def test_the_runs_have_early_stops_and_last_steps() -> None:
+    canvases = [canvas for run in RUNS for canvas in run["canvases"]]
+    reasons = Counter(stop["reason"] for canvas in canvases for stop in canvas["stop"])
+    assert len(RUNS) == 38
+    assert min(reasons["stable_and_confident"], reasons["max_denoising_steps"]) >= 10
+
+
+@pytest.mark.parametrize("name", ["pub_batch3_two_blocks_eos_c16", "pub_batch3_c32"])
+def test_rows_that_join_decide_as_in_the_batch(name: str, ending: Any) -> None:
+    run = next(run for run in RUNS if run["name"] == name)
+    log: dict[Place, Step] = {}
+    model, sampler, options = ending(run), sampler_of(run, log), options_of(run)
+    for num_rows, policy in ((1, NoCache()), (2, NoCache()), (2, FreeCache())):
+        log.clear()
+        prompts = run["prompts"]
+        list(decode_many(model, prompts, sampler, num_rows=num_rows, cache=policy, **options))
+        assert log == recorded(run)
+
+
+def predicted(name: str, *, belief: Tensor | None = None, canvas: str = "canvas") -> Tensor:
+    """The logits of a recorded canvas after its prompt."""
+    prompts, drafts = golden()[f"{name}.input_ids"], golden()[f"{name}.{canvas}"]
+    mask = golden().get(f"{name}.attention_mask", torch.ones_like(prompts)).bool()
+    if canvas == "canvas" and name == "grown":
+        prompts = torch.cat([prompts, golden()["grown.block"]], 1)
+        mask = torch.ones_like(prompts).bool()
+    rows = [row[is_token] for row, is_token in zip(prompts, mask, strict=True)]
+    starts = torch.tensor([len(row) for row in rows])
+    wanted = starts[:, None] + torch.arange(drafts.shape[1])
+    tokens = torch.full((len(rows), int(wanted.max()) + 1), model_of().mask_id)
+    for line, row in zip(tokens, rows, strict=True):
+        line[: len(row)] = row
+    tokens = tokens.scatter(1, wanted, drafts)
+    positions = torch.arange(tokens.shape[1]).expand(len(rows), -1)
+    return model_of().predict(ForwardInputs(tokens, positions, wanted, belief=belief))
+
+
+@pytest.mark.parametrize("name", ["short", "window", "long", "ragged"])
+def test_logits_are_the_authors_with_and_without_a_belief(name: str) -> None:
+    expected = golden()[f"{name}.logits"]
+    torch.testing.assert_close(predicted(name), expected, atol=1e-3, rtol=0)
+    expected, belief = golden()[f"{name}.logits_self_conditioned"], expected / 0.7
+    torch.testing.assert_close(predicted(name, belief=belief), expected, atol=1e-3, rtol=0)
+
+
+def test_a_row_without_a_belief_has_none_next_to_one_that_has() -> None:
+    belief, has_belief = golden()["short.logits"] / 0.7, golden()["short.self_conditioning_mask"]
+    belief[~has_belief] = -torch.inf
+    expected = golden()["short.logits_self_conditioning_mask"]
+    torch.testing.assert_close(predicted("short", belief=belief), expected, atol=1e-3, rtol=0)
+
+
+def test_a_finished_canvas_is_encoded_as_context() -> None:
+    block = golden()["grown.block_logits"]
+    torch.testing.assert_close(predicted("grown", canvas="block"), block, atol=1e-3, rtol=0)
+    expected = golden()["grown.logits"]
+    torch.testing.assert_close(predicted("grown", belief=block), expected, atol=1e-3, rtol=0)
