@@ -24,7 +24,7 @@ from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.guards import require_look, require_numbers, require_opening
 from dllm_decode.settle import settle
-from dllm_decode.views import with_first_draft
+from dllm_decode.views import with_noise
 
 
 def one_round(
@@ -40,7 +40,7 @@ def one_round(
     Returns:
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
-    state = with_first_draft(decoder, open_blocks(decoder, state))
+    state = with_noise(decoder, open_blocks(decoder, state))
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas

@@ -173,6 +173,8 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
             return
         after = event.after.take(index)
         answer = after.answers()[0].cpu()
+        # Later blocks of a uniform-state model hold no token.
+        answer = answer[answer < event.view.vocab_size]
         if not event.ended[index].any():
             streamer.put_draft(answer)
         else:

@@ -56,7 +56,7 @@ def look(
     return state, Look(view, window)
 
 
-def with_first_draft(decoder: Decoder, state: State) -> State:
+def with_noise(decoder: Decoder, state: State) -> State:
     """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
     if not decoder.starts_as_noise or not any(row.is_fresh for row in state.rows):
         return state

@@ -5,6 +5,7 @@ from samplers.base import Decision, RevisingSampler, Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
 from samplers.decaying_threshold import DecayingThreshold
+from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
 from samplers.factor import Factor
@@ -35,6 +36,7 @@ __all__ = [
     "CreditDecoding",
     "DecayingThreshold",
     "Decision",
+    "DuoPosterior",
     "EntropyBound",
     "EntropyThreshold",
     "Fact",

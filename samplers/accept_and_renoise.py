@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_non_negative
+from samplers.base import Decision, RevisingSampler
+from samplers.checks import require_count, require_non_negative, require_positive
 from samplers.facts import Fact
 from samplers.logits.statistics import divided, in_order, ranks
 from samplers.view import View
@@ -29,7 +29,7 @@ class Denoising(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AcceptAndRenoise(Sampler[Denoising]):
+class AcceptAndRenoise(RevisingSampler[Denoising]):
     """Draws all tokens of a canvas at every step, keeps the surest, and makes the others noise.
 
     For uniform-state models, whose canvas begins as random tokens. Step n of N, counted from 0, has
@@ -85,12 +85,7 @@ class AcceptAndRenoise(Sampler[Denoising]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        own = {Fact.UNIFORM_STATE, Fact.LOGITS_OF_COMMITTED, Fact.EXACT_REPLAY}
-        return (super().needs - {Fact.HAS_MASK}) | own
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
+        return (super().needs - {Fact.HAS_MASK}) | {Fact.UNIFORM_STATE, Fact.EXACT_REPLAY}
 
     def max_steps(self, num_masks: int) -> int:
         return self.num_steps
@@ -114,8 +109,8 @@ class AcceptAndRenoise(Sampler[Denoising]):
         is_stable = (state.history == best[:, None]).all(-1).all(-1)
         mean = seen.entropy.where(view.eligible, 0.0).sum(-1) / view.eligible.sum(-1)
         is_finished = is_stable & (mean < self.confidence_threshold) | (step == self.num_steps)
-        draft = torch.where(self.accepted(seen), seen.proposal, seen.random_tokens())
-        tokens = torch.where(is_finished[:, None], best, draft)
+        noisy = torch.where(self.accepted(seen), seen.proposal, seen.random_tokens())
+        tokens = torch.where(is_finished[:, None], best, noisy)
         settle = view.eligible & is_finished[:, None]
         history = torch.cat([state.history, best[:, None]], 1)[:, 1:]
         return Decision(view.eligible, tokens, settle), Denoising(seen.logits, history, step)
@@ -126,10 +121,3 @@ class AcceptAndRenoise(Sampler[Denoising]):
         entropy = in_order(view.entropy, rank)
         fits = entropy.cumsum(-1) - entropy <= self.entropy_bound
         return fits.gather(-1, rank)
-
-
-def require_positive(name: str, value: object, *, unit: str) -> None:
-    """Raises ValueError unless a value is a number above 0."""
-    require_non_negative(name, value, unit=unit)
-    if value == 0:
-        raise ValueError(f"{name} must be {unit} above 0, got {value!r}.")

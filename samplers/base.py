@@ -68,7 +68,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        """The facts that follow from `scope`, `leave_one_out`, `gives` and a state.
+        """The facts that follow from `scope`, `leave_one_out`, `gives`, a state and a belief.
 
         A rule that overrides `init` has a state and needs `WHOLE_BLOCKS`, since its state may count
         masks or steps from the start of a block. Override `needs` to add a fact, or to leave out a
@@ -127,8 +127,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
         """Returns logits that the model reads in the next forward: what it believes of each token.
 
-        A rule that overrides this needs `READS_BELIEF` and `PASSES_BELIEF`. It is not asked in a
-        row whose state begins anew.
+        A rule that overrides this needs `READS_BELIEF` and `PASSES_BELIEF`. In a row whose state
+        begins anew, the result is not used.
 
         Args:
             state: The state after the last step.
@@ -146,7 +146,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
 
 class RevisingSampler(Sampler[State]):
-    """A sampler that edits or re-masks tokens by the probability that the model gives them."""
+    """A sampler that edits, re-masks or redraws tokens by the logits at their positions."""
 
     @property
     def needs(self) -> frozenset[Fact]:

@@ -59,6 +59,18 @@ def require_non_negative(name: str, value: object, *, unit: str = "a number") ->
         raise ValueError(f"{name} must be {unit} of at least 0, got {shown(value)}.")
 
 
+def require_positive(name: str, value: object, *, unit: str = "a number") -> None:
+    """Raises ValueError unless a value is a finite number above 0.
+
+    Args:
+        name: The argument.
+        value: The argument's value.
+        unit: Kind of number, for the message, such as "an entropy in nats".
+    """
+    if not _is_number(value) or not 0.0 < require_number(name, value) < float("inf"):
+        raise ValueError(f"{name} must be {unit} above 0, got {shown(value)}.")
+
+
 def require_at_most(name: str, value: object, most: float) -> None:
     """Raises ValueError unless a value is a number that does not exceed a limit."""
     if not _is_number(value) or not require_number(name, value) <= most:

@@ -177,4 +177,5 @@ def _suggest(name: str, known: Mapping[str, object]) -> str:
 
 
 def _example(constructors: Constructors) -> str:
-    return f"{min(constructors)}(...)" if constructors else "Name(...)"
+    name = next(iter(constructors), "Name")
+    return f"{name}(...)"

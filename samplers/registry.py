@@ -5,6 +5,7 @@ from samplers.base import Sampler
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.credit_decoding import CreditDecoding
 from samplers.decaying_threshold import DecayingThreshold
+from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
 from samplers.expression import parse_plugin
@@ -24,7 +25,6 @@ from samplers.t2m import T2M
 from samplers.wino import Wino
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = (
-    AcceptAndRenoise,
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,
@@ -44,6 +44,9 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     SchED,
     T2M,
     Wino,
+    # For uniform-state models.
+    AcceptAndRenoise,
+    DuoPosterior,
 )
 
 

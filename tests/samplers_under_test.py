@@ -12,10 +12,12 @@ from torch import Tensor
 
 from samplers import (
     T2M,
+    AcceptAndRenoise,
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,
     Decision,
+    DuoPosterior,
     EntropyBound,
     EntropyThreshold,
     Factor,
@@ -81,6 +83,12 @@ INSTANCES: tuple[Sampler, ...] = (
     Prophet(CreditDecoding(Klass(0.4, 0.05))),
     Wino(0.3),
 )
+
+OF_NOISE: tuple[Sampler, ...] = (
+    AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3),
+    DuoPosterior(4, kappa=0.7),
+)
+"""Those for uniform-state models, on which they have laws of their own."""
 
 VERIFIABLE: tuple[Sampler, ...] = tuple(
     one for one in INSTANCES if Fact.ONE_STEP_A_FORWARD not in one.needs

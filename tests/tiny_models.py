@@ -5,6 +5,7 @@ does not say everything.
 """
 
 import json
+import shutil
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.training.tokenizer import word_tokenizer
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
@@ -78,6 +81,30 @@ LAW_OPTIONS: dict[str, dict[str, Any]] = {
 @cache
 def tiny(family: str) -> MaskedTransformer:
     return load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
+
+
+GEMMA = MODELS.parent / "uniform_state" / "model_a"
+"""The tiny official checkpoint of DiffusionGemma: canvases of 16, a sliding window of 16."""
+_GEMMA_WORDS = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 106: "<turn>", 511: "<image>"}
+
+
+@cache
+def tiny_gemma() -> DiffusionGemma:
+    model, _ = load_without_tokenizer(GEMMA, device="cpu", dtype="float32")
+    assert isinstance(model, DiffusionGemma)
+    return model
+
+
+def write_gemma(folder: Path) -> Path:
+    """Writes the tiny DiffusionGemma with a tokenizer, in which token 20 is the word w20."""
+    shutil.copytree(GEMMA, folder, dirs_exist_ok=True)
+    words = [_GEMMA_WORDS.get(token, f"w{token}") for token in range(tiny_gemma().vocab_size)]
+    tokenizer = word_tokenizer(
+        words, eos="<eos>", mask="<unk>", start="<bos>", unknown="<unk>",
+        chat_template="{{ bos_token }} {{ messages[-1]['content'] }}",
+    )  # fmt: skip
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @dataclass

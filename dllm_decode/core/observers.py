@@ -172,7 +172,12 @@ class Gains:
 
     def __call__(self, event: StepEvent) -> None:
         self._one_decode.check("Gains", event)
-        before, after = event.before.masked, event.after.masked
+        # Every column of an open canvas of a uniform-state model holds a token.
+        is_noise = event.before.mask_id >= event.view.vocab_size
+        before, after = (
+            canvas.unsettled if is_noise else canvas.masked
+            for canvas in (event.before, event.after)
+        )
         written = (before & ~after & ~_filled(event)).sum(-1)
         removed = (after & ~before).sum(-1)
         # A row's own columns tell its forwards apart; the batch also runs forwards without the row.

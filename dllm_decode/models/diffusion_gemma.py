@@ -88,7 +88,8 @@ class DiffusionGemma:
         if belief is not None:
             belief = belief.to(self.dtype)
             # The softmax of a row without a belief would be NaN.
-            belief = belief if context.has_belief is None else belief.nan_to_num(neginf=0.0)
+            if context.has_belief is not None:
+                belief = belief.masked_fill(~context.has_belief[:, None, None], 0.0)
         mask, after = context.mask, torch.ones_like(inputs.wanted, dtype=torch.bool)
         with torch.no_grad():
             found = self.network(

@@ -176,7 +176,8 @@ def _options(service: Service, asked: Completion | Chat, channel: Channel) -> Re
     seed = asked.seed
     if seed is None:
         # As users of other servers expect: without a seed, every draw is another one.
-        seed = config.seed if temperature == 0.0 else secrets.randbits(63)
+        draws = temperature > 0.0 or channel.lane.decoder.starts_as_noise
+        seed = secrets.randbits(63) if draws else config.seed
     return {
         "gen_length": _gen_length(service, asked),
         "temperature": temperature,

@@ -34,7 +34,7 @@ class Service:
         name: The model's name for clients.
         tokenizer: The tokenizer of the thread that reads requests.
         stop_tokenizer: A copy for the lanes' threads: tokenizers are not made for several threads.
-        engine: Lanes by name of their sampler, and one for typed reads.
+        engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
@@ -61,8 +61,10 @@ class Service:
             limits: Bounds.
         """
         first = next(iter(decoders.values()))
-        reading = reading_decoder(first.model, limits.max_tokens)
-        engine = Engine({**decoders, READS: reading}, limits)
+        lanes = dict(decoders)
+        if not first.starts_as_noise:
+            lanes[READS] = reading_decoder(first.model, limits.max_tokens)
+        engine = Engine(lanes, limits)
         return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine))
 
     @property
@@ -77,7 +79,15 @@ class Service:
 
     @property
     def reads(self) -> Lane:
-        """The lane of typed reads."""
+        """The lane of typed reads.
+
+        Raises:
+            RefusedError: If the model is a uniform-state model, which has no [MASK].
+        """
+        if READS not in self.engine.lanes:
+            raise RefusedError(
+                400, f"{self.name} is a uniform-state model, which reads no choices."
+            )
         return self.engine.lanes[READS]
 
     def lane(self, name: str | None) -> Lane:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
 from dllm_decode.core.layout import attention_mask
+from dllm_decode.models.base import UniformState
 from eval.lm_harness.estimators import Estimate, Estimator, LeftToRight, Pattern
 from eval.runs.records import digest
 from samplers.logits.statistics import gather, log_normaliser, most_likely
@@ -58,6 +59,11 @@ class Likelihood:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        if isinstance(self.model, UniformState):
+            raise ValueError(
+                f"A likelihood needs a model of masked diffusion, got {self.model.name}. Use a "
+                "model such as LLaDA."
+            )
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[Pair]) -> list[ScoredAnswer]:

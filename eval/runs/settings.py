@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import require_template
@@ -128,10 +129,8 @@ class Run:
 
     def settings(self, examples: Sequence[Example]) -> Settings:
         """Returns what decides the answers to these examples."""
-        inner = self.model.causal_block_length
-        own = self.blocks.block_length
-        decoding = self.decoding if own is None else replace(self.decoding, block_length=own)
-        block_length = decoding.resolved_block_length(inner, model=self.model.name)
+        parts = (self.sampler, self.cache, self.verifier, self.blocks, self.decoding)
+        block_length = Decoder(self.model, *parts).block_length
         return Settings(
             model=self.model_source or self.model.name,
             revision=self.revision,
@@ -144,7 +143,7 @@ class Run:
             cache=repr(self.cache),
             verifier=repr(self.verifier),
             blocks=repr(self.blocks),
-            decoding=replace(decoding, block_length=block_length),
+            decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.prompts,
         )

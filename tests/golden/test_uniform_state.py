@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_models import tiny_gemma
 from torch import Tensor
 
 from dllm_decode import (
@@ -24,13 +25,12 @@ from dllm_decode import (
     PrefixCache,
     decode,
     decode_many,
-    load_model,
 )
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
-from dllm_decode.views import with_first_draft
+from dllm_decode.views import with_noise
 from samplers import AcceptAndRenoise, Decision, View
 from samplers.accept_and_renoise import Denoising
 from samplers.logits.noise import row_keys
@@ -43,13 +43,6 @@ REPLAYS: list[tuple[dict[str, Any], CachePolicy]] = [
     *((run, FreeCache()) for run in MANY),
     *((run, PrefixCache()) for run in MANY[:3]),
 ]
-
-
-@cache
-def model_of(folder: str = "model_a") -> DiffusionGemma:
-    model, _ = load_model(DATA / folder, device="cpu", dtype="float32", tokenizer="optional")
-    assert isinstance(model, DiffusionGemma)
-    return model
 
 
 @cache
@@ -140,11 +133,11 @@ def recorded(run: dict[str, Any]) -> dict[Place, Step]:
     return found
 
 
-def first_drafts(run: dict[str, Any]) -> Any:
-    """`with_first_draft` with the recorded first canvases in place of random tokens."""
+def first_canvases(run: dict[str, Any]) -> Any:
+    """`with_noise` with the recorded first canvases in place of random tokens."""
 
     def drafted(decoder: Decoder, state: State) -> State:
-        state = with_first_draft(decoder, state)
+        state = with_noise(decoder, state)
         for n, row in enumerate(state.rows):
             if row.is_fresh:
                 start, stop = row.opening.phase
@@ -177,9 +170,9 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Diffus
     """The model with the ends and the first canvases of a run."""
 
     def prepare(run: dict[str, Any]) -> DiffusionGemma:
-        model = model_of()
+        model = tiny_gemma()
         monkeypatch.setattr(model, "eos_ids", tuple(run["settings"]["eos_token_id"] or (1,)))
-        monkeypatch.setattr("dllm_decode.round.with_first_draft", first_drafts(run))
+        monkeypatch.setattr("dllm_decode.round.with_noise", first_canvases(run))
         return model
 
     return prepare
@@ -229,12 +222,12 @@ def predicted(name: str, *, belief: Tensor | None = None, canvas: str = "canvas"
     rows = [row[is_token] for row, is_token in zip(prompts, mask, strict=True)]
     starts = torch.tensor([len(row) for row in rows])
     wanted = starts[:, None] + torch.arange(drafts.shape[1])
-    tokens = torch.full((len(rows), int(wanted.max()) + 1), model_of().mask_id)
+    tokens = torch.full((len(rows), int(wanted.max()) + 1), tiny_gemma().mask_id)
     for line, row in zip(tokens, rows, strict=True):
         line[: len(row)] = row
     tokens = tokens.scatter(1, wanted, drafts)
     positions = torch.arange(tokens.shape[1]).expand(len(rows), -1)
-    return model_of().predict(ForwardInputs(tokens, positions, wanted, belief=belief))
+    return tiny_gemma().predict(ForwardInputs(tokens, positions, wanted, belief=belief))
 
 
 @pytest.mark.parametrize("name", ["short", "window", "long", "ragged"])

@@ -9,6 +9,7 @@ import torch
 from samplers_under_test import (
     FEW,
     INSTANCES,
+    OF_NOISE,
     OF_ONE_BLOCK_LENGTH,
     STYLES,
     Style,
@@ -28,6 +29,7 @@ SEEDS = (1, 2)
 PLAYS: tuple[tuple[Style, float], ...] = (*((style, 0.0) for style in STYLES), ("drifting", 1.3))
 
 every_sampler = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+every_rule = pytest.mark.parametrize("sampler", [*INSTANCES, *OF_NOISE], ids=repr)
 
 
 @cache
@@ -64,7 +66,7 @@ def assert_same_state(one: State, other: State) -> None:
 
 
 def test_every_sampler_is_under_test() -> None:
-    under_test = {type(sampler) for sampler in (*INSTANCES, *OF_ONE_BLOCK_LENGTH)}
+    under_test = {type(sampler) for sampler in (*INSTANCES, *OF_NOISE, *OF_ONE_BLOCK_LENGTH)}
     assert under_test == {*ALL_SAMPLERS}
     assert {type(sampler) for sampler in OF_ONE_BLOCK_LENGTH} == {Learn2PD}
     assert {*FEW} <= {*INSTANCES}
@@ -108,7 +110,7 @@ def test_no_excluded_token_is_written(sampler: Sampler) -> None:
         assert logits[turn.decision.commit].isfinite().all()
 
 
-@every_sampler
+@every_rule
 def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -> None:
     for turn in all_turns(sampler):
         for row in range(len(turn.view.tokens)):
@@ -167,7 +169,7 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
                         assert torch.equal(decision.remask, turn.decision.remask)
 
 
-@every_sampler
+@every_rule
 def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sampler) -> None:
     for style, temperature in (("drifting", 0.0), ("drifting", 1.3)):
         for turn in turns(sampler, style, temperature):
@@ -184,7 +186,7 @@ def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sa
 
 
 @pytest.mark.exhaustive(20)
-@every_sampler
+@every_rule
 def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> None:
     for style in STYLES:
         for dtype in (torch.bfloat16, torch.float64):
@@ -222,7 +224,7 @@ def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
         assert turn.decision.commit[leftmost].all()
 
 
-@every_sampler
+@every_rule
 def test_the_repr_is_the_configuration(sampler: Sampler) -> None:
     assert parse(repr(sampler)) == sampler
 

@@ -14,14 +14,34 @@ from dllm_decode.models.loading.weights import digest_of, model_files
 
 def load_diffusion_gemma(
     folder: Path,
-    *,
     name: str,
     device: Any,
     dtype: torch.dtype | None,
+    left_out: Mapping[str, object],
+    *,
     max_memory: Mapping[int | str, int | str] | None,
     offload_folder: str | Path | None,
 ) -> DiffusionGemma:
-    """Loads a model without its image encoder; the arguments are those of `load_model`."""
+    """Loads a model without its image encoder.
+
+    Args:
+        folder: The checkpoint.
+        name: Shown in records and messages.
+        device: As in `load_model`.
+        dtype: Of all parameters; `None`: that of the checkpoint.
+        left_out: Options of `load_model` that only networks of this package have.
+        max_memory: As in `load_model`.
+        offload_folder: As in `load_model`.
+
+    Raises:
+        ValueError: If such an option is given, or a tensor is missing.
+    """
+    given = [option for option, value in left_out.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
+            "of this package have it."
+        )
     files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
     read: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(
         folder,

@@ -147,19 +147,21 @@ def load_model(
     check_stored(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     if config.get("model_type") == "diffusion_gemma":
-        refused = {
+        try:
+            from dllm_decode.models.loading.diffusion_gemma import load_diffusion_gemma
+        except ImportError as error:
+            raise ValueError(
+                f"{name} needs transformers 5.23 or later, which has its network. Install that."
+            ) from error
+        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
+        left_out = {
             "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,
             "block_length": block_length, "fused": fused is True, "graphs": graphs is True,
         }  # fmt: skip
-        _check_left_out(refused, name)
-        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
-        from dllm_decode.models.loading.diffusion_gemma import load_diffusion_gemma
-
-        found = load_diffusion_gemma(
-            folder, name=name, device=place_on, dtype=wished,
+        return load_diffusion_gemma(
+            folder, name, place_on, wished, left_out,
             max_memory=max_memory, offload_folder=offload_folder,
-        )  # fmt: skip
-        return found, words
+        ), words  # fmt: skip
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
     facts = known.read(
@@ -224,16 +226,6 @@ def _read_weights(
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
     model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
-
-
-def _check_left_out(options: Mapping[str, object], model: str) -> None:
-    """Raises ValueError if an option is given that a network of transformers does not have."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise ValueError(
-            f"{given[0]} must be left out for {model}, which transformers computes. Only networks "
-            "of this package have it."
-        )
 
 
 def _same(name: str, value: Any, other: str, same: Any) -> Any:

@@ -58,7 +58,10 @@ def test_expressions_nest_in_calls_and_tuples() -> None:
     ("text", "message"),
     [
         ("LocalLeep()", r"'LocalLeep' is not known here; did you mean 'LocalLeap'\? Otherwise"),
-        ("Zebra()", "'Zebra' is not known here; choose from ConfidenceThreshold, "),
+        (
+            "Zebra()",
+            "'Zebra' is not known here; choose from AcceptAndRenoise, ConfidenceThreshold, ",
+        ),
         ("LocalLeap(radios=6)", r"LocalLeap has no option 'radios'; did you mean 'radius'\?"),
         ("LocalLeap(", r"Expected an expression such as ConfidenceThreshold\(...\), got"),
         ("0.9", r"Expected an expression such as ConfidenceThreshold\(...\), got '0.9'."),

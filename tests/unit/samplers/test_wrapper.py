@@ -25,7 +25,8 @@ from samplers.facts import Fact
 from samplers.view import Scope
 
 WRAPPERS = [sampler for sampler in ALL_SAMPLERS if issubclass(sampler, Wrapper)]
-DECIDES = {"init", "step"}
+# A base with a belief revises its tokens, and is refused.
+DECIDES = {"init", "step", "belief"}
 
 
 def overridable() -> set[str]:

@@ -1,0 +1,136 @@
+"""Ancestral sampling of a uniform-state model (Duo, LFM-Diffusion)."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, RevisingSampler
+from samplers.checks import require_count, require_positive, require_share
+from samplers.facts import Fact
+from samplers.logits.statistics import divided
+from samplers.view import View
+
+# Noise that is left at the end of the schedule.
+_EPSILON = 0.001
+# The share of signal that the last step takes the canvas to have, at most.
+_READ_OUT = math.exp(-0.7)
+
+
+class Chain(NamedTuple):
+    """The memory of a canvas.
+
+    Attributes:
+        belief: Logits of the last step, divided by its temperature.
+        step: Steps taken in this canvas.
+    """
+
+    belief: Float[Tensor, "B W V"]
+    step: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class DuoPosterior(RevisingSampler[Chain]):
+    """Draws each position of a canvas from its posterior, given the token there and the logits.
+
+    For uniform-state models. A clean token is kept with the probability alpha, and is uniformly
+    random otherwise; alpha grows from 0.001 to 0.999 over the steps. A step draws every position
+    anew: it keeps the token that is there, takes one that the model believes in, or stays random,
+    see `posterior`. One more step, with alpha 1, gives the answer, as it is drawn.
+
+    Source: Sahoo et al. 2025, "The Diffusion Duality", https://arxiv.org/abs/2506.10892, as in
+    LFM-Diffusion's `sampler.py`, whose settings these are; 8 and 4 are its other `num_steps`.
+    Differs: Written from a description of that file, and compared with numbers computed from the
+    description. A position's noise is keyed. `top_k` and `top_p` are not offered. LFM's network
+    reads the noise level too, which the engine does not pass.
+
+    Attributes:
+        num_steps: Steps of a canvas, at least 1; one more follows.
+        rho: Exponent of the times, above 0; 1 spaces them evenly.
+        kappa: Share of the posterior, in [0, 1]; the rest forgets the token that is there.
+        t_min: Temperature of the last steps, above 0.
+        t_max: Temperature of the first step, at least `t_min`.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    num_steps: int = 32
+    rho: float = 0.3
+    kappa: float = 1.0
+    t_min: float = 0.4
+    t_max: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_count("num_steps", self.num_steps, 1, unit="steps")
+        require_positive("rho", self.rho)
+        require_share("kappa", self.kappa)
+        require_positive("t_min", self.t_min, unit="a temperature")
+        require_positive("t_max", self.t_max, unit="a temperature")
+        if self.t_min > self.t_max:
+            raise ValueError(f"t_max must be at least t_min={self.t_min}, got {self.t_max}.")
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return (super().needs - {Fact.HAS_MASK}) | {Fact.UNIFORM_STATE, Fact.EXACT_REPLAY}
+
+    def max_steps(self, num_masks: int) -> int:
+        return self.num_steps + 1
+
+    def alphas(self, device: torch.device | str = "cpu") -> Float[Tensor, " _"]:
+        """Returns alpha at the start of each step, and after the last one, in float32."""
+        left = torch.linspace(1, 0, self.num_steps + 1, device=device)
+        return 1.0 - (1.0 - _EPSILON) * (_EPSILON + (1.0 - _EPSILON) * left**self.rho)
+
+    def init(self, view: View) -> Chain:
+        belief = torch.zeros_like(view.logits, dtype=view.dtype)
+        return Chain(belief, torch.zeros_like(view.tokens[:, 0]))
+
+    def belief(self, state: Chain) -> Float[Tensor, "B W V"]:
+        return state.belief
+
+    def step(self, view: View, state: Chain) -> tuple[Decision, Chain]:
+        is_last, alphas = state.step == self.num_steps, self.alphas(view.tokens.device)
+        alpha_t = torch.where(is_last, _READ_OUT, alphas[state.step])
+        after = alphas[(state.step + 1).clamp(max=self.num_steps)]
+        alpha_s = torch.where(is_last, 1.0, after)
+        share = (state.step / max(1, self.num_steps - 1)).clamp(max=1.0)
+        temperature = self.t_max + (self.t_min - self.t_max) * share
+        logits = divided(view.logits.to(view.dtype), temperature)
+        drawn = posterior(logits.softmax(-1), view.tokens, alpha_t, alpha_s, self.kappa).log()
+        seen = replace(view.with_logits(drawn).at_step(state.step + 1), temperature=1.0)
+        settle = view.eligible & is_last[:, None]
+        return Decision(view.eligible, seen.proposal, settle), Chain(logits, state.step + 1)
+
+
+def posterior(
+    belief: Float[Tensor, "B W V"],
+    tokens: Int[Tensor, "B W"],
+    alpha_t: Float[Tensor, " B"],
+    alpha_s: Float[Tensor, " B"],
+    kappa: float = 1.0,
+) -> Float[Tensor, "B W V"]:
+    """Returns the distribution of the tokens at a time s, given those at an earlier step's time t.
+
+    It is Bayes' rule with the belief b in place of the clean token: (K d + (1 - K) / V) m_s / m_t,
+    where K is alpha_t / alpha_s, d is 1 for the token that is there and 0 for others, m_s is
+    alpha_s b + (1 - alpha_s) / V for each token, and m_t the same at t for the token that is there.
+
+    Args:
+        belief: Probabilities that the model gives to each token.
+        tokens: The tokens at t.
+        alpha_t: Share of signal at t, in each row.
+        alpha_s: Share of signal at s, at least as large.
+        kappa: Share of the posterior; the rest is m_s.
+    """
+    at_t, at_s = alpha_t[:, None, None], alpha_s[:, None, None]
+    vocab_size, index = belief.shape[-1], tokens[..., None]
+    marginal = at_s * belief + (1.0 - at_s) / vocab_size
+    kept = at_t / at_s
+    evidence = at_t * belief.gather(-1, index) + (1.0 - at_t) / vocab_size
+    moved = ((1.0 - kept) / vocab_size).expand_as(belief)
+    found = moved.scatter_add(-1, index, kept.expand_as(evidence)) * marginal / evidence
+    return kappa * found + (1.0 - kappa) * marginal

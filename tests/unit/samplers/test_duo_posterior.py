@@ -1,0 +1,58 @@
+"""Duo's posterior: numbers computed from its description, and answers of a uniform-state model."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import GEMMA, tiny_gemma
+
+from dllm_decode import FreeCache, NoCache, StepEvent, decode, decode_many
+from samplers import DuoPosterior
+from samplers.duo_posterior import posterior
+
+VECTORS: dict[str, Any] = json.loads((GEMMA.parent / "duo_vectors.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=str)
+def test_the_posterior_is_the_computed_one(case: dict[str, Any]) -> None:
+    belief = torch.tensor(case["belief"], dtype=torch.float64)[None, None]
+    alphas = [torch.tensor([case[name]], dtype=torch.float64) for name in ("alpha_t", "alpha_s")]
+    found = posterior(belief, torch.tensor([[case["z_t"]]]), *alphas, case["kappa"])[0, 0]
+    torch.testing.assert_close(found, torch.tensor(case["q"]).double(), atol=1e-6, rtol=0)
+    noise = 1e-10 - (torch.tensor(case["u"], dtype=torch.float64) + 1e-10).log()
+    assert int((found / noise).argmax()) == case["drawn"]
+    assert float(found.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("grid", VECTORS["grids"], ids=lambda grid: str(grid["steps"]))
+def test_the_times_are_the_computed_ones(grid: dict[str, Any]) -> None:
+    rule = DuoPosterior(grid["steps"], rho=grid["rho"] or 1.0)
+    assert rule.alphas().tolist() == grid["alpha"]
+
+
+@pytest.mark.parametrize("cache", [NoCache(), FreeCache()], ids=repr)
+def test_a_canvas_takes_one_step_more_and_a_row_is_that_of_the_row_alone(cache: Any) -> None:
+    prompts = [[179, 482, 152, 268, 70], [24, 153, 488]]
+    options: Any = {"gen_length": 32, "stop_at_eos": False, "cache": cache}
+    canvases: list[torch.Tensor] = []
+
+    def watch(event: StepEvent) -> None:
+        canvases.append(event.after.tokens)
+
+    rule = DuoPosterior(6)
+    out = decode(tiny_gemma(), prompts, rule, observers=[watch], **options)
+    assert out.nfe.tolist() == [14, 14]
+    assert len({str(canvas.tolist()) for canvas in canvases}) > 7
+    alone = list(decode_many(tiny_gemma(), prompts, rule, num_rows=1, **options))
+    assert torch.equal(torch.cat([one.tokens for one in alone]), out.tokens)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_steps": 0}, {"rho": 0.0}, {"kappa": 1.5}, {"t_min": 0.0}, {"t_max": 0.1}],
+    ids=str,
+)
+def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DuoPosterior(**wrong)
