@@ -51,6 +51,9 @@ def table() -> str:
     for fact in Fact:
         needed = [_short(plugin) for plugin in PLUGINS if fact in plugin.needs]
         given = [_short(plugin) for plugin in PLUGINS if fact in plugin.gives]
+        if fact is Fact.HAS_MASK:
+            others = [_short(one) for one in SAMPLERS if fact not in one.needs]
+            needed = [f"all samplers but {', '.join(others)}"]
         if fact.giver == "sampler":
             lacking = [_short(one) for one in SAMPLERS if fact not in one.gives]
             given = [f"all samplers but {', '.join(lacking)}"]
@@ -63,11 +66,15 @@ def table() -> str:
 
 def _models_that_give(fact: Fact) -> list[str]:
     """Returns the families whose checkpoints give a fact about models."""
+    if fact in (Fact.UNIFORM_STATE, Fact.READS_BELIEF):
+        return ["DiffusionGemma"]
+    if fact is Fact.HAS_MASK:
+        return ["all others"]
     return [
         family.name
         for family in FAMILIES.values()
         if not (family.logit_shift if fact is Fact.OWN_COLUMN_LOGITS else family.block_length)
-    ]
+    ] + ["DiffusionGemma"]
 
 
 def _short(plugin: PlugIn) -> str:
