@@ -3,15 +3,14 @@
 PYTHONPATH=. python docs/draw_uniform_state.py
 """
 
-import runpy
 from pathlib import Path
-from typing import Any
+
+from drawing import IMAGES, Picture
 
 from dllm_decode import StepEvent, decode, load_model
 from samplers import AcceptAndRenoise
 
-_DOCS = Path(__file__).parent
-_MODEL = _DOCS.parent / "tests" / "golden" / "data" / "uniform_state" / "model_a"
+_MODEL = Path(__file__).parents[1] / "tests" / "golden" / "data" / "uniform_state" / "model_a"
 _PROMPT = (179, 482, 152, 268, 70, 32, 493, 324, 33, 203, 434, 168)
 _SAMPLER = AcceptAndRenoise(num_steps=8, confidence_threshold=0.05)
 _LEFT, _CELL, _ROW = 150, 40, 34
@@ -39,10 +38,9 @@ def canvases() -> list[tuple[list[int], list[bool]]]:
 
 def picture() -> str:
     """Returns the picture: a line for each canvas, with the accepted positions in colour."""
-    made: Any = runpy.run_path(str(_DOCS / "make_pictures.py"))
     lines = canvases()
     size = (_LEFT + _CELL * len(lines[0][0]) + 20, 70 + _ROW * len(lines))
-    drawn = made["Picture"](*size, "A canvas of a uniform-state model, step by step")
+    drawn = Picture(*size, "A canvas of a uniform-state model, step by step")
     drawn.text(
         20, 30, "note", "Token ids. Amber: accepted in this step; grey: random; green: the answer."
     )
@@ -53,9 +51,8 @@ def picture() -> str:
         for at, token in enumerate(tokens):
             kind = _KINDS[accepted[at]] if accepted else "settled"
             drawn.cell(_LEFT + _CELL * at, 50 + _ROW * number, str(token), kind, _CELL)
-    svg: str = drawn.svg()
-    return svg
+    return drawn.svg()
 
 
 if __name__ == "__main__":
-    (_DOCS / "img" / "uniform_state.svg").write_text(picture(), encoding="utf-8")
+    (IMAGES / "uniform_state.svg").write_text(picture(), encoding="utf-8")
