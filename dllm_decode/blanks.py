@@ -55,7 +55,7 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
 def _given(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the token ids of given words; warns of those that the tokenizer does not know."""
     found = text_ids(tokenizer, text)
-    warn_of_unknown_words(tokenizer, [text], [found], stacklevel=5)
+    warn_of_unknown_words(tokenizer, [text], [found], stacklevel=7)
     return found
 
 

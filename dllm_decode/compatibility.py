@@ -109,6 +109,8 @@ def check_options(
             raise ValueError(
                 f"{name} must be below {model.vocab_size} for {model.name}, got {max(ids)}."
             )
+    if len({model.mask_id, *model.banned_ids, *config.banned_ids}) >= model.vocab_size:
+        raise ValueError(f"banned_ids must leave a token of {model.name}, got all of them.")
     if isinstance(model, UniformState):
         check_uniform_state(config, model=model.name)
     reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids

@@ -15,7 +15,7 @@ from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
-from dllm_decode.guards import require_columns
+from dllm_decode.guards import require_columns, require_hidden
 from dllm_decode.inputs import inputs_of, part_of, with_leave_one_out
 from dllm_decode.models.base import num_calls, predict_all
 from dllm_decode.packing import packed_of, unpack, with_room
@@ -56,7 +56,8 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
         if spec.columns is None:
-            chosen, hidden = decoder.cache.recompute(query), decoder.cache.hidden(query)
+            chosen = decoder.cache.recompute(query)
+            hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
         else:
             chosen = spec.columns[n]
         require_columns(decoder, spec, chosen, end)
@@ -125,11 +126,7 @@ def _counted(
             took_part = list(dict.fromkeys(took_part))
         for n in took_part:
             num_columns[n] = num_columns.get(n, 0) + depth * (plans[n].width + further)
-    # Only branch 0 writes the row's own slots.
-    written = {
-        row for row, number in zip(branches.rows, branches.numbers, strict=True) if not number
-    }
-    rows = list(state.rows)
+    written, rows = branches.writers, list(state.rows)
     for n, computed in num_columns.items():
         row, plan = rows[n], plans[n]
         rows[n] = row = row._replace(

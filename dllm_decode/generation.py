@@ -109,7 +109,7 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    named = by_our_names(inputs, stop_strings, options)
+    named = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     filled = _filled(tokenizer, templates, model)
     config = _config(config, named.options, filled)

@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
-from dllm_decode.core.columns import are_columns
+from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.layout import Group
 from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Opening, Row
@@ -79,6 +79,20 @@ def require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> N
         )
 
 
+def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
+    """Returns what `hidden` of a cache policy returned.
+
+    Raises:
+        RuntimeError: Unless it is one range of columns, or none, and not all of them.
+    """
+    if hidden == () or (are_columns(hidden, end) and len(hidden) == 1 and len(hidden[0]) < end):
+        return hidden
+    raise RuntimeError(
+        f"hidden of {decoder.cache!r} must return one range of columns, or none, within "
+        f"[0, {end}) and not all of it, got {shown(hidden)} ({type(hidden).__name__})."
+    )
+
+
 def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
     """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
     if group.on_device is not None:
@@ -97,6 +111,11 @@ def require_branches(state: State, branches: Branches) -> None:
     """Raises RuntimeError unless branches are whole canvases, and the cache has rows for them."""
     if branches.causal_from is not None and not branches.in_columns:
         raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
+    if branches.in_columns and not set(branches.rows) <= branches.writers:
+        raise RuntimeError(
+            "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "
+            f"got the rows {branches.rows} and numbers {branches.numbers}."
+        )
     size = (len(branches.rows), state.canvas.width)
     if tuple(branches.tokens.shape) != size:
         raise RuntimeError(

@@ -130,6 +130,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     require_integer("num_rows", num_rows, least=1)
     if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
+    elif isinstance(prompts, Sequence):
+        prompts = token_lists(prompts)
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
         check_number(len(templates), len(prompts))
     decoder = new_decoder(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from dllm_decode.options import DecodeOptions
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_number
 
 _HINTS = {
     "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
@@ -65,7 +65,9 @@ class Named(NamedTuple):
     options: DecodeOptions
 
 
-def by_our_names(inputs: Any, stop_strings: str | Sequence[str], options: GenerateOptions) -> Named:
+def by_our_names(
+    inputs: Any, stop_strings: str | Sequence[str], config: DecodeConfig, options: GenerateOptions
+) -> Named:
     """Returns the arguments of `generate` by our names.
 
     Raises:
@@ -78,6 +80,10 @@ def by_our_names(inputs: Any, stop_strings: str | Sequence[str], options: Genera
     gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
     given["gen_length"] = _one_of(gen_length, "gen_length", same, "max_new_tokens")
     do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
+    if temperature is None and config.temperature > 0.0:
+        temperature = config.temperature
+    if temperature is not None:
+        require_number("temperature", temperature)
     if do_sample is not None:
         if temperature is not None and do_sample != (temperature > 0.0):
             raise ValueError(
@@ -85,8 +91,14 @@ def by_our_names(inputs: Any, stop_strings: str | Sequence[str], options: Genera
                 "out, since temperature=0 is greedy and any other samples."
             )
         given["temperature"] = temperature if temperature is not None else float(do_sample)
-    strings = (found,) if isinstance(found, str) else tuple(found)
+    strings = (found,) if isinstance(found, str) else tuple(_listed(found))
     return Named(inputs, strings, cast(DecodeOptions, given))
+
+
+def _listed(strings: Any) -> Sequence[str]:
+    if isinstance(strings, Sequence) and all(isinstance(one, str) for one in strings):
+        return strings
+    raise ValueError(f"stop_strings must be a text or texts, got {strings!r}.")
 
 
 def _one_of(first: Any, name: str, second: Any, other: str) -> Any:

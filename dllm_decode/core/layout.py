@@ -263,7 +263,8 @@ def _attend(
         keys = torch.arange(num_keys, device=sight.device)
         inside = (keys < torch.tensor(ends, device=sight.device)[:, None])[:, None]
         seen = inside if seen is None else seen & inside
-    hidden = [_hull(plan.hidden) for plan in plans]
+    # A policy hides one range at most.
+    hidden = [(part.start, part.stop) for plan in plans for part in plan.hidden or (range(0),)]
     if any(start < stop for start, stop in hidden):
         keys = torch.arange(num_keys, device=sight.device)
         bounds = torch.tensor(hidden, device=sight.device)
@@ -276,11 +277,6 @@ def _attend(
         up_to |= is_later[..., None]
         seen = up_to if seen is None else seen & up_to
     return seen
-
-
-def _hull(parts: Columns) -> tuple[int, int]:
-    assert len(parts) <= 1, "A policy hides one range at most."
-    return (parts[0].start, parts[0].stop) if parts else (0, 0)
 
 
 def attention_mask(

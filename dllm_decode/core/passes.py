@@ -87,7 +87,8 @@ class Branches(NamedTuple):
         numbers: Number of each canvas among those of its row; below `Verifier.num_branches`, unless
             `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
             uncommitted draft there lasts until its columns are computed again; the others leave no
-            trace in caches and in what cache policies count. A row may have any set of branches.
+            trace in caches and in what cache policies count. A row may have any set of branches;
+            one `in_columns` needs branch 0.
         in_columns: False: a branch is a row of the forward, with a copy of the row's cache. True: a
             branch is further columns of its row, which share the row's cache.
         causal_from: For each branch the column from which on attention is causal; needs
@@ -101,6 +102,12 @@ class Branches(NamedTuple):
     numbers: tuple[int, ...]
     in_columns: bool = False
     causal_from: tuple[int, ...] | None = None
+
+    @property
+    def writers(self) -> set[int]:
+        """The rows of branches 0, which alone write the rows' own slots."""
+        pairs = zip(self.rows, self.numbers, strict=True)
+        return {row for row, number in pairs if number == 0}
 
 
 class Pass(NamedTuple):

@@ -29,7 +29,7 @@ MAY_IMPORT_ANY_SAMPLER = (
 )  # fmt: skip
 # What everything may use knows nothing of plug-ins, and little of models.
 CORE_MAY_IMPORT = tuple(
-    f"dllm_decode.{name}" for name in ("core", "models.base", "prompts", "sizes")
+    f"dllm_decode.{name}" for name in ("core", "models.base", "options", "prompts", "sizes")
 )
 
 
@@ -85,7 +85,7 @@ def broken_rule(use: Import) -> str | None:
         return "the engine knows the samplers' contract, no concrete sampler"
     in_core = is_within(use.importer, ("dllm_decode.core",)) and top == "dllm_decode"
     if in_core and not is_within(use.imported, CORE_MAY_IMPORT):
-        return "dllm_decode.core imports samplers, models.base, prompts, sizes and itself"
+        return "dllm_decode.core imports samplers, models.base, options, prompts, sizes and itself"
     return None
 
 

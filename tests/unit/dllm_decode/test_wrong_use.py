@@ -11,6 +11,7 @@ from toys import HashModel
 
 from dllm_decode import (
     CachePolicy,
+    DecodeConfig,
     DecodeOutput,
     DualCache,
     NoCache,
@@ -25,6 +26,7 @@ from dllm_decode.caches import CacheQuery
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.loading.find import find_model
+from dllm_decode.other_names import by_our_names
 from samplers import ConfidenceThreshold, Decision, Sampler, View
 from samplers.facts import Fact
 
@@ -209,3 +211,50 @@ def test_a_number_of_rows_that_is_not_whole_is_refused() -> None:
     """Once 2.5 rows were three, or an error of torch."""
     with pytest.raises(ValueError, match=r"num_rows must be an integer, got 2\.5"):
         decode_many(tiny("llada"), [[3]], ConfidenceThreshold(), num_rows=2.5)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Hiding(CachePolicy):
+    """Hides columns in a form that may be wrong."""
+
+    found: Any
+
+    def hidden(self, query: CacheQuery) -> Any:
+        return tuple(range(query.end) for _ in "x") if self.found == "all" else self.found
+
+    def recompute(self, query: CacheQuery) -> Any:
+        return (range(query.end),)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [(range(1, 2), range(3, 4)), [range(1, 2)], None, "all"],
+    ids=lambda f: type(f).__name__,
+)
+def test_what_a_policy_hides_is_one_range(found: Any) -> None:
+    """Once errors of Python, or an answer of zeros."""
+    with pytest.raises(RuntimeError, match=r"^hidden of Hiding.* must return one range of columns"):
+        run(ConfidenceThreshold(0.9), cache=Hiding(found))
+
+
+def test_do_sample_keeps_the_temperature_of_the_config() -> None:
+    """Once the temperature was 1, whatever the config said."""
+    config = DecodeConfig(temperature=0.7)
+    assert by_our_names([[3]], (), config, {"do_sample": True}).options["temperature"] == 0.7
+    with pytest.raises(ValueError, match="temperature must be a finite number, got '1'"):
+        by_our_names([[3]], (), config, {"temperature": "1"})  # type: ignore[typeddict-item]
+    with pytest.raises(ValueError, match="stop_strings must be a text or texts, got 5"):
+        by_our_names([[3]], 5, config, {})  # type: ignore[arg-type]
+
+
+def test_one_prompt_for_many_is_refused_with_the_remedy() -> None:
+    """Once it was said that an int is not iterable."""
+    with pytest.raises(ValueError, match=r"A single prompt is a batch of one: \[prompt\]"):
+        decode_many(tiny("llada"), [5, 6], ConfidenceThreshold())  # type: ignore[list-item]
+
+
+def test_a_token_must_be_left() -> None:
+    """Once a decode ran with every token banned."""
+    model = tiny("llada")
+    with pytest.raises(ValueError, match="banned_ids must leave a token"):
+        run(ConfidenceThreshold(), banned_ids=tuple(range(model.vocab_size)))
