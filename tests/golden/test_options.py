@@ -204,6 +204,7 @@ def test_the_sound_vectors_ban_and_guide() -> None:
 SAMPLERS = [FixedSchedule(4), FixedSchedule(4, "entropy"), ConfidenceThreshold(0.6), EntropyBound()]
 
 
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 @pytest.mark.parametrize(
     "options",

@@ -78,7 +78,7 @@ def assert_same(plain: History, verified: History, what: object) -> int:
     return int((plain.out.nfe - verified.out.nfe).sum())
 
 
-@pytest.mark.exhaustive(16)
+@pytest.mark.exhaustive(8)
 @SAMPLER
 def test_self_verification_changes_neither_tokens_nor_order(sampler: Sampler) -> None:
     for temperature, eos_ids in ((0.0, (22,)), (0.7, (3, 7, 11, 15))):
@@ -124,7 +124,7 @@ def test_any_depth_and_block_length_will_do(draft_steps: int, evaluate: Any) -> 
     assert (saved > 0) == (draft_steps > 1 and evaluate != "sequential")
 
 
-@pytest.mark.exhaustive(12)
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize("cache", [*CACHES, DualCache(before=2, after=3)], ids=repr)

@@ -32,7 +32,7 @@ def assert_same(whole: DecodeOutput, single: list[DecodeOutput], what: object) -
     assert all(one.forwards == int(one.nfe) for one in single)
 
 
-@pytest.mark.exhaustive(18)
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_every_sampler_gives_each_prompt_the_answer_of_one_batch(sampler: Any) -> None:
     saved = 0

@@ -216,6 +216,7 @@ def assert_same_state(one: State, other: State) -> None:
             assert_same_state(ours, theirs)
 
 
+@pytest.mark.exhaustive(46)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sampler", [*INSTANCES, *WIDER, *OF_ONE_BLOCK_LENGTH], ids=repr)
 def test_every_sampler_decides_as_it_does_in_each_row_alone(
@@ -236,6 +237,7 @@ def test_every_sampler_decides_as_it_does_in_each_row_alone(
     assert all(bool((before.masked & ~after.masked).any()) for before, after in seen[:1])
 
 
+@pytest.mark.exhaustive(20)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "sampler",

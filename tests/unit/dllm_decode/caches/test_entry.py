@@ -57,6 +57,7 @@ def first_commits(model: MaskedTransformer, sampler: Sampler, **options: Any) ->
     return steps
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_a_block_begins_with_its_first_token_alone(sampler: Sampler, cache: PrefixCache) -> None:
