@@ -80,26 +80,20 @@ def assert_accuracy(counts: Counts, expected: float | Fraction) -> None:
         assert low <= expected <= high
 
 
-@pytest.mark.parametrize("n", [3, 4, 6, 10, 20])
-def test_factor_1_replaces_at_random_in_exactly_three_forwards(n: int) -> None:
-    """The sharpest test of (n + 1) (1 - c): other counts of the selected give other forwards."""
-    counts = run(replace_random(n), Factor(1.0 - NUDGE), num_rows=200)
-    assert counts.accuracy == 1.0
-    assert set(counts.nfe) == {3}
-
-
-@pytest.mark.parametrize(("n", "nfe"), [(3, 3), (4, 4), (6, 4), (10, 5), (20, 6)])
-def test_factor_below_1_takes_more_forwards(n: int, nfe: int) -> None:
-    counts = run(replace_random(n), Factor(0.7), num_rows=200)
-    assert counts.accuracy == 1.0
-    assert set(counts.nfe) == {nfe}
-
-
-@pytest.mark.parametrize("n", [4, 6, 10])
-def test_a_factor_above_1_replaces_nothing(n: int) -> None:
-    counts = run(replace_random(n), Factor(1.3), num_rows=200)
-    assert counts.accuracy == 0.0
-    assert set(counts.nfe) == {1}
+@pytest.mark.parametrize(
+    ("factor", "forwards", "accuracy"),
+    [
+        # The sharpest test of (n + 1) (1 - c): other counts of the selected give other forwards.
+        (1.0 - NUDGE, {3: 3, 4: 3, 6: 3, 10: 3, 20: 3}, 1.0),
+        (0.7, {3: 3, 4: 4, 6: 4, 10: 5, 20: 6}, 1.0),
+        (1.3, {4: 1, 6: 1, 10: 1}, 0.0),
+    ],
+)
+def test_factors_on_a_replacement(factor: float, forwards: dict[int, int], accuracy: float) -> None:
+    for n, nfe in forwards.items():
+        counts = run(replace_random(n), Factor(factor), num_rows=200)
+        assert counts.accuracy == accuracy
+        assert set(counts.nfe) == {nfe}
 
 
 @pytest.mark.parametrize("n", [3, 4, 5])

@@ -236,9 +236,5 @@ def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -
         commit = one.decision.commit
         assert torch.equal(commit, other.decision.commit)
         assert torch.equal(written(one)[commit], written(other)[commit])
-
-
-@every_sampler
-def test_noise_changes_what_is_drawn(sampler: Sampler) -> None:
     noisy = turns(sampler, "drifting", 1.3)
     assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)

@@ -56,6 +56,8 @@ def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_each_form_of_inputs_means_what_it_says() -> None:
     texts, chats = [ids_of(QUESTION), ids_of(OTHER)], [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
     assert texts != chats
+    turns = TOKENIZER.apply_chat_template(chat(QUESTION), tokenize=True, add_generation_prompt=True)
+    both = TOKENIZER([QUESTION, OTHER], padding=True, return_tensors="np")
     forms: list[tuple[Any, list[list[int]]]] = [
         (QUESTION, chats[:1]),
         ([QUESTION, OTHER], chats),
@@ -66,6 +68,18 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
         (torch.tensor(texts[:1]), texts[:1]),
         (TOKENIZER([QUESTION, OTHER]), texts),
         ([torch.tensor(ids) for ids in texts], texts),
+        (TOKENIZER(QUESTION), texts[:1]),
+        (turns, chats[:1]),
+        (TOKENIZER(QUESTION, return_tensors="pt"), texts[:1]),
+        (torch.tensor(texts[0]), texts[:1]),
+        (np.array(texts[0]), texts[:1]),
+        (np.array(texts[:1]), texts[:1]),
+        ([np.array(texts[0]), np.array(texts[0])], [texts[0], texts[0]]),
+        (list(np.array(texts[0])), texts[:1]),
+        (both, texts),
+        ((text for text in (QUESTION, OTHER)), chats),
+        ((chat(text) for text in (QUESTION, OTHER)), chats),
+        ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], chats[1:]),
     ]
     for given, meant in forms:
         found = prompt_ids(TOKENIZER, given)
@@ -377,30 +391,6 @@ def test_a_stop_string_may_be_a_special_token() -> None:
     found = generate(MODEL, Marked(), question, SAMPLER, stop_strings=special, **asked)[0]
     assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
     assert found.finish_reason == "stop"
-
-
-def test_inputs_of_transformers_are_taken() -> None:
-    ids = ids_of(QUESTION)
-    encoded = TOKENIZER(QUESTION)
-    turns = TOKENIZER.apply_chat_template(chat(QUESTION), tokenize=True, add_generation_prompt=True)
-    both = TOKENIZER([QUESTION, OTHER], padding=True, return_tensors="np")
-    forms: list[tuple[Any, list[list[int]]]] = [
-        (encoded, [ids]),
-        (turns, [ids_of_chat(QUESTION)]),
-        (TOKENIZER(QUESTION, return_tensors="pt"), [ids]),
-        (torch.tensor(ids), [ids]),
-        (np.array(ids), [ids]),
-        (np.array([ids]), [ids]),
-        ([np.array(ids), np.array(ids)], [ids, ids]),
-        (list(np.array(ids)), [ids]),
-        (both, [ids, ids_of(OTHER)]),
-        ((text for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
-        ((chat(text) for text in (QUESTION, OTHER)), [ids_of_chat(QUESTION), ids_of_chat(OTHER)]),
-        ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], [ids_of_chat(OTHER)]),
-    ]
-    for given, meant in forms:
-        found = prompt_ids(TOKENIZER, given)
-        assert [list(map(int, tokens)) for tokens in found] == meant
 
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from toys import DriftingModel, logits_of, tiny_llama, tiny_target
+from toys import DriftingModel, logits_of, tiny_llama, tiny_target, written_alone
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from dllm_decode import (
@@ -24,8 +24,7 @@ from dllm_decode import (
 )
 from dllm_decode.verify.ar_verify.drafting.base import Beginning
 from samplers import ConfidenceThreshold, FixedSchedule
-from samplers.logits.noise import position_keys, row_keys
-from samplers.logits.statistics import draw
+from samplers.logits.noise import row_keys
 
 MASK = 23
 Kind = Literal["random", "no right child", "all right", "chain of right ones"]
@@ -35,21 +34,16 @@ KINDS: tuple[Kind, ...] = ("random", "no right child", "all right", "chain of ri
 def alone(
     target: CausalTarget, prompts: list[list[int]], length: int, temperature: float, seed: int
 ) -> list[list[int]]:
-    """What the target writes by itself: one token and one whole forward at a time."""
-    keys, answers = row_keys(seed, torch.arange(len(prompts))), []
-    for row, prompt in enumerate(prompts):
-        answer: list[int] = []
-        while len(answer) < length and not (answer and answer[-1] in target.eos_ids):
-            logits = logits_of(target.network.model, [*prompt, *answer])[-1].clone()
-            logits[MASK] = -torch.inf
-            if temperature:
-                zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([[len(answer)]])
-                key = position_keys(keys[row : row + 1], zero, place)
-                answer.append(int(draw(logits[None, None], temperature, key)))
-            else:
-                answer.append(int(logits.argmax()))
-        answers.append(answer + [target.eos_ids[0]] * (length - len(answer)))
-    return answers
+    """What the target writes by itself."""
+    keys = row_keys(seed, torch.arange(len(prompts)))
+    return [
+        written_alone(
+            target.network.model, prompt, [], gen_length=length, stops=target.eos_ids,
+            banned=(MASK,), temperature=temperature,
+            key=keys[row : row + 1] if temperature else None, ends=True,
+        )
+        for row, prompt in enumerate(prompts)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
