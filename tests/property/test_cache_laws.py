@@ -158,21 +158,6 @@ def test_a_block_finished_by_its_first_forward_is_decoded_exactly(
 @pytest.mark.exhaustive(10)
 @FAMILY
 @POLICY
-def test_a_batch_is_decoded_as_each_row_alone_with_a_cache(family: str, cache: CachePolicy) -> None:
-    sampler = SAMPLERS[0]
-    # Middle row: its template leaves nothing open in the first block, and it joins later.
-    mask = tiny(family).mask_id
-    templates = [[mask], [11, 12, 13, 14, mask, 15], [mask, 16]]
-    together = answer(tiny(family), sampler, cache, templates=templates)
-    for row, prompt in enumerate(PROMPTS):
-        alone = answer(tiny(family), sampler, cache, prompts=[prompt], templates=[templates[row]])
-        assert torch.equal(alone.tokens[0], together.tokens[row])
-        assert alone.nfe[0] == together.nfe[row]
-
-
-@pytest.mark.exhaustive(10)
-@FAMILY
-@POLICY
 def test_tokens_in_columns_that_are_nobody_s_change_nothing(
     family: str, cache: CachePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,8 +188,3 @@ def test_given_tokens_have_no_step() -> None:
         model, [[1, 2]], FixedSchedule(2), templates=[[3, 4]], gen_length=2, return_logprobs=True
     )
     assert commits_of(full).steps.tolist() == [[-1, -1]]
-
-
-def test_nothing_is_recorded_unless_asked_for() -> None:
-    out = decode(HashModel(), [[1, 2]], FixedSchedule(2), gen_length=4, top_p=0.5)
-    assert out.commits is None

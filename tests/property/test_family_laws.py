@@ -2,27 +2,20 @@
 
 import pytest
 import torch
-from tiny_models import EVERY_FAMILY, FAMILIES, LAW_OPTIONS, load_tiny, tiny
+from tiny_models import EVERY_FAMILY, LAW_OPTIONS, load_tiny, tiny
 from torch import Tensor
 
-from dllm_decode import DualCache, ForwardInputs, FreeCache, NoCache, PrefixCache, decode
+from dllm_decode import ForwardInputs, FreeCache, NoCache, decode
 from dllm_decode.models import MaskedTransformer
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+from samplers import FixedSchedule
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444]]
 GEN_LENGTH, BLOCK_LENGTH = 10, 4
 OPTIONS = {"gen_length": GEN_LENGTH, "block_length": BLOCK_LENGTH, "stop_at_eos": False}
 EVERY = pytest.mark.parametrize("family", EVERY_FAMILY)
+
+
 # The engine cannot tell families of one kind apart.
-IN_TURN = pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=() if family in FAMILIES else pytest.mark.slow)
-        for family in EVERY_FAMILY
-    ],
-)
-
-
 def logits_of(model: MaskedTransformer, tokens: list[int]) -> Tensor:
     """What predicts each column of a text that is all there is."""
     ids, length = torch.tensor([tokens]), len(tokens)
@@ -67,23 +60,6 @@ def test_one_token_a_step_is_the_plain_loop(family: str) -> None:
     out = decode(model, PROMPTS, FixedSchedule(BLOCK_LENGTH), cache=NoCache(), **OPTIONS)
     for row, prompt in enumerate(PROMPTS):
         assert out.tokens[row].tolist() == one_by_one(model, prompt)
-
-
-@IN_TURN
-@pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.6), FixedSchedule(3)], ids=repr)
-def test_exact_caches_are_no_cache(family: str, sampler: Sampler) -> None:
-    model = tiny(family)
-    exact = decode(model, PROMPTS, sampler, cache=NoCache(), **OPTIONS)
-    assert not (exact.tokens == model.mask_id).any()
-    assert len(exact.tokens.unique()) > 4
-    if model.causal_block_length:
-        caches = (PrefixCache(), DualCache(), FreeCache("clean"))
-    else:
-        caches = (PrefixCache(refresh_every=1), DualCache(before=100, after=100))
-    for cache in caches:
-        cached = decode(model, PROMPTS, sampler, cache=cache, **OPTIONS)
-        assert torch.equal(cached.tokens, exact.tokens), cache
-        assert torch.equal(cached.nfe, exact.nfe)
 
 
 def test_all_four_kinds_of_attention_and_shift_are_among_the_families() -> None:

@@ -11,7 +11,6 @@ from dllm_decode import (
     NoCache,
     NoVerifier,
     SelfVerify,
-    StepEvent,
     Trace,
     Verifier,
     compatibility,
@@ -111,23 +110,6 @@ class Greedy(Sampler):
         return Decision(commit=view.eligible, remask=masked_again), state
 
 
-@dataclass(frozen=True)
-class Circling(Sampler):
-    """Commits the first mask of a row and takes back what it committed before."""
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        first = view.eligible & (view.eligible.cumsum(-1) == 1)
-        return Decision(commit=first, remask=~view.masked), state
-
-
 @pytest.mark.parametrize(
     ("sampler", "sentence"),
     [
@@ -193,11 +175,6 @@ def test_plug_ins_of_the_wrong_kind_are_refused_in_one_sentence() -> None:
                 compatibility.require_plugins(*wrong)
 
 
-def test_a_sampler_that_never_ends_is_stopped_by_its_own_bound() -> None:
-    with pytest.raises(RuntimeError, match="promises to finish a block within 4 steps"):
-        decode(HashModel(), [[1]], Circling(), gen_length=4, block_length=4, stop_at_eos=False)
-
-
 def test_temperature_zero_ignores_the_seed_and_a_high_one_does_not() -> None:
     def tokens(temperature: float, seed: int) -> list[list[int]]:
         out = decode(
@@ -209,22 +186,6 @@ def test_temperature_zero_ignores_the_seed_and_a_high_one_does_not() -> None:
     assert tokens(0.0, 0) == tokens(0.0, 1)
     assert tokens(2.0, 0) == tokens(2.0, 0)
     assert tokens(2.0, 0) != tokens(2.0, 1)
-
-
-def test_the_bill_is_what_the_observers_counted() -> None:
-    events: list[StepEvent] = []
-    out = decode(
-        HashModel(peak=20.0), PROMPTS, ConfidenceThreshold(0.4), gen_length=12, block_length=6,
-        observers=[events.append],
-    )  # fmt: skip
-    nfe, positions = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
-    for event in events:
-        nfe[event.requests] += 1
-        positions[event.requests] = event.query_positions
-    assert len({len(event.before) for event in events}) > 1, "all rows finished together"
-    assert out.forwards == len(events) == events[-1].forwards
-    assert torch.equal(out.nfe, nfe)
-    assert torch.equal(out.query_positions, positions)
 
 
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)

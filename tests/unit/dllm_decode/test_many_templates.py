@@ -6,57 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, TINY_PROMPTS, ending, templates_for
 from toys import DriftingModel
 
 from dllm_decode import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    FreeCache,
-    NoCache,
-    PrefixCache,
     decode,
     decode_many,
 )
-from samplers import ConfidenceThreshold, FixedSchedule
+from samplers import FixedSchedule
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 SHORT: Any = {"gen_length": 4, "block_length": 4}
-
-
-def assert_given(tokens: torch.Tensor, templates: list[list[int]], mask_id: int) -> None:
-    for answer, template in zip(tokens.tolist(), templates, strict=True):
-        for token, given in zip(answer, template, strict=False):
-            assert given in (mask_id, token)
-
-
-@pytest.mark.exhaustive(6)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "cache", [NoCache(), PrefixCache(), DualCache(), FreeCache(), DelayedCache()], ids=repr
-)
-def test_every_cache_gives_the_answers_of_one_batch(family: str, cache: CachePolicy) -> None:
-    model = ending(family)
-    templates = templates_for(model.mask_id, model.eos_ids[0])
-    options = OPTIONS | {"cache": cache}
-    for num_rows, sampler, temperature in (
-        (1, FixedSchedule(4), 0.0), (3, ConfidenceThreshold(0.4), 0.5),
-    ):  # fmt: skip
-        whole = decode(
-            model, TINY_PROMPTS, sampler, temperature=temperature, templates=templates, **options
-        )
-        single = list(
-            decode_many(
-                model, iter(TINY_PROMPTS), sampler, num_rows=num_rows, temperature=temperature,
-                templates=iter(templates), **options,
-            )
-        )  # fmt: skip
-        tokens = torch.cat([one.tokens for one in single])
-        assert torch.equal(whole.tokens, tokens)
-        assert torch.equal(whole.nfe, torch.cat([one.nfe for one in single]))
-        assert_given(tokens, templates, model.mask_id)
-        assert single[3].forwards == 0
 
 
 def test_templates_are_taken_in_step_with_the_prompts() -> None:

@@ -9,7 +9,6 @@ import torch
 from eval_runs import TOKENIZER, model
 from rich.console import Console
 from rich.text import Text
-from served import Streamer
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -124,16 +123,6 @@ def test_characters_of_several_tokens_are_whole() -> None:
     assert last.strip() == text
     assert not any("\ufffd" in screen for screen in screens)
     assert any("·42 🙂" in screen for screen in screens)
-
-
-def test_drafts_go_to_a_streamer_and_the_answer_once() -> None:
-    streamer = Streamer()
-    out = run(draft_observer(streamer, row=1))
-    assert len(streamer.drafts) == 3
-    assert [int((draft == 1).sum()) for draft in streamer.drafts] == [6, 4, 2]
-    (text,) = streamer.texts
-    assert torch.equal(text, out.tokens[1][: len(text)])
-    assert streamer.ended == 1
 
 
 def test_transformers_own_streamer_takes_drafts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,12 +141,6 @@ def test_the_committed_token_is_the_fused_argmax() -> None:
     assert decision.tokens.item() == 0
 
 
-def test_credit_decays_in_every_masked_step_also_when_another_token_leads() -> None:
-    steps = [view_of(from_probabilities(0.6, 0.4))] + 2 * [view_of(from_probabilities(0.4, 0.6))]
-    _, credits = fused_views(CreditDecoding(), steps)
-    assert credits[2][0, 0, 0].item() == pytest.approx(0.6**0.2 * 0.7**2)
-
-
 @pytest.mark.parametrize(
     ("share", "limit"), [(0.8, 0.9103), (0.7, 0.8538), (0.6, 0.7872), (0.7805, 0.9)]
 )

@@ -62,16 +62,6 @@ def test_tokens_are_edited_within_the_stated_bound() -> None:
     assert max(edited.steps.values()) > SPEED.max_edit_steps
 
 
-def test_given_tokens_are_never_edited() -> None:
-    mask = tiny("llada").mask_id
-    template = [5, mask, 7, mask, 9, mask, 11, mask] + [mask, 3] * 3
-    edited = Edited()
-    out = answer(SPEED, templates=[template] * 3, observers=[edited])
-    assert edited.num
-    given = [at for at, token in enumerate(template) if token != mask]
-    assert all(row[given].tolist() == [template[at] for at in given] for row in out.tokens)
-
-
 def test_without_edits_it_is_the_confidence_threshold() -> None:
     plain = answer(ConfidenceThreshold(0.6))
     joint = answer(JointThreshold(0.6, 1.0, 4))

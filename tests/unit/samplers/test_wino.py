@@ -216,24 +216,6 @@ def test_copies_of_columns_after_the_row_are_seen_by_themselves_alone(rows: int)
     ]  # fmt: skip
 
 
-def test_a_row_whose_last_block_is_shorter_does_not_depend_on_its_neighbours() -> None:
-    model = new_llada(
-        vocab_size=21, hidden_size=16, num_layers=2, num_heads=2, mlp_hidden_size=32,
-        mask_id=20, eos_ids=(19,),
-    ).double()  # fmt: skip
-    for weight in model.parameters():
-        weight.data.mul_(4.0)
-    options: Any = {"gen_length": 13, "block_length": 7, "stop_at_eos": False}
-    sampler, number = Wino(0.1, 0.5, 0.7, 2, 4), 0
-    for first in range(12):
-        alone = decode(model, [[first, 3]], sampler, **options)
-        together = decode(model, [[first, 3], [1] * 12], sampler, **options)
-        assert torch.equal(alone.tokens[0], together.tokens[0])
-        assert alone.nfe[0] == together.nfe[0]
-        number += int(alone.nfe[0])
-    assert number > 100
-
-
 def test_a_token_does_not_influence_its_own_verification_but_that_of_others() -> None:
     """With one layer; in deeper ones what other columns saw comes through, as in the paper."""
     model = new_llada(

@@ -26,7 +26,6 @@ from dllm_decode.caches import CacheQuery, History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.rows import Numbers, Opening, Request, Row
-from dllm_decode.models.base import KVCache
 from samplers import FixedSchedule, Prophet, Wino
 from samplers.expression import parse_expression
 from samplers.facts import Fact
@@ -247,15 +246,6 @@ def test_settings_out_of_range_are_refused(build: Callable[[], CachePolicy], sen
 )
 def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
     assert parse_expression(repr(cache), POLICIES) == cache
-
-
-def test_the_first_slots_of_a_memory_are_the_memory_itself() -> None:
-    kv_cache = KVCache(torch.zeros(2, 3, 1, 8, 4), torch.zeros(2, 3, 1, 8, 4))
-    part = kv_cache.first(5)
-    part.keys[:, 0, :, 2] = 1.0
-    assert (kv_cache.keys[:, 0, :, 2] == 1.0).all()
-    assert kv_cache.keys.sum() == part.keys.sum()
-    assert part.keys.shape[3] == part.values.shape[3] == 5
 
 
 @dataclass(frozen=True)

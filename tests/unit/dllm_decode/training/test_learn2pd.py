@@ -12,7 +12,7 @@ from tiny_models import BLOCK_CAUSAL, MODELS, load_tiny, load_without_tokenizer
 from torch import Tensor, nn
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, ForwardInputs, PrefixCache, StepEvent, decode
+from dllm_decode import DecodeConfig, ForwardInputs, PrefixCache, decode
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import Report, learn2pd
 from dllm_decode.training.learn2pd import (
@@ -467,22 +467,6 @@ class Ending(HashModel):
         logits[..., 5] = 2.0 + 0.1 * columns
         logits[..., 22] = torch.where(columns == 6, 20.0, 0.0)
         return logits
-
-
-@pytest.mark.parametrize("truncate_at_eos", [False, True])
-def test_a_committed_eos_ends_the_answer_at_once_if_asked(truncate_at_eos: bool) -> None:
-    """End-of-text prediction: what is behind costs no forward, what is before is still decoded."""
-    rounds: list[StepEvent] = []
-    out = decode(Ending(), [[1, 2]], FixedSchedule(32), gen_length=24, block_length=12,
-                 truncate_at_eos=truncate_at_eos, observers=[rounds.append])  # fmt: skip
-    assert out.answers() == [[5, 5, 5, 5]]
-    left = rounds[0].after.masked[0, 2:].nonzero().squeeze(-1).tolist()
-    if truncate_at_eos:
-        assert left == [0, 1, 2, 3]
-        assert out.nfe.tolist() == [5]
-    else:
-        assert len(left) == 23
-        assert out.nfe.tolist() == [12]
 
 
 def test_an_eos_before_the_answer_truncates_nothing() -> None:

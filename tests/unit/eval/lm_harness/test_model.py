@@ -340,11 +340,6 @@ def test_greedy_solutions_are_found_by_the_chain_rule_alone(folder: Path) -> Non
     assert found["results"]["words_score"]["acc,none"] == 0.0
 
 
-def test_a_task_of_perplexity_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="loglikelihood_rolling"):
-        evaluate(mini(), folder, "words_roll", limit=1)
-
-
 def test_the_model_s_own_template_is_applied_once(folder: Path) -> None:
     """The template of mini adds what the task's text has already."""
     lm = mini()

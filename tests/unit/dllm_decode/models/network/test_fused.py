@@ -216,14 +216,6 @@ def test_a_fault_is_an_error_where_kernels_are_required(
         answers("llada", "cuda", graphs=False, fused=True)
 
 
-def test_kernels_are_not_used_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = Kernels()
-    use(monkeypatch, kernels)
-    with Accelerator():
-        answers("llada", "cuda", graphs=False, fused=False)
-    assert not kernels.num_calls
-
-
 def test_without_memory_nothing_is_given_up() -> None:
     def full() -> Any:
         def run(gate_up: Any) -> Any:
