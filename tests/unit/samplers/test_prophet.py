@@ -201,7 +201,7 @@ def test_an_answer_outside_the_generation_is_refused_before_any_forward() -> Non
 def test_a_request_whose_own_answer_is_too_short_is_refused() -> None:
     sampler = Prophet(ConfidenceThreshold(), answer_start=4, answer_length=2)
     decoder = new_decoder(HashModel(), sampler, config=DecodeConfig(gen_length=8, block_length=4))
-    assert decoder.request([1], 0, gen_length=6).gen_length == 6
+    assert decoder.request([1], 0, gen_length=6).config.gen_length == 6
     with pytest.raises(ValueError, match="within gen_length=5 tokens, got positions 4 to 5"):
         decoder.request([1], 0, gen_length=5)
 
