@@ -2,8 +2,8 @@
 
 Part "check", if there is an accelerator, compares its answers with the CPU's; "table" compares
 the plain loop with `decode`, its caches and its verifiers; "growth" times a step by prompt length
-and batch size. Every contender has a process of its own. `python -m benchmarks gpu --help`: a day
-on a GPU.
+and batch size; "peers" compares `decode` with official code, if `--peer` names a checkout of it.
+Every contender has a process of its own. `python -m benchmarks gpu --help`: a day on a GPU.
 """
 
 import json
@@ -25,8 +25,9 @@ from benchmarks.contenders import (
     measure,
 )
 from benchmarks.floor import Machine, measure_machine
-from benchmarks.frame import Row, make_parser, origin, show
+from benchmarks.frame import Row, make_parser, origin, processor_of, show
 from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of
+from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.launch import run_main
 from eval.runs.options import documented, first_sentence
@@ -36,11 +37,14 @@ OPTIONS = {
     "quick": (False, "short answers, few points"),
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
     "geometry": (GEOMETRIES, HELP["geometry"]),
-    "parts": (("check", "table", "growth"), "parts to run"),
+    "parts": (("check", "table", "growth", "peers"), "parts to run"),
     "no_reference": (False, "leave out the plain loop"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
     "prompt_lengths": (list(PROMPT_LENGTHS), "of the growth"),
     "batch_sizes": (list(BATCH_SIZES), "of the growth"),
+    "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
+    "peer_python": (sys.executable, "the interpreter that runs peers"),
+    "rounds": (3, "of the peers"),
 }
 QUICK = {
     "prompt_length": 128,
@@ -56,13 +60,14 @@ def main(words: list[str]) -> None:
     """Runs the command line."""
     options = read(words)
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
+    options.checkouts = find_checkouts(options.peer, setting)
     machine = in_a_process_of_its_own(measure_machine, setting)
     found: Row = {
         **origin(" ".join(["python -m benchmarks", *words]), setting.device, setting.num_threads),
         "setting": asdict(setting), "machine": machine._asdict(),
     }  # fmt: skip
-    has_two = torch.device(setting.device).type != "cpu"
-    for part in [part for part in options.parts if has_two or part != "check"]:
+    is_there = {"check": torch.device(setting.device).type != "cpu", "peers": bool(options.peer)}
+    for part in [part for part in options.parts if is_there.get(part, True)]:
         print(f"\n{title_of(part, setting, machine)}\n")
         for rows in rows_of(part, setting, machine, options):
             found[part] = rows
@@ -92,7 +97,8 @@ def title_of(part: str, setting: Setting, machine: Machine) -> str:
         f"{setting.device}, {setting.num_threads} threads; prompt {setting.prompt_length}, "
         f"answer {setting.gen_length}, blocks of {setting.block_length} in "
         f"{setting.steps_per_block} steps, batch {setting.batch_size}; copies "
-        f"{machine.bytes_per_s / 1e9:.1f} GB/s, matrices {machine.flops_per_s / 1e9:,.0f} GFLOP/s"
+        f"{machine.bytes_per_s / 1e9:.1f} GB/s, matrices {machine.flops_per_s / 1e9:,.0f} GFLOP/s; "
+        f"{processor_of(setting.device)}"
     )
 
 
@@ -111,6 +117,9 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
     if part == "growth":
         settings = points_of(setting, options.prompt_lengths, options.batch_sizes)
         yield in_a_process_of_its_own(measure_growth, settings, machine)
+    if part == "peers":
+        given = options.checkouts, options.peer_python, options.rounds
+        yield from compare_with_peers(setting, *given)
 
 
 if __name__ == "__main__":

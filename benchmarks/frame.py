@@ -51,8 +51,9 @@ def read_options(
 def make_parser(name: str, about: str, known: Known, folder: str = "") -> argparse.ArgumentParser:
     """Builds a command line; the default of an option says what it takes.
 
-    A list takes several values, a tuple several of its items (default: all), a mapping one of its
-    keys (default: the first), a type a value that need not be given, `False` none.
+    A list takes several values, an empty one a text each time that the option is given, a tuple
+    several of its items (default: all), a mapping one of its keys (default: the first), a type a
+    value that need not be given, `False` none.
     """
     usage = f"%(prog)s {'out ' if folder else ''}[options]"
     parser = argparse.ArgumentParser(f"python -m {name}", usage=usage, description=about)
@@ -68,7 +69,8 @@ def make_parser(name: str, about: str, known: Known, folder: str = "") -> argpar
         elif isinstance(default, type):
             taken = {"type": default}
         elif isinstance(default, list):
-            taken = {"type": type(default[0]), "nargs": "+", "default": default}
+            several = {"type": type(default[0]), "nargs": "+"} if default else {"action": "append"}
+            taken = {**several, "default": default}
         elif isinstance(default, tuple):
             taken = {"choices": default, "nargs": "+", "default": list(default)}
         elif isinstance(default, Mapping):
