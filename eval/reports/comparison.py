@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from eval.metrics.statistics import mean
+from eval.reports.pairs import difference, paired
 from eval.reports.pooling import Pool, pools
-from eval.reports.summary import difference, paired, primary_scores
+from eval.reports.summary import primary_scores
 from eval.runs.records import Folder
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, title
 from eval.metrics.statistics import mean
 from eval.reports.advice import advice
 from eval.reports.names import names_of, seeds_of
+from eval.reports.pairs import difference
 from eval.reports.pooling import Pool
-from eval.reports.summary import Measured, difference, measured
+from eval.reports.summary import Measured, measured
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
 from eval.runs.lines import Record, proposals_of

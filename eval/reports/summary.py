@@ -20,16 +20,13 @@ from eval.metrics.metrics import (
 )
 from eval.metrics.statistics import (
     bootstrap,
-    detectable_difference,
-    mcnemar,
     mean,
-    paired_bootstrap,
-    paired_score_interval,
     percentile,
     ratio_of_sums,
     standard_error,
     wilson,
 )
+from eval.reports.pairs import difference, paired
 from eval.reports.pooling import Pool, field, per_example, pools
 from eval.runs.records import Folder, Record, Settings
 
@@ -292,34 +289,6 @@ def _comparison(reference: Pool, own: Pool) -> Row:
     if seconds_s[0]:
         found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
     return found
-
-
-def difference(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Compares the scores of two settings on the same examples.
-
-    The interval of the difference is Tango's score interval where every score is 0 or 1, and the
-    bootstrap's over examples otherwise.
-    """
-    if not first:
-        return {}
-    if any(score not in (0, 1) for score in (*first, *second)):
-        return {"accuracy": paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}}
-    test = mcnemar(first, second)
-    low, high = paired_score_interval(first, second)
-    value = (test.gained - test.lost) / len(first)
-    return {
-        "accuracy": {"value": value, "low": low, "high": high, "interval": "score"},
-        "mcnemar": test._asdict(),
-        "detectable_difference": detectable_difference(
-            (test.gained + test.lost) / len(first), len(first)
-        ),
-    }
-
-
-def paired(first: dict[str, float], second: dict[str, float]) -> tuple[list[float], list[float]]:
-    """Returns the values of two settings on the examples that both have, in one order."""
-    shared = sorted(first.keys() & second.keys())
-    return [first[example] for example in shared], [second[example] for example in shared]
 
 
 def _commits(records: Iterable[Record]) -> list[str]:

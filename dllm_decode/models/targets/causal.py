@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 # Columns are padded to a multiple of this: libraries keep scratch for each shape.
 _STRIDE = 16
 
-# Most that logits of a path in a tree and alone may differ, as a share of their range: above
-# rounding in half precision, far below what a wrong mask does.
+# Most that logits of a path in a tree and alone differ by rounding, as a share of their range.
 _TREE_TOLERANCE = 0.05
 
 
