@@ -43,7 +43,7 @@ demo: $(BASE)  ## set up, then run the main example
 
 test: $(READY)  ## set up, then run the tests (CPU, no network)
 	$(PY) -m pytest -n 2
-	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS) "tests/property/test_fuzz_engine.py::$(FEW)[0]"
+	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS) "tests/property/test_fuzz_engine.py::$(FEW)[50]"
 
 test-all: $(READY)  ## the slow tests too, all with types checked
 	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu"

@@ -138,7 +138,8 @@ def generate(
     ]
     if stream is not None:
         stream.close(answers[0].token_ids)
-    _warn_of_copies(decoded, num_return_sequences)
+    if config.temperature == 0.0:
+        _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
 
 

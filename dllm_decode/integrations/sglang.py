@@ -29,7 +29,7 @@ from samplers.view import View
 
 # SGLang's loop computes the whole open block in every forward, after the block before it.
 _GIVES = {
-    Fact.LOGITS_OF_COMMITTED, Fact.ONE_STEP_A_FORWARD, Fact.OWN_COLUMN_LOGITS,
+    Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED, Fact.ONE_STEP_A_FORWARD, Fact.OWN_COLUMN_LOGITS,
     Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS,
 }  # fmt: skip
 

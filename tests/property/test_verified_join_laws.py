@@ -88,7 +88,7 @@ def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn()
             drafting=drafting), config=DecodeConfig(gen_length=12, block_length=4),
         )  # fmt: skip
         if not is_refused:
-            assert decoder.request([1, 2], 0, temperature=0.7).temperature == 0.7
+            assert decoder.request([1, 2], 0, temperature=0.7).config.temperature == 0.7
             with pytest.raises(ValueError, match="top_p and top_k of a request must be left out"):
                 decoder.request([1, 2], 0, top_p=0.5)
             continue

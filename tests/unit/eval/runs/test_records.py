@@ -200,7 +200,7 @@ def test_a_table_of_several_commits_names_them(
         record["git"] = commit
     (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
     assert main(["report", str(copied)]) == 0
-    told = f"`{FixedSchedule(8)!r}`: aaaaaaaaaa, bbbbbbbbbb+, unknown"
+    told = "`FixedSchedule(8)`: aaaaaaaaaa, bbbbbbbbbb+, unknown"
     assert told in capsys.readouterr().out
     assert told in (copied / "report.md").read_text()
     assert '"commits":"aaaaaaaaaa, bbbbbbbbbb+, unknown"' in (copied / "report.html").read_text()
