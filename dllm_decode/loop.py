@@ -158,9 +158,9 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
+    compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
     decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
-    compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)
