@@ -5,7 +5,7 @@ from dllm_decode.caches import CachePolicy
 from dllm_decode.decoder import Verifier
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig
-from dllm_decode.uniform_state import check_uniform_state
+from dllm_decode.uniform_state import check_config
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact, Giver, PlugIn
@@ -48,11 +48,12 @@ def _hint(name: str, given: object) -> str:
 
 def facts_of(model: MaskPredictor) -> frozenset[Fact]:
     """Returns the facts that a model gives."""
+    is_uniform_state = isinstance(model, UniformState)
     given = {
         Fact.OWN_COLUMN_LOGITS: model.logit_shift == 0,
         Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
-        Fact.HAS_MASK: not isinstance(model, UniformState),
-        Fact.UNIFORM_STATE: isinstance(model, UniformState),
+        Fact.HAS_MASK: not is_uniform_state,
+        Fact.UNIFORM_STATE: is_uniform_state,
         Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
     }
     return frozenset(fact for fact, holds in given.items() if holds)
@@ -111,8 +112,7 @@ def check_options(
             )
     if len({model.mask_id, *model.banned_ids, *config.banned_ids}) >= model.vocab_size:
         raise ValueError(f"banned_ids must leave a token of {model.name}, got all of them.")
-    if isinstance(model, UniformState):
-        check_uniform_state(config, model=model.name)
+    check_config(model, config)
     reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
     if Fact.SAMPLER_DECIDES not in verifier.gives and reshapes:
         raise ValueError(

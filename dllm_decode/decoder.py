@@ -21,7 +21,7 @@ from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, RequestOptions
 from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
-from dllm_decode.uniform_state import check_canvases, check_readable, check_uniform_state
+from dllm_decode.uniform_state import canvas_length_of, check_config, check_prompt
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
@@ -61,9 +61,7 @@ class Decoder:
         model, own, asked = self.model, self.schedule.block_length, self.config.block_length
         if own is not None and asked not in (None, own):
             raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
-        if isinstance(model, UniformState):
-            own = asked or own or model.canvas_length
-            check_canvases(self.config.gen_length, own, model=model.name)
+        own = canvas_length_of(model, asked or own, self.config.gen_length)
         config = self.config if own is None else replace(self.config, block_length=own)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
@@ -89,7 +87,11 @@ class Decoder:
         """How the model sees and predicts."""
         model = self.model
         return Sight(
-            model.logit_shift, model.causal_block_length, self.cache.needs_kv_cache, model.device
+            shift=model.logit_shift,
+            causal_block_length=model.causal_block_length,
+            sees_later_blocks=not (model.causal_block_length or self.starts_as_noise),
+            with_kv_cache=self.cache.needs_kv_cache,
+            device=model.device,
         )
 
     @cached_property
@@ -101,7 +103,7 @@ class Decoder:
 
     @cached_property
     def starts_as_noise(self) -> bool:
-        """True if a block begins as random tokens, and no later column is ever seen."""
+        """True if a block begins as random tokens, not as [MASK]."""
         return isinstance(self.model, UniformState)
 
     @cached_property
@@ -156,10 +158,9 @@ class Decoder:
                 f"{self.config.gen_length}, got {config.gen_length}."
             )
         tokens = read_prompt(prompt, self.model, config.gen_length)
-        if isinstance(self.model, UniformState):
-            check_canvases(config.gen_length, self.block_length, model=self.model.name)
-            check_uniform_state(config, template, model=self.model.name)
-            check_readable(tokens, self.model.unread_ids, model=self.model.name)
+        canvas_length_of(self.model, self.block_length, config.gen_length)
+        check_config(self.model, config, template)
+        check_prompt(self.model, tokens)
         self.sampler.check(
             model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout, Plan
@@ -31,16 +33,35 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         columns of `spec`: -inf for banned tokens, truncated as the request says. With
         `leave_one_out`, as many columns follow, predicted without being seen.
     """
+    branches = spec.branches or Branches.of_rows(state.canvas)
     plans = _plans(decoder, state, spec)
-    layout = _layout(decoder, state, spec, plans)
-    state, logits = _run(decoder, state._replace(layout=layout), spec, layout)
+    call = _Call(spec, branches, plans, _layout(decoder, state, spec, branches, plans))
+    if spec.branches is not None:
+        state = with_room(state, branches, call.layout)
+    state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
-        state, unguided = _run(decoder, state, _without_given(state, spec), layout)
+        unread = _without_given(state.canvas, branches)
+        state, unguided = _run(decoder, state, call._replace(branches=unread))
         guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
         # A difference from -inf is no number; the token keeps its logit.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
-    state = _counted(decoder, state, spec, plans, layout)
-    return _finished(decoder, state, spec, layout, logits)
+    return _finished(decoder, _counted(decoder, state, call), call, logits)
+
+
+class _Call(NamedTuple):
+    """A forward that is ready to run.
+
+    Attributes:
+        spec: Its description.
+        branches: The canvases that it looks at.
+        plans: The columns of each row of the state.
+        layout: The columns of each branch.
+    """
+
+    spec: Pass
+    branches: Branches
+    plans: Sequence[Plan]
+    layout: Layout
 
 
 def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
@@ -51,8 +72,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
         )
     for n, row in enumerate(state.rows if spec.policy_rows is None else spec.policy_rows):
-        ends_with_block = sight.causal_block_length or decoder.starts_as_noise
-        end = row.opening.block[1] if ends_with_block else row.end
+        end = row.end if sight.sees_later_blocks else row.opening.block[1]
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
         if spec.columns is None:
@@ -70,10 +90,13 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
     return plans
 
 
-def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -> Layout:
+def _layout(
+    decoder: Decoder, state: State, spec: Pass, branches: Branches, plans: Sequence[Plan]
+) -> Layout:
     """Returns the layout of a forward: the last forward's, if the columns are the same."""
-    rows, window = spec.looked_at(state.canvas).rows, spec.window
-    own, starts = [plans[row] for row in rows], tuple(window.starts[row] for row in rows)
+    window = spec.window
+    own = [plans[row] for row in branches.rows]
+    starts = tuple(window.starts[row] for row in branches.rows)
     key = Layout.key_of(own, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
@@ -82,24 +105,18 @@ def _layout(decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan]) -
     return Layout.of(decoder.sight, own, window)
 
 
-def _without_given(state: State, spec: Pass) -> Pass:
-    """Returns the same forward on canvases with [MASK] for prompts and given tokens."""
-    canvas, branches = state.canvas, spec.looked_at(state.canvas)
+def _without_given(canvas: Canvas, branches: Branches) -> Branches:
+    """Returns the branches with [MASK] for prompts and given tokens."""
     given = canvas.given[torch.tensor(branches.rows, device=canvas.given.device)]
-    hidden = branches.tokens.masked_fill(given, canvas.mask_id)
-    return spec._replace(branches=branches._replace(tokens=hidden))
+    return branches._replace(tokens=branches.tokens.masked_fill(given, canvas.mask_id))
 
 
-def _run(
-    decoder: Decoder, state: State, spec: Pass, layout: Layout
-) -> tuple[State, Float[Tensor, "N _ V"]]:
+def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Calls the model on all groups at once; returns the logits in the order of the branches."""
-    model, branches = decoder.model, spec.looked_at(state.canvas)
-    if spec.branches is not None:
-        state = with_room(state, branches, layout)
+    model, spec, branches = decoder.model, call.spec, call.branches
     inputs, packs = [], []
-    for group in layout.groups:
-        one = inputs_of(state, spec, group)
+    for group in call.layout.groups:
+        one = inputs_of(state, spec, branches, group)
         one = with_leave_one_out(one, model.mask_id) if spec.leave_one_out else one
         if branches.in_columns:
             one, packed = packed_of(state, branches, group, one)
@@ -109,20 +126,19 @@ def _run(
     if packs:
         found = [unpack(logits, packed) for logits, packed in zip(found, packs, strict=True)]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
-    return state._replace(cost=cost), layout.merged(found)
+    return state._replace(cost=cost), call.layout.merged(found)
 
 
-def _counted(
-    decoder: Decoder, state: State, spec: Pass, plans: Sequence[Plan], layout: Layout
-) -> State:
+def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    branches, num_passes = spec.looked_at(state.canvas), 2 if decoder.config.cfg_scale else 1
+    spec, branches, plans, layout = call
+    num_passes = 2 if decoder.config.cfg_scale else 1
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: dict[int, int] = {}
     for group in layout.groups:
-        took_part, depth = [branches.rows[entry] for entry in group.entries], 1
+        (took_part, numbers), depth = branches.of(group.members), 1
         if branches.in_columns:
-            depth = 1 + max(branches.numbers[entry] for entry in group.entries)
+            depth = 1 + max(numbers)
             took_part = list(dict.fromkeys(took_part))
         for n in took_part:
             num_columns[n] = num_columns.get(n, 0) + depth * (plans[n].width + further)
@@ -148,21 +164,21 @@ def _counted(
 def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
     """Returns the history after a forward; only branch 0 of a row leaves a trace."""
     for group in layout.groups:
-        kept = [n for n, entry in enumerate(group.entries) if not branches.numbers[entry]]
-        rows = [branches.rows[group.entries[n]] for n in kept]
-        index = torch.tensor(rows, dtype=torch.long, device=state.device)
+        rows, numbers = branches.of(group.members)
+        kept = [n for n, number in enumerate(numbers) if number == 0]
+        index = torch.tensor([rows[n] for n in kept], dtype=torch.long, device=state.device)
         history = history.noted(state.canvas, index, group.positions[kept])
     return history
 
 
 def _finished(
-    decoder: Decoder, state: State, spec: Pass, layout: Layout, logits: Float[Tensor, "N _ V"]
+    decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Returns the logits that samplers see: checked, banned, truncated.
 
     At settled columns that no computed column predicts, the logits are certain of the token there.
     """
-    branches, window = spec.looked_at(state.canvas), layout.window
+    spec, branches, layout = call.spec, call.branches, call.layout
     state = with_finite_check(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     truncation = truncation_of([state.rows[row] for row in branches.rows], logits.device)
@@ -172,6 +188,7 @@ def _finished(
     known = layout.known()
     if known is None:
         return state, logits
+    window = layout.window
     if spec.branches is None:
         is_open = window.part(state.canvas.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open

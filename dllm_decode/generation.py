@@ -111,9 +111,9 @@ def generate(
     """
     named = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
+    require_integer("num_return_sequences", num_return_sequences, least=1)
     filled = _filled(tokenizer, templates, model)
     config = _config(config, named.options, filled)
-    require_integer("num_return_sequences", num_return_sequences, least=1)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
         records_commits=return_logprobs,
@@ -126,33 +126,16 @@ def generate(
     strings = named.stop_strings
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
     requests = _requests(decoder, prompts, filled, stop, copies=num_return_sequences)
-    stream = None if streamer is None else _Stream(streamer, requests)
-    watching: list[Observer] = [*observers] if stream is None else [*observers, stream]
-    with AnswerProgress(len(requests), is_shown=progress) as counted:
-        if progress:
-            watching.append(counted)
-        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_of_one_length(found, config.gen_length))
+    streams = [] if streamer is None else [_Stream(streamer, requests)]
+    decoded = _decoded(decoder, requests, num_rows, [*observers, *streams], shows=progress)
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
-    if stream is not None:
+    for stream in streams:
         stream.close(answers[0].token_ids)
     if config.temperature == 0.0:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
-
-
-def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
-    """Warns if several answers to each input were asked for, and all of them are equal."""
-    copies = decoded.tokens.unflatten(0, (-1, num_copies))
-    if num_copies > 1 and (copies == copies[:, :1]).all():
-        warnings.warn(
-            f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
-            'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
-            "as 0.7.",
-            stacklevel=3,
-        )
 
 
 def _filled(
@@ -199,6 +182,21 @@ def _requests(
     ]
 
 
+def _decoded(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    num_rows: int,
+    observers: Sequence[Observer],
+    *,
+    shows: bool,
+) -> DecodeOutput:
+    """Decodes requests, and shows on standard error how far they are if asked to."""
+    with AnswerProgress(len(requests), is_shown=shows) as progress:
+        watching = [*observers, progress] if shows else observers
+        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
+        return gathered(_of_one_length(found, decoder.config.gen_length))
+
+
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
     """Yields answers with EOS in the positions that shorter templates do not have."""
     for answer in answers:
@@ -212,6 +210,18 @@ def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
                 commits=None if output.commits is None else output.commits.padded(missing),
             )
         yield answer._replace(output=output)
+
+
+def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
+    """Warns if several answers to each input were asked for, and all of them are equal."""
+    copies = decoded.tokens.unflatten(0, (-1, num_copies))
+    if num_copies > 1 and (copies == copies[:, :1]).all():
+        warnings.warn(
+            f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
+            'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
+            "as 0.7.",
+            stacklevel=3,
+        )
 
 
 class _Stream:

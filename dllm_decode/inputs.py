@@ -8,15 +8,15 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.layout import Group
-from dllm_decode.core.passes import Pass
+from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.state import State
 from dllm_decode.guards import require_attend
 from dllm_decode.models.base import ForwardInputs
 
 
-def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
-    """Returns the inputs of one group."""
-    branches, asked, columns = spec.looked_at(state.canvas), spec.asked, group.columns
+def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
+    """Returns the inputs of one group of branches."""
+    asked, columns = spec.asked, group.columns
     tokens, belief = branches.tokens, spec.belief
     if spec.attend is not None:
         require_attend(spec.attend, group)
@@ -38,9 +38,7 @@ def inputs_of(state: State, spec: Pass, group: Group) -> ForwardInputs:
     inputs = replace(inputs, kv_cache=cache.first(group.num_keys), slots=columns)
     if branches.in_columns:
         return inputs
-    rows = [branches.rows[entry] for entry in group.entries]
-    numbers = [branches.numbers[entry] for entry in group.entries]
-    return replace(inputs, rows=cache_rows(state, rows, numbers))
+    return replace(inputs, rows=cache_rows(state, *branches.of(group.members)))
 
 
 def cache_rows(

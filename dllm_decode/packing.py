@@ -88,11 +88,10 @@ def packed_of(
     slots; its keys and values are written after the row's own. No other branch sees them.
     """
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
-    owners = list(dict.fromkeys(branches.rows[entry] for entry in group.entries))
-    rows = [owners.index(branches.rows[entry]) for entry in group.entries]
-    numbers = [branches.numbers[entry] for entry in group.entries]
+    rows, numbers = branches.of(group.members)
+    owners = list(dict.fromkeys(rows))
     where = Packed(
-        torch.tensor(rows, device=device),
+        torch.tensor([owners.index(row) for row in rows], device=device),
         torch.tensor(numbers, device=device),
         len(owners),
         max(numbers) + 1,
@@ -103,7 +102,7 @@ def packed_of(
     shared = shared.expand_as(inputs.tokens)
     causal: Tensor | None = None
     if branches.causal_from is not None:
-        listed = [branches.causal_from[entry] for entry in group.entries]
+        listed = [branches.causal_from[member] for member in group.members]
         causal = torch.tensor(listed, device=device)
     attend = inputs.tokens.new_zeros(*shared.shape, first_free, dtype=torch.bool)
     attend[..., : group.num_keys if has_cache else width] = (

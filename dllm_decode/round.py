@@ -1,6 +1,6 @@
 """One round of all rows.
 
-    state --> open_blocks --> look ----------> decide --------> settle ----> read --------> state
+    state --> open_blocks --> look ----------> decide --------> settle ----> advance -----> state
               open columns:   forwards and     which columns,   the canvas   the one time
               the schedule    a view:          which tokens:    with new     that the host
                               the verifier     the sampler      tokens       waits
@@ -10,10 +10,10 @@ Each function takes the state and returns the next one.
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
@@ -45,7 +45,7 @@ def one_round(
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas
     state = settle(decoder, state, seen, decision)
-    state, done = read(decoder, state, seen)
+    state, done = advance(decoder, state, seen)
     if observers:
         event = _event(decoder, before, state, seen, done)
         for observer in observers:
@@ -122,7 +122,7 @@ class _HostNumbers(NamedTuple):
     errors: list[str]
 
 
-def read(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
+def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     """Reads on the host how far the rows have come; returns the state and the rows that ended.
 
     A row ends with an error if a plug-in broke its contract there.
@@ -162,22 +162,34 @@ def _host_numbers(
         None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
         verified,
     ]
-    for found, owner in zip(numbers, (schedule, cache, verifier), strict=True):
-        require_numbers(found, len(canvas), owner=owner)
+    for asked, owner in zip(numbers, (schedule, cache, verifier), strict=True):
+        require_numbers(asked, len(canvas), owner=owner)
     broken = [breach.by_entry() for breach in state.breaches]
-    asked = [found.flatten() for found in numbers if found is not None]
-    values = iter(torch.cat([*broken, first, has_ended, *asked]).tolist())
+    unsettled, ended, *found = _on_host([first, has_ended, *numbers, *broken])
+    by_plugin = [[()] * B if listed is None else listed for listed in found[:3]]
+    by_row = [Numbers(*own) for own in zip(*by_plugin, strict=True)]
     errors = [""] * B
-    for breach in state.breaches:
+    for breach, listed in zip(state.breaches, found[3:], strict=True):
         rows = range(B) if breach.rows is None else breach.rows
-        for row, is_broken in zip(rows, islice(values, len(rows)), strict=True):
+        for row, is_broken in zip(rows, listed, strict=True):
             if is_broken and not errors[row]:
                 errors[row] = _error(decoder, state, seen, breach, row)
-    unsettled, ended = list(islice(values, B)), list(islice(values, B))
-    own = [
-        [() if n is None else tuple(islice(values, n.shape[1])) for _ in range(B)] for n in numbers
-    ]
-    return _HostNumbers(unsettled, ended, [Numbers(*row) for row in zip(*own, strict=True)], errors)
+    return _HostNumbers(unsettled, ended, by_row, errors)
+
+
+def _on_host(tensors: Sequence[Shaped[Tensor, "N ..."] | None]) -> list[Any]:
+    """Returns tensors of one or two axes as lists, of numbers or of tuples; `None` stays `None`."""
+    parts = [tensor.flatten() for tensor in tensors if tensor is not None]
+    values = iter(torch.cat(parts).tolist())
+    found: list[Any] = []
+    for tensor in tensors:
+        if tensor is None:
+            found.append(None)
+        elif tensor.ndim == 1:
+            found.append(list(islice(values, len(tensor))))
+        else:
+            found.append([tuple(islice(values, tensor.shape[1])) for _ in range(len(tensor))])
+    return found
 
 
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:

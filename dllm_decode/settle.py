@@ -12,8 +12,8 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look
-from samplers.base import Decision
+from dllm_decode.decoder import Decoder, Look, Verifier
+from samplers.base import Decision, Sampler
 from samplers.state import put_state, take_state
 from samplers.view import View
 
@@ -27,7 +27,8 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
         index = torch.tensor(seen.rows, device=state.device)
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
     moves = moves_of(decoder, view, decision, window.part(canvas.given))
-    state = _checked(decoder, state, seen, decision, moves)
+    culprit = decoder.sampler if seen.decision is None else decoder.verifier
+    state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
     before, canvas = canvas, truncated(decoder, rows, _moved(canvas, window, moves))
     if state.commits is not None:
         state = _recorded(state, seen, moves, before, canvas)
@@ -96,9 +97,26 @@ def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tenso
     return Moves(commit, tokens, settle, remask)
 
 
-def _checked(decoder: Decoder, state: State, seen: Look, decision: Decision, moves: Moves) -> State:
+def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
+    """Notes rules that the sampler's decision breaks, for a verifier that makes another of it.
+
+    The look has all rows.
+    """
+    given = seen.window.part(state.canvas.given)
+    moves = moves_of(decoder, seen.view, decision, given)
+    return _checked(decoder, state, seen, decision, moves, culprit=decoder.sampler)
+
+
+def _checked(
+    decoder: Decoder,
+    state: State,
+    seen: Look,
+    decision: Decision,
+    moves: Moves,
+    *,
+    culprit: Sampler | Verifier,
+) -> State:
     """Returns the state with a breach for each part of a decision that breaks a rule."""
-    culprit = decoder.sampler if seen.decision is None else decoder.verifier
     where = "masked" if decoder.sampler.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)

@@ -1,32 +1,47 @@
-"""Options that have no meaning on a uniform-state model, refused by name."""
+"""Options and requests that have no meaning on a uniform-state model, refused by name.
 
-from collections.abc import Iterable, Sequence
+A masked model passes every check.
+"""
 
+from collections.abc import Sequence
+
+from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig
 from dllm_decode.sizes import round_up
 
 
-def check_canvases(gen_length: int, canvas_length: int, *, model: str) -> None:
-    """Raises ValueError unless an answer is a whole number of canvases."""
-    if gen_length % canvas_length:
+def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -> int | None:
+    """Returns the tokens of a canvas: as asked, or the model's own; `asked` for a masked model.
+
+    Raises:
+        ValueError: If an answer is not a whole number of canvases.
+    """
+    if not isinstance(model, UniformState):
+        return asked
+    length = asked or model.canvas_length
+    if gen_length % length:
         raise ValueError(
-            f"gen_length must be a multiple of {canvas_length}, the tokens of a canvas of {model}, "
-            f"got {gen_length}. Use {round_up(gen_length, canvas_length)}."
+            f"gen_length must be a multiple of {length}, the tokens of a canvas of {model.name}, "
+            f"got {gen_length}. Use {round_up(gen_length, length)}."
         )
+    return length
 
 
-def check_readable(prompt: Iterable[int], unread_ids: tuple[int, ...], *, model: str) -> None:
+def check_prompt(model: MaskPredictor, prompt: Sequence[int]) -> None:
     """Raises ValueError if a prompt has a token that the model does not read, as of an image."""
-    found = [token for token in unread_ids if token in prompt]
+    unread = model.unread_ids if isinstance(model, UniformState) else ()
+    found = [token for token in unread if token in prompt]
     if found:
         raise ValueError(
-            f"A prompt must be text alone with {model}, got token {found[0]} of an image. Leave "
-            "images out."
+            f"A prompt must be text alone with {model.name}, got token {found[0]} of an image. "
+            "Leave images out."
         )
 
 
-def check_uniform_state(config: DecodeConfig, template: Sequence[int] = (), *, model: str) -> None:
+def check_config(model: MaskPredictor, config: DecodeConfig, template: Sequence[int] = ()) -> None:
     """Raises ValueError if an option or a template cannot serve a uniform-state model."""
+    if not isinstance(model, UniformState):
+        return
     is_set = {
         "temperature": config.temperature,
         "top_p, top_k and confidence_from": config.is_tempered,
@@ -45,5 +60,5 @@ def check_uniform_state(config: DecodeConfig, template: Sequence[int] = (), *, m
         if value:
             because = reasons.get(name, "Each step draws all tokens of a canvas anew.")
             raise ValueError(
-                f"{name} must be left out with {model}, a uniform-state model. {because}"
+                f"{name} must be left out with {model.name}, a uniform-state model. {because}"
             )

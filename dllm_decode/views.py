@@ -106,40 +106,6 @@ def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
 
 
-def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
-    """Returns offsets of the window's columns whose logits are read; `None`: all.
-
-    At least the unsettled open columns are among them.
-    """
-    sampler = decoder.sampler
-    reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
-    if reads_all or sampler.scope != "block":
-        return None
-    unsettled = window.part(state.canvas.unsettled)
-    if unsettled.device.type != "cpu":
-        # The host would wait for the device to learn which columns are unsettled.
-        return None if window.open is None else _between(state, window)
-    unsettled = unsettled if window.open is None else unsettled & window.open
-    most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
-    if most >= window.width:
-        return None
-    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :most]
-
-
-def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
-    """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
-    bounds = [row.opening.bounds for row in state.rows]
-    width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
-    if width >= window.width:
-        return None
-    begins = [
-        min(start - at, window.width - width)
-        for (start, _), at in zip(bounds, window.starts, strict=True)
-    ]
-    device = state.device
-    return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
-
-
 def view_of(
     decoder: Decoder,
     state: State,
@@ -193,6 +159,40 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
+
+
+def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns offsets of the window's columns whose logits are read; `None`: all.
+
+    At least the unsettled open columns are among them.
+    """
+    sampler = decoder.sampler
+    reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
+    if reads_all or sampler.scope != "block":
+        return None
+    unsettled = window.part(state.canvas.unsettled)
+    if unsettled.device.type != "cpu":
+        # The host would wait for the device to learn which columns are unsettled.
+        return None if window.open is None else _between(state, window)
+    unsettled = unsettled if window.open is None else unsettled & window.open
+    most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
+    if most >= window.width:
+        return None
+    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
+    bounds = [row.opening.bounds for row in state.rows]
+    width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
+    if width >= window.width:
+        return None
+    begins = [
+        min(start - at, window.width - width)
+        for (start, _), at in zip(bounds, window.starts, strict=True)
+    ]
+    device = state.device
+    return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
 
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:

@@ -181,7 +181,7 @@ def _draft_tree(picture: Picture, y: int) -> None:
 # y and kind of each box, the label of the arrow that leaves it, and its lines.
 _STEPS = (
     (24, "box", "Opening of each row",
-     "1  open_blocks", "schedule.opening(progress, last)", "for each row"),
+     "1  open_blocks", "schedule.opening(row, ...)", "for each row"),
     (120, "device", "Look: View, Window",
      "2  look", "verifier.look: forwards, then the", "view of each row"),
     (216, "device", "Decision: commit, tokens, ...",
@@ -190,7 +190,7 @@ _STEPS = (
     (329, "device", "Canvas",
      "4  settle", "a new canvas: given tokens stay,", "no [MASK] is written"),
     (425, "box", "",
-     "5  read", "the one time that the CPU waits:", "first unsettled column, EOS, broken",
+     "5  advance", "the one time that the CPU waits:", "first unsettled column, EOS, broken",
      "contracts; numbers of schedule,", "cache and verifier"),
 )  # fmt: skip
 

@@ -77,7 +77,9 @@ def require_at_most(name: str, value: object, most: float) -> None:
         raise ValueError(f"{name} must be a number of at most {most:g}, got {shown(value)}.")
 
 
-def require_count(name: str, value: object, least: int, *, unit: str = "") -> None:
+def require_count(
+    name: str, value: object, least: int, *, unit: str = "", optional: bool = False
+) -> None:
     """Raises ValueError unless a value is a whole number of at least `least`.
 
     Args:
@@ -85,7 +87,10 @@ def require_count(name: str, value: object, least: int, *, unit: str = "") -> No
         value: The argument's value; 2.0 is not a whole number here.
         least: The smallest allowed number.
         unit: The things counted, for the message, such as "tokens".
+        optional: True if the value may be `None`.
     """
+    if optional and value is None:
+        return
     counted = f"a whole number of {unit}" if unit else "a whole number"
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise ValueError(f"{name} must be {counted}, at least {least}, got {shown(value)}.")

@@ -85,8 +85,7 @@ class Prophet(Wrapper[Foretold]):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_phases(self.thresholds, self.edges)
-        if self.answer_start is not None:
-            require_count("answer_start", self.answer_start, 0)
+        require_count("answer_start", self.answer_start, 0, optional=True)
         require_tuple("marker", self.marker)
         for token in self.marker:
             require_count("Each token of marker", token, 0)

@@ -69,8 +69,7 @@ class AdaptiveBlocks(BlockSchedule):
                 )
             require_count("delimiters", token, 0)
         require_probability("threshold", self.threshold)
-        if self.block_length is not None:
-            require_count("block_length", self.block_length, 1, unit="tokens")
+        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
         require_share("window", self.window)
 
     def check(self, model: MaskPredictor) -> None:

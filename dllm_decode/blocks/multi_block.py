@@ -68,12 +68,10 @@ class MultiBlock(BlockSchedule):
     forces: Literal["first", "every"] = "first"
 
     def __post_init__(self) -> None:
-        if self.block_length is not None:
-            require_count("block_length", self.block_length, 1, unit="tokens")
+        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
         require_share("open_at", self.open_at)
         require_share("force_at", self.force_at)
-        if self.max_open is not None:
-            require_count("max_open", self.max_open, 1, unit="blocks")
+        require_count("max_open", self.max_open, 1, unit="blocks", optional=True)
         require_choice("order", self.order, get_args(Order))
         require_choice("forces", self.forces, ("first", "every"))
 

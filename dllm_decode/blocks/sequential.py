@@ -25,8 +25,7 @@ class Sequential(BlockSchedule):
     block_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.block_length is not None:
-            require_count("block_length", self.block_length, 1, unit="tokens")
+        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
 
     @property
     def gives(self) -> frozenset[Fact]:

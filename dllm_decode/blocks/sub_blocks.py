@@ -35,8 +35,7 @@ class SubBlocks(BlockSchedule):
     sub_block_length: int = 8
 
     def __post_init__(self) -> None:
-        if self.block_length is not None:
-            require_count("block_length", self.block_length, 1, unit="tokens")
+        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
         require_count("sub_block_length", self.sub_block_length, 1, unit="tokens")
 
     @property

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from dllm_decode.core.passes import Window
 from samplers.logits.float64 import widest
-from samplers.logits.statistics import divided, gather, widen
+from samplers.logits.statistics import law_temperature, log_probability
 from samplers.state import pad_state
 from samplers.view import View
 
@@ -102,16 +102,15 @@ class CommitState(NamedTuple):
         """
         num_steps, computed = self.num_steps + 1, view.computed
         plain = computed.logits if computed.untruncated is None else computed.untruncated
-        temperature = view.temperature
-        if isinstance(temperature, Tensor):
-            temperature = torch.where(temperature > 0.0, temperature, 1.0)
-        elif temperature == 0.0:
-            temperature = 1.0
-        found = (
-            num_steps[:, None].expand_as(tokens),
-            _log_probability(computed.logits, tokens, temperature, computed.columns),
-            _log_probability(plain, tokens, 1.0, computed.columns),
-        )
+        columns = computed.columns
+        asked = tokens if columns is None else tokens.gather(1, columns)
+        drawn = log_probability(computed.logits, asked, law_temperature(view.temperature))
+        in_model = log_probability(plain, asked, 1.0)
+        if columns is not None:
+            # Nothing is committed where no logits were computed.
+            nowhere = drawn.new_zeros(tokens.shape)
+            drawn, in_model = (nowhere.scatter(1, columns, own) for own in (drawn, in_model))
+        found = (num_steps[:, None].expand_as(tokens), drawn, in_model)
         held = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
         pairs = zip(held, found, strict=True)
         return CommitState(
@@ -122,23 +121,3 @@ class CommitState(NamedTuple):
         """Returns the commits of one row in the columns of its answer."""
         steps, *logprobs = (part[row : row + 1, start:stop].cpu() for part in self[1:])
         return Commits(steps - 1, *(part.masked_fill(steps == 0, torch.nan) for part in logprobs))
-
-
-def _log_probability(
-    logits: Float[Tensor, "B N V"],
-    tokens: Int[Tensor, "B W"],
-    temperature: Float[Tensor, " B"] | float,
-    columns: Int[Tensor, "B N"] | None,
-) -> Float[Tensor, "B W"]:
-    """Returns logarithms of softmax(logits / temperature), 0 where no logits were computed.
-
-    Args:
-        logits: Logits of the listed columns.
-        tokens: A token of each column of the window.
-        temperature: One for all rows, or one of each.
-        columns: Which columns of the window the logits predict; `None`: all.
-    """
-    scaled = divided(widen(logits), temperature)
-    asked = tokens if columns is None else tokens.gather(1, columns)
-    found = gather(scaled, asked) - scaled.logsumexp(-1)
-    return found if columns is None else found.new_zeros(tokens.shape).scatter_(1, columns, found)

@@ -63,23 +63,25 @@ class Sight(NamedTuple):
     Attributes:
         shift: Columns from a column to the one that its logits predict, 0 or 1.
         causal_block_length: As `MaskPredictor.causal_block_length`.
+        sees_later_blocks: True if a column sees the masks of later blocks.
         with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
         device: Device of the model's inputs.
     """
 
     shift: int
     causal_block_length: int
+    sees_later_blocks: bool
     with_kv_cache: bool
     device: torch.device
 
 
 class Group(NamedTuple):
-    """The entries of a forward that compute equally many columns. An entry is a row or a draft.
+    """The branches of a forward that compute equally many columns.
 
     Attributes:
-        entries: The entries.
-        on_device: The entries as a tensor; `None`: all of them, in order.
-        columns: The columns to compute; a slice if they are the same for all entries.
+        members: Which of the branches.
+        on_device: The members as a tensor; `None`: all of them, in order.
+        columns: The columns to compute; a slice if they are the same for all members.
         positions: Rotary positions of these columns.
         predictors: For each column of the window, which of the computed columns predicts it.
         known: True where such a column is computed; `None`: everywhere.
@@ -87,7 +89,7 @@ class Group(NamedTuple):
         num_keys: Keys of the group, K.
     """
 
-    entries: tuple[int, ...]
+    members: tuple[int, ...]
     on_device: Int[Tensor, " N"] | None
     columns: slice | Int[Tensor, "N Q"]
     positions: Int[Tensor, "N Q"]
@@ -98,7 +100,7 @@ class Group(NamedTuple):
 
 
 LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns, int], ...], tuple[int, ...], int]
-"""All that a layout depends on: columns of each entry, and starts and width of the window."""
+"""All that a layout depends on: columns of each branch, and starts and width of the window."""
 
 
 class Layout(NamedTuple):
@@ -106,9 +108,9 @@ class Layout(NamedTuple):
 
     Attributes:
         key: All that the layout depends on.
-        window: The columns to predict, for each entry.
-        groups: The entries by width.
-        order: Puts the results of all groups in the order of the entries; `None`: one group.
+        window: The columns to predict, for each branch.
+        groups: The branches by width.
+        order: Puts the results of all groups in the order of the branches; `None`: one group.
     """
 
     key: LayoutKey
@@ -118,7 +120,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
-        """Returns the key of a forward, given the columns of each entry and of the window."""
+        """Returns the key of a forward, given the columns of each branch and of the window."""
         own = tuple((plan.columns, plan.end, plan.hidden, plan.causal_until) for plan in plans)
         return own, starts, width
 
@@ -128,8 +130,8 @@ class Layout(NamedTuple):
 
         Args:
             sight: How the model sees and predicts.
-            plans: The columns of each entry.
-            window: The columns to predict, for each entry.
+            plans: The columns of each branch.
+            window: The columns to predict, for each branch.
         """
         every = tuple(range(len(plans)))
         widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
@@ -138,13 +140,13 @@ class Layout(NamedTuple):
             return Layout(key, window, (_group(sight, plans, window, every, None),), None)
         groups, parts = [], []
         for width in widths:
-            entries = tuple(n for n, plan in enumerate(plans) if plan.width == width)
-            parts.append(torch.tensor(entries, device=sight.device))
-            groups.append(_group(sight, plans, window, entries, parts[-1]))
+            members = tuple(n for n, plan in enumerate(plans) if plan.width == width)
+            parts.append(torch.tensor(members, device=sight.device))
+            groups.append(_group(sight, plans, window, members, parts[-1]))
         return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
 
     def merged(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
-        """Joins the results of the groups, in the order of the entries."""
+        """Joins the results of the groups, in the order of the branches."""
         return parts[0] if self.order is None else torch.cat(list(parts))[self.order]
 
     def known(self) -> Bool[Tensor, "N W"] | None:
@@ -165,21 +167,21 @@ def _group(
     sight: Sight,
     plans: Sequence[Plan],
     window: Window,
-    entries: tuple[int, ...],
+    members: tuple[int, ...],
     on_device: Int[Tensor, " N"] | None,
 ) -> Group:
-    own = [plans[entry] for entry in entries]
-    starts = [window.starts[entry] for entry in entries]
+    own = [plans[member] for member in members]
+    starts = [window.starts[member] for member in members]
     columns = _columns(sight, own)
     num_keys = max(plan.end for plan in own)
     if isinstance(columns, slice):
         listed = torch.arange(columns.start, columns.stop, device=sight.device)
-        positions = listed.expand(len(entries), -1)
+        positions = listed.expand(len(members), -1)
     else:
         positions = columns
     predictors, known = _predictors(sight, own, starts, window.width, columns)
     return Group(
-        entries=entries,
+        members=members,
         on_device=on_device,
         columns=columns,
         positions=positions,
@@ -215,7 +217,17 @@ def _predictors(
     width: int,
     columns: slice | Int[Tensor, "N Q"],
 ) -> tuple[Int[Tensor, "N W"], Bool[Tensor, "N W"] | None]:
-    """Returns which computed columns predict the window, and where such a column is computed."""
+    """Returns which computed columns predict the window, and where such a column is computed.
+
+    With shift 1, the columns 2 to 6 computed, and a window of the columns 4 to 8:
+
+        computed column    2  3  4  5  6
+        its index          0  1  2  3  4
+        window             4  5  6  7  8
+        predicted by       3  4  5  6  7     column - shift
+        predictors         1  2  3  4  4     its index; arbitrary where it is not computed
+        known              x  x  x  x  -
+    """
     offsets = torch.arange(width, device=sight.device) - sight.shift
     if len(set(starts)) == 1:
         wanted = (offsets + starts[0]).repeat(len(plans), 1)

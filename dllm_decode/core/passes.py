@@ -103,6 +103,15 @@ class Branches(NamedTuple):
     in_columns: bool = False
     causal_from: tuple[int, ...] | None = None
 
+    @staticmethod
+    def of_rows(canvas: Canvas) -> "Branches":
+        """Returns a canvas as branch 0 of each row."""
+        return Branches(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))
+
+    def of(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the rows and the numbers of some branches."""
+        return [self.rows[n] for n in members], [self.numbers[n] for n in members]
+
     @property
     def writers(self) -> set[int]:
         """The rows of branches 0, which alone write the rows' own slots."""
@@ -139,9 +148,3 @@ class Pass(NamedTuple):
     leave_one_out: bool = False
     causal_until: Sequence[int] | None = None
     belief: Float[Tensor, "B W V"] | None = None
-
-    def looked_at(self, canvas: Canvas) -> Branches:
-        """Returns the canvases to look at: the branches, or a canvas as branch 0 of each row."""
-        if self.branches is not None:
-            return self.branches
-        return Branches(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))

@@ -87,7 +87,7 @@ class RequestQueue:
 class Opening(NamedTuple):
     """The columns that a block schedule has opened in one row.
 
-    What the schedules open; "block" and so on are the bounds of that part:
+    The schedules open these columns ("block" stands for its bounds):
 
                          start, stop    block        phase    turn
         Sequential       block          block        block    block

@@ -141,19 +141,32 @@ def num_larger(logits: Float[Tensor, "B W V"], values: Float[Tensor, "B W"]) -> 
 
 
 def log_probability(
-    logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"], temperature: float
+    logits: Float[Tensor, "B W V"],
+    tokens: Int[Tensor, "B W"],
+    temperature: Float[Tensor, " B"] | float,
 ) -> Float[Tensor, "B W"]:
     """Returns each token's logarithm of softmax(logits / temperature), computed in float64.
 
     A device without float64 leaves that to the CPU, and has the result in float32.
     """
 
-    def log_some(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        scaled = in_float64(logits) / temperature
+    def log_some(
+        logits: Float[Tensor, "n V"],
+        tokens: Int[Tensor, " n"],
+        temperature: Float[Tensor, " n"] | float = temperature,
+    ) -> Float[Tensor, " n"]:
+        scaled = divided(in_float64(logits), temperature)
         own = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
         return (own - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
 
-    return _by_chunk(log_some, logits, tokens, dtype=torch.float64)
+    return _by_chunk(log_some, logits, tokens, *_each(temperature, tokens), dtype=torch.float64)
+
+
+def law_temperature(temperature: Float[Tensor, " B"] | float) -> Float[Tensor, " B"] | float:
+    """Returns the temperature at which a token's probability is stated: 1 for greedy decoding."""
+    if isinstance(temperature, Tensor):
+        return torch.where(temperature > 0.0, temperature, 1.0)
+    return temperature or 1.0
 
 
 def certain_where(
@@ -201,8 +214,14 @@ def draw(
         noise = gumbel(keys.to(scaled.device), logits.shape[-1])
         return (scaled + noise).argmax(-1).to(keys.device)
 
-    own = (temperature[:, None].expand_as(keys),) if isinstance(temperature, Tensor) else ()
-    return _by_chunk(draw_some, logits, keys, *own, dtype=torch.float64)
+    return _by_chunk(draw_some, logits, keys, *_each(temperature, keys), dtype=torch.float64)
+
+
+def _each(
+    temperature: Float[Tensor, " B"] | float, like: Int[Tensor, "B W"]
+) -> tuple[Float[Tensor, "B W"], ...]:
+    """Returns the temperature of each position, if each row has its own."""
+    return (temperature[:, None].expand_as(like),) if isinstance(temperature, Tensor) else ()
 
 
 def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -14,6 +14,7 @@ from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.settle import with_sampler_check
 from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio
 from dllm_decode.verify.ar_verify.drafting.base import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
@@ -23,7 +24,7 @@ from samplers.checks import require_choice, require_count, require_plugin
 from samplers.facts import Fact
 from samplers.logits.float64 import widest
 from samplers.logits.noise import position_keys
-from samplers.logits.statistics import divided
+from samplers.logits.statistics import divided, law_temperature
 from samplers.view import View
 
 AttendToText = Literal["blocks", "causal"]
@@ -154,6 +155,7 @@ class S2D2(Verifier):
         if not rows:
             return state, seen
         state, seen, decision = decide(decoder, state, seen)
+        state = with_sampler_check(decoder, state, seen, decision)
         filled_in = _filled_in(state, seen, decision)
         to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
         state, found = _verified(decoder, state, seen, to_verify)
@@ -228,23 +230,24 @@ def _left_to_right(
     """Returns logits of places in the window, each given the draft up to there."""
     rows, shift = to_verify.rows, decoder.sight.shift
     index = torch.tensor(rows, device=state.device)
-    states, branches = [to_verify.tokens[index]], 1
+    canvases = [to_verify.tokens[index]]
     if not shift:
         # A column that predicts itself must not hold its own draft.
-        states, branches = [*states, state.canvas.tokens[index]], 2
+        canvases.append(state.canvas.tokens[index])
+    num_branches = len(canvases)
     blocks = [row.opening.block for row in state.rows]
-    drafts = Branches(
-        torch.cat(states),
-        (*rows,) * branches,
-        tuple(branch for branch in range(branches) for _ in rows),
+    branches = Branches(
+        torch.cat(canvases),
+        (*rows,) * num_branches,
+        tuple(number for number in range(num_branches) for _ in rows),
         in_columns=True,
-        causal_from=tuple(blocks[row][0] for row in rows) * branches,
+        causal_from=tuple(blocks[row][0] for row in rows) * num_branches,
     )
     columns = None
     if decoder.sight.with_kv_cache:
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
     spec = Pass(
-        window, places.repeat(branches, 1), drafts,
+        window, places.repeat(num_branches, 1), branches,
         columns=columns, causal_until=to_verify.causal_until,
     )  # fmt: skip
     state, logits = forward(decoder, state, spec)
@@ -253,11 +256,7 @@ def _left_to_right(
 
 def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V"]:
     """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
-    temperature = view.temperature
-    if isinstance(temperature, Tensor):
-        temperature = torch.where(temperature > 0.0, temperature, 1.0)
-    elif temperature == 0.0:
-        temperature = 1.0
+    temperature = law_temperature(view.temperature)
     return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
 
 

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from dllm_decode.forward import forward
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.verify.s2d2 import s2d2
 from samplers import ConfidenceThreshold, JointThreshold
+from samplers.base import Decision
+from samplers.view import View
 
 FAMILIES = ("sdar", "llada2_moe", "fast_dllm_v2")
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -192,6 +195,23 @@ def test_wrong_use_is_refused_by_name() -> None:
         S2D2(0.5)  # type: ignore[arg-type]  # refused
     with pytest.raises(ValueError, match="length must be"):
         MinimumSpan(0)
+
+
+@dataclass(frozen=True)
+class Overwrites(ConfidenceThreshold):
+    """Commits settled positions too, which no sampler may."""
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        return Decision(commit=torch.ones_like(view.masked)), None
+
+
+def test_a_sampler_that_breaks_its_contract_is_named_not_the_verifier() -> None:
+    model = model_of("sdar", 0, 2.0, 4, ())
+    with pytest.raises(RuntimeError, match=r"Overwrites\(.*must commit eligible positions only"):
+        decode(
+            model, PROMPTS, Overwrites(), verifier=S2D2(MinimumSpan(1)), gen_length=8,
+            block_length=4,
+        )  # fmt: skip
 
 
 def test_causal_drafts_must_be_columns(monkeypatch: pytest.MonkeyPatch) -> None:
