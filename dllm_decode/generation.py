@@ -192,7 +192,7 @@ def _decoded(
 ) -> DecodeOutput:
     """Decodes requests, and shows on standard error how far they are if asked to."""
     with AnswerProgress(len(requests), is_shown=shows) as progress:
-        watching = [*observers, progress] if shows else observers
+        watching: list[Observer] = [*observers, progress] if shows else [*observers]
         found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
         return gathered(_of_one_length(found, decoder.config.gen_length))
 

@@ -138,6 +138,7 @@ class MaskedTransformer(nn.Module):
         return self._runner if is_on else None
 
     def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
+        self.transformer.pack()
         with torch.inference_mode(), attention_on(self.device):
             hidden = self.transformer.forward_groups(groups)
         # Not in inference mode: the caller may change the logits in place, wherever it runs.

@@ -10,6 +10,7 @@ from dllm_decode.models.network.context import LayerContext
 from dllm_decode.models.network.groups import join, split
 from dllm_decode.models.network.norm import Norm
 from dllm_decode.models.network.operations import Heads, Projected
+from dllm_decode.models.network.packed import Linear
 
 
 class Attention(nn.Module):
@@ -21,8 +22,8 @@ class Attention(nn.Module):
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         num_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, num_rows, bias=config.qkv_bias)
-        self.output = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.qkv = Linear(config.hidden_size, num_rows, bias=config.qkv_bias)
+        self.output = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             exact = config.norm_weight_in_float32

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dllm_decode.models.network.operations import Operations
+from dllm_decode.models.network.packed import Linear
 
 
 class MLP(nn.Module):
@@ -14,8 +15,8 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, mlp_hidden_size: int) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(hidden_size, 2 * mlp_hidden_size, bias=False)
-        self.down = nn.Linear(mlp_hidden_size, hidden_size, bias=False)
+        self.gate_up = Linear(hidden_size, 2 * mlp_hidden_size, bias=False)
+        self.down = Linear(mlp_hidden_size, hidden_size, bias=False)
 
     def forward(
         self, hidden: Float[Tensor, "B Q H"], operations: Operations

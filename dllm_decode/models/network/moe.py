@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.mlp import MLP
 from dllm_decode.models.network.operations import Operations
+from dllm_decode.models.network.packed import Packable
 
 # Reading an expert's weights takes about as long as multiplying so many tokens by them.
 _TOKENS_PER_READ = 32
@@ -102,16 +103,16 @@ class Router(nn.Module):
         return named
 
 
-class Experts(nn.Module):
+class Experts(Packable):
     """The routed experts of a layer, SwiGLUs whose weights are stacked.
 
     Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` is
     torch's own, which transformers' experts call too. On CUDA it is one product for each of the two
     matrices: the device alone knows where an expert's tokens end, so that nothing waits and the
     forward can be captured. On a CPU it multiplies expert by expert, and leaves the weights of
-    experts without tokens unread. Such a product takes less time than waking a second thread, so
-    that each thread of torch computes some of the experts by itself. In other dtypes a loop visits
-    the experts.
+    experts without tokens unread; so does a loop over packed weights, and in other dtypes. Such a
+    product takes less time than waking a second thread, so that each thread of torch computes some
+    of the experts by itself.
     """
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
@@ -144,19 +145,20 @@ class Experts(nn.Module):
         self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"], operations: Operations
     ) -> Float[Tensor, "P H"]:
         """Maps each column by its expert; columns are sorted by expert."""
-        if not self._can_group(columns):
-            return self._one_by_one(columns, ends, operations)
-        num_threads = torch.get_num_threads()
+        if torch.is_grad_enabled():
+            self.unpack()
+        groups, num_threads = self._can_group(columns), torch.get_num_threads()
+        work = self._grouped if groups and not self.is_packed else self._one_by_one
         # A training step has columns enough to divide each product among the threads.
-        if columns.is_cuda or num_threads == 1 or torch.is_grad_enabled():
-            return self._grouped(columns, ends, operations, slice(None))
+        if columns.is_cuda or not groups or num_threads == 1 or torch.is_grad_enabled():
+            return work(columns, ends, operations, slice(None))
         shares = _equal_shares(ends, _SHARES_PER_THREAD * num_threads)
         bounds = [0, *ends[[share.stop - 1 for share in shares]].tolist()]
         pieces = [
             (columns[start:end], ends[share] - start, operations, share)
             for share, start, end in zip(shares, bounds, bounds[1:], strict=False)
         ]
-        return torch.cat(_on_threads(self._grouped, pieces))
+        return torch.cat(_on_threads(work, pieces))
 
     def _grouped(
         self,
@@ -165,21 +167,37 @@ class Experts(nn.Module):
         operations: Operations,
         share: slice,
     ) -> Float[Tensor, "P H"]:
-        """Maps columns by some of the experts."""
+        """Maps columns by some of the experts, with one product for each of the two matrices."""
         gate_up = F.grouped_mm(columns, self.gate_up[share].mT, offs=ends)
         mixed = operations.swiglu(gate_up[None])[0]
         return F.grouped_mm(mixed, self.down[share].mT, offs=ends)
 
     def _one_by_one(
-        self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"], operations: Operations
+        self,
+        columns: Float[Tensor, "P H"],
+        ends: Int[Tensor, " E"],
+        operations: Operations,
+        share: slice,
     ) -> Float[Tensor, "P H"]:
+        """Maps columns by some of the experts, with two products for each expert."""
         counts = ends.diff(prepend=ends.new_zeros(1)).tolist()
-        outputs = [columns[:0]]
-        for expert, part in enumerate(columns.split(counts)):
-            if len(part):
-                gate_up = F.linear(part, self.gate_up[expert])
-                outputs.append(F.linear(operations.swiglu(gate_up[None])[0], self.down[expert]))
-        return torch.cat(outputs)
+        chosen = [(e, n) for e, n in zip(range(len(self.down))[share], counts, strict=True) if n]
+        if not chosen:
+            return columns[:0]
+        experts, sizes = zip(*chosen, strict=True)
+        gate_up = self._each(columns, sizes, "gate_up", experts)
+        return self._each(operations.swiglu(gate_up[None])[0], sizes, "down", experts)
+
+    def _each(
+        self,
+        columns: Float[Tensor, "P I"],
+        sizes: Sequence[int],
+        name: str,
+        experts: Sequence[int],
+    ) -> Float[Tensor, "P O"]:
+        """Multiplies so many columns by each expert's matrix."""
+        parts = zip(columns.split(list(sizes)), experts, strict=True)
+        return torch.cat([self.multiply(part, name, expert) for part, expert in parts])
 
     def _can_group(self, columns: Tensor) -> bool:
         if columns.is_cuda:
