@@ -16,21 +16,15 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.check import check_against_cpu
-from benchmarks.contenders import (
-    CONTENDERS,
-    REFERENCE,
-    Measured,
-    compared,
-    in_a_process_of_its_own,
-    measure,
-)
+from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
 from benchmarks.floor import Machine, measure_machine
-from benchmarks.frame import Row, make_parser, origin, processor_of, show
+from benchmarks.frame import Row, make_parser, origin, show
 from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.launch import run_main
 from eval.runs.options import documented, first_sentence
+from eval.runs.provenance import device_name
 
 HELP = {name: first_sentence(text) for name, text in documented(Setting).items()}
 OPTIONS = {
@@ -98,7 +92,7 @@ def title_of(part: str, setting: Setting, machine: Machine) -> str:
         f"answer {setting.gen_length}, blocks of {setting.block_length} in "
         f"{setting.steps_per_block} steps, batch {setting.batch_size}; copies "
         f"{machine.bytes_per_s / 1e9:.1f} GB/s, matrices {machine.flops_per_s / 1e9:,.0f} GFLOP/s; "
-        f"{processor_of(setting.device)}"
+        f"{device_name(torch.device(setting.device))}"
     )
 
 
@@ -108,18 +102,21 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
         yield in_a_process_of_its_own(check_against_cpu, setting)
     if part == "table":
         rows: list[Row] = []
-        first: Measured | None = None
+        first = None
         for name in [REFERENCE, *options.contenders][options.no_reference :]:
             found = in_a_process_of_its_own(measure, setting, machine, name)
             first = first or found
-            rows.append(compared(found, first))
+            tokens = "same" if found.tokens == first.tokens else "differ"
+            speed_up = first.row["s"] / found.row["s"]
+            rows.append({**found.row, "speed-up": speed_up, "tokens": tokens})
             yield rows
     if part == "growth":
         settings = points_of(setting, options.prompt_lengths, options.batch_sizes)
         yield in_a_process_of_its_own(measure_growth, settings, machine)
     if part == "peers":
-        given = options.checkouts, options.peer_python, options.rounds
-        yield from compare_with_peers(setting, *given)
+        yield from compare_with_peers(
+            setting, options.checkouts, options.peer_python, options.rounds
+        )
 
 
 if __name__ == "__main__":

@@ -30,13 +30,9 @@ Parts = tuple[Heads, Float[Tensor, "B 1 _ K"] | None]
 
 
 class Shape(NamedTuple):
-    """The attention of one forward.
+    """The attention of one forward, whose heads are those of a model.
 
     Attributes:
-        model: Whose heads these are.
-        heads: Heads of queries.
-        kv_heads: Heads of keys and values.
-        rows: Sequences.
         queries: Columns that are computed.
         keys: Columns that are attended to.
         mask: "none", "row": one for all queries, or "query".
@@ -72,22 +68,19 @@ _LAYOUTS = ((1, 32, 448, "query"), (8, 32, 448, "query"), (1, 448, 448, "none"),
 
 def backends(setting: Setting) -> list[Row]:
     """Times torch's backends: first call, with what a backend plans for the shape, later calls."""
-    sizes, device = setting.sizes, torch.device(setting.device)
+    sizes = setting.sizes
     heads, width = sizes.num_heads, sizes.hidden_size // sizes.num_heads
     rows: list[Row] = []
     for layout in _LAYOUTS:
-        shape = Shape("", heads, heads, *layout, width=width)
-        parts = _parts(shape, setting)
+        parts = _parts(Shape("", heads, heads, *layout, width=width), setting)
         exact = _exact(parts)
-        for backend in BACKENDS:
-            row: Row = {"what": backend.name, "rows": shape.rows, "queries": shape.queries}
-            row |= {"keys": shape.keys, "mask": shape.mask}
-            rows.append(row | _attend(backend, parts, exact, device))
+        named = dict(zip(("rows", "queries", "keys", "mask"), layout, strict=True))
+        rows += [{"what": one.name, **named, **_attend(one, parts, exact)} for one in BACKENDS]
     return rows
 
 
-def _attend(backend: SDPBackend, parts: Parts, exact: Tensor, device: torch.device) -> Row:
-    heads, bias = parts
+def _attend(backend: SDPBackend, parts: Parts, exact: Tensor) -> Row:
+    (heads, bias), device = parts, exact.device
     found: Row = {}
 
     def run() -> Tensor:
@@ -115,14 +108,14 @@ def split(setting: Setting) -> list[Row]:
     bytes_per_s = measure_machine(setting).bytes_per_s
     rows = []
     for shape in _FEW if setting.geometry == "tiny" else SHAPES:
-        heads, bias = _parts(shape, setting)
-        exact = _exact((heads, bias))
+        parts = _parts(shape, setting)
+        heads, exact = parts[0], _exact(parts)
         row: Row = shape._asdict()
         row["read, us"] = 1e6 * (heads.key.nbytes + heads.value.nbytes) / bytes_per_s
         with torch.inference_mode(), attention_on(device):
-            run = partial(operations_torch.attend, heads, bias)
+            run = partial(operations_torch.attend, *parts)
             row |= {"torch, us": _microseconds(run, device), "torch's error": _error(run(), exact)}
-            rows.append(row | _split((heads, bias), exact, row["torch, us"]))
+            rows.append(row | _split(parts, exact, row["torch, us"]))
     return rows
 
 

@@ -9,7 +9,8 @@ only the order of the commits can err; it has no cache.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import torch
 
@@ -35,14 +36,6 @@ OPTIONS = {
 }
 
 
-class Combination(NamedTuple):
-    """A row of the table, as expressions."""
-
-    sampler: str
-    blocks: str
-    cache: str = "NoCache()"
-
-
 def samplers_of(confidence: float, entropy: float) -> tuple[str, ...]:
     """Returns the samplers that every schedule is combined with."""
     plain = f"ConfidenceThreshold({confidence})"
@@ -62,20 +55,19 @@ def schedules(sampler: str, length: int, delimiter: int) -> list[str]:
     ]
 
 
-def combinations(length: int, width: int, delimiter: int) -> Iterator[Combination]:
-    """Yields the rows; the first of each sampler is what the others are compared with."""
+def combinations(length: int, width: int, delimiter: int) -> Iterator[tuple[str, str, str]]:
+    """Yields sampler, schedule and cache; a sampler's others are compared with its first."""
+    caches = ("PrefixCache()", f"SuffixWindow(PrefixCache(), {width})", "DualCache()")
     for sampler in samplers_of(0.9, 0.4):
         found = schedules(sampler, length, delimiter)
-        yield from (Combination(sampler, blocks) for blocks in found)
-        for blocks in (found[0], found[1], found[4]):
-            for cache in ("PrefixCache()", f"SuffixWindow(PrefixCache(), {width})", "DualCache()"):
-                yield Combination(sampler, blocks, cache)
-        yield Combination(sampler, found[0], f"SuffixWindow(NoCache(), {width})")
-        yield Combination(sampler, found[1], "SuffixWindow(NoCache(), 0, tail=0)")
-        yield Combination(sampler, found[1], f"PipelineCache({length})")
-        yield Combination(sampler, found[5], "SubBlockCache()")
+        yield from product([sampler], found, ["NoCache()"])
+        yield from product([sampler], [found[0], found[1], found[4]], caches)
+        yield sampler, found[0], f"SuffixWindow(NoCache(), {width})"
+        yield sampler, found[1], "SuffixWindow(NoCache(), 0, tail=0)"
+        yield sampler, found[1], f"PipelineCache({length})"
+        yield sampler, found[5], "SubBlockCache()"
     for sampler in ("JointThreshold(0.5, 0.0, 16)", "JointThreshold(0.7, 0.5, 16)"):
-        yield Combination(sampler, f"Sequential({length})")
+        yield sampler, f"Sequential({length})", "NoCache()"
 
 
 def on_the_embedded_model(options: Any) -> list[Row]:
@@ -93,9 +85,9 @@ def on_the_embedded_model(options: Any) -> list[Row]:
         )  # fmt: skip
         seconds = time.perf_counter() - started
         right = world.scores(out.texts)
-        row: Row = {"sampler": sampler, "blocks": blocks, "cache": cache}
-        row |= compared(right, base.setdefault(sampler, right))
-        rows.append(row | {
+        rows.append({
+            "sampler": sampler, "blocks": blocks, "cache": cache,
+            **compared(right, base.setdefault(sampler, right)),
             "forwards an answer": out.decoded.nfe.double().mean().item(),
             "tokens a forward": out.tokens_per_forward,
             "columns an answer": out.decoded.query_positions.double().mean().item(),

@@ -63,9 +63,7 @@ class Measured(NamedTuple):
 
     Attributes:
         sampler: Its repr.
-        drop: Drop of the accuracy, against the reference.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
+        drop: Drop of the accuracy against the reference; `low` and `high` are its 95 % interval.
         speedup: Forwards of the reference over its own.
     """
 
@@ -150,10 +148,8 @@ def check_task(task: str, options: Any, guarantee: Guarantee, reporter: Reporter
             card = calibrate(plan[0], plan[1:], guarantee, decoder)
             sampler = Settings.of(dict(card.setting)).sampler
             chosen.append(next(one for one in measured if one.sampler == sampler))
-    size = (options.num_resampled, options.num_prompts)
-    return Finding(
-        task, measured, chosen, draw(size, guarantee, scores, [one.speedup for one in measured])
-    )
+    size, speedups = (options.num_resampled, options.num_prompts), [one.speedup for one in measured]
+    return Finding(task, measured, chosen, draw(size, guarantee, scores, speedups))
 
 
 def plans_of(task: str, options: Any) -> tuple[list[list[Checked]], list[Checked]]:
@@ -203,13 +199,13 @@ def draw(
     """Simulates calibrations by resampling the check's prompts, whose drops are the true ones.
 
     All calibrations advance together, setting by setting, until each meets the first that it
-    cannot certify. The betting test may stop at any prompt; that it ever certifies is what counts.
+    cannot certify. The betting test may stop at any prompt, so that it counts if it ever certifies.
 
     Args:
         size: Number of calibrations, and prompts of each.
         guarantee: The promise.
         scores: Settings by prompts, the reference first.
-        speedups: Of each setting.
+        speedups: One for each setting.
     """
     num_runs, num_prompts = size
     drops = scores[0] - scores[1:]
@@ -256,12 +252,11 @@ def row_of(finding: Finding, max_drop: float) -> Row:
     # The fastest setting that keeps the promise on the check, which is known too late.
     best = max(kept, key=lambda one: one.speedup)
     speedup = sum(one.speedup for one in finding.chosen) / len(finding.chosen)
+    names = [f"`{one.sampler}` ({count})" for one, count in counted.items()]
     drops = [f"{one.drop:+.4f} [{one.low:+.4f}, {one.high:+.4f}]" for one in counted]
     return {
         "task": f"`{finding.task}`",
-        "certified (of the seeds)": ", ".join(
-            f"`{one.sampler}` ({n})" for one, n in counted.items()
-        ),
+        "certified (of the seeds)": ", ".join(names),
         "drop on the check": ", ".join(drops),
         "held": f"{finding.num_held(max_drop)} of {len(finding.chosen)}",
         "fewer forwards": f"{speedup:.1f}x",

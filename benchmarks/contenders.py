@@ -75,17 +75,9 @@ def measure(setting: Setting, machine: Machine, name: str) -> Measured:
     # Libraries load their own code and buffers before memory is watched.
     tiny = replace(setting, geometry="tiny", prompt_length=8)
     work_of(name, tiny.target)(tiny.model(), tiny)
-    targets: list[CausalTarget] = []
-
-    def target() -> CausalTarget:
-        targets.append(setting.target())
-        return targets[-1]
-
-    work, model = work_of(name, target), setting.model()
-    watch = Watch(model.device)
+    watch = Watch(torch.device(setting.device))
+    work, model = work_of(name, lambda: watch.follow_target(setting.target())), setting.model()
     watch.follow(model)
-    for made in targets:
-        watch.follow_target(made)
     extra_bytes = watch_memory(model.device)
     warm_up(model, setting, work)
     watch.clear()
@@ -198,14 +190,4 @@ def costs_of(
         "not in models": model_s and 1 - (model_s + watch.target_s()) / ran.wall_s,
         "peak MB": peak and peak / 1e6,
         "times least": peak and peak / least,
-    }
-
-
-def compared(found: Measured, first: Measured) -> Row:
-    """Returns a contender's row with its speed-up, and its tokens, against the first."""
-    is_same = found.tokens == first.tokens
-    return {
-        **found.row,
-        "speed-up": first.row["s"] / found.row["s"],
-        "tokens": "same" if is_same else "differ",
     }

@@ -1,19 +1,19 @@
 """Parts of every benchmark: options, times, and one table of rows, in Markdown and as JSON."""
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from rich.console import Console
 
 from eval.grid import show_grid
+from eval.runs.provenance import device_name, now
 
 Row: TypeAlias = dict[str, Any]
 """By the name of its column each value of a table's row."""
@@ -29,16 +29,21 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @staticmethod
+    def of(values: Sequence[float]) -> "Estimate":
+        """Returns the median and the range of some values."""
+        return Estimate(median(values), min(values), max(values))
+
 
 def read_options(
     name: str, about: str, known: Known, words: Sequence[str] | None = None, *, folder: str = ""
 ) -> Any:
-    """Reads a command line.
+    """Reads the command line of a benchmark, as `make_parser` builds it.
 
     Args:
         name: The benchmark's words after `python -m`.
         about: Docstring of its module.
-        known: Its options, see `make_parser`.
+        known: Its options.
         words: The words that the user gave; `None`: those of this process.
         folder: Help of a folder, `out`, that must be given; otherwise `--json` names a file.
     """
@@ -125,22 +130,12 @@ def cell(value: Any) -> str:
 def origin(command: str, device: str, num_threads: int | None = None) -> Row:
     """Returns the date, the command, the processor and the version of torch."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "command": command,
-        "hardware": processor_of(device),
+        "hardware": device_name(torch.device(device)),
         "threads": num_threads or torch.get_num_threads(),
         "torch": torch.__version__,
     }
-
-
-def processor_of(device: str) -> str:
-    """Names the processor that is measured."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def least_seconds(work: Callable[[], object], device: torch.device, tries: int = 5) -> float:

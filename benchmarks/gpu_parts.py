@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import attention as kernels
 from benchmarks.check import check_against_cpu
-from benchmarks.contenders import decode_setting, measure, num_graphs, parse_pair
+from benchmarks.contenders import CONTENDERS, decode_setting, measure, num_graphs, parse_pair
 from benchmarks.floor import Columns, measure_machine
 from benchmarks.frame import Row, least_seconds, wait_for
 from benchmarks.growth import measure_growth, points_of
@@ -32,14 +32,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def attention(setting: Setting) -> Found:
-    """Attention kernels: first call (with its plan), later calls, error; then matrices and gathers.
-
-    The first call of a shape includes what a backend plans for it.
-    """
-    return kernels.backends(setting) + _matrices(setting) + _gathers(setting), ""
+    """Attention kernels: first call (with its plan), later calls, error; then matrices, gathers."""
+    return kernels.backends(setting) + _products_and_gathers(setting), ""
 
 
-def _matrices(setting: Setting) -> list[Row]:
+def _products_and_gathers(setting: Setting) -> list[Row]:
     sizes, device = setting.sizes, torch.device(setting.device)
     hidden, inner = sizes.hidden_size, sizes.mlp_hidden_size
     machine, rows = measure_machine(setting), []
@@ -48,22 +45,16 @@ def _matrices(setting: Setting) -> list[Row]:
         ("down", hidden, inner), ("head", sizes.vocab_size, hidden),
     ):  # fmt: skip
         weight = torch.randn(out, into, device=device).to(setting.torch_dtype)
+        floor_s = weight.nbytes / machine.bytes_per_s
         for num_rows in (32, 256):
             given = torch.randn(num_rows, into, device=device).to(setting.torch_dtype)
             seconds = least_seconds(lambda w=weight, g=given: F.linear(g, w), device)
-            floor_s = weight.nbytes / machine.bytes_per_s
             row: Row = {"what": f"matrix {name}", "rows": num_rows, "later, us": 1e6 * seconds}
             rows.append(row | {"times floor": seconds / floor_s})
-    return rows
-
-
-def _gathers(setting: Setting) -> list[Row]:
-    sizes, device = setting.sizes, torch.device(setting.device)
-    heads, width = sizes.num_heads, sizes.hidden_size // sizes.num_heads
-    keys = torch.randn(8, heads, 448, width, device=device).to(setting.torch_dtype)
-    index = torch.tensor([0, 2, 3, 5, 7], device=device)
+    keys = torch.randn(8, sizes.num_heads, 448, hidden // sizes.num_heads, device=device)
+    keys, index = keys.to(setting.torch_dtype), torch.tensor([0, 2, 3, 5, 7], device=device)
     seconds = least_seconds(lambda: keys[index], device)
-    return [{"what": "gather of 5 of 8 rows", "keys": 448, "later, us": 1e6 * seconds}]
+    return [*rows, {"what": "gather of 5 of 8 rows", "keys": 448, "later, us": 1e6 * seconds}]
 
 
 def collection(setting: Setting) -> Found:
@@ -71,19 +62,17 @@ def collection(setting: Setting) -> Found:
     device = torch.device(setting.device)
     rows: list[Row] = []
     before = _allocated(device)
+    old = gc.get_threshold()
     for threshold in (700, 1):
-        old = gc.get_threshold()
         gc.set_threshold(threshold)
-        try:
-            model = setting.model()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                for _ in range(3):
-                    decode_setting(model, setting, cache=DualCache())
-            captured, held = num_graphs(model), _allocated(device) - before
-            del model
-        finally:
-            gc.set_threshold(*old)
+        model = setting.model()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                decode_setting(model, setting, cache=DualCache())
+        captured, held = num_graphs(model), _allocated(device) - before
+        del model
+        gc.set_threshold(*old)
         rows.append(
             {"collects every": threshold, "graphs": captured, "held MB": held / 1e6,
              "MB after del": (_allocated(device) - before) / 1e6,
@@ -212,11 +201,8 @@ def tree(setting: Setting) -> Found:
 def table(setting: Setting) -> Found:
     """Caches and verifiers in one table, each warmed up until no graph is added."""
     machine, rows = measure_machine(setting), []
-    for name in (
-        "NoCache(), NoVerifier()", "DualCache(), NoVerifier()", "FreeCache(), NoVerifier()",
-        "DualCache(), SelfVerify(4)",
-    ):  # fmt: skip
-        rows.append(measure(setting, machine, name).row)
+    for index in (0, 2, 3, 7):
+        rows.append(measure(setting, machine, CONTENDERS[index]).row)
         gc.collect()
     return rows, ""
 

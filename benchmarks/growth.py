@@ -35,11 +35,10 @@ def measure_growth(settings: list[Setting], machine: Machine) -> list[Row]:
     model = settings[0].model()
     rows = [_point(model, setting, machine) for setting in settings]
     alone = {row["prompt"]: row["tokens a s"] for row in rows if row["batch"] == 1}
-    return [
-        {**row, "times batch 1": row["tokens a s"] / alone[row["prompt"]]}
-        if row["prompt"] in alone else row
-        for row in rows
-    ]  # fmt: skip
+    for row in rows:
+        if row["prompt"] in alone:
+            row["times batch 1"] = row["tokens a s"] / alone[row["prompt"]]
+    return rows
 
 
 def _point(model: MaskedTransformer, setting: Setting, machine: Machine) -> Row:
@@ -68,12 +67,11 @@ def _seconds(
     model: MaskedTransformer, setting: Setting, cache: CachePolicy, num_steps: int
 ) -> tuple[float, float]:
     """Returns the seconds of a decode in one step, and of each further step."""
-    walls = []
-    for steps in (1, num_steps):
-        tried = []
-        for _ in range(TRIES):
-            wait_for(model.device)
-            out = decode_setting(model, replace(setting, steps_per_block=steps), cache=cache)
-            tried.append(out.wall_s)
-        walls.append(min(tried))
-    return walls[0], (walls[1] - walls[0]) / max(1, num_steps - 1)
+
+    def least_s(steps: int) -> float:
+        wait_for(model.device)
+        one = replace(setting, steps_per_block=steps)
+        return min(decode_setting(model, one, cache=cache).wall_s for _ in range(TRIES))
+
+    first_s = least_s(1)
+    return first_s, (least_s(num_steps) - first_s) / max(1, num_steps - 1)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from benchmarks.frame import Row, read_options, report
-from benchmarks.worlds import World, open_world
+from benchmarks.watch import Watch
+from benchmarks.worlds import open_world
 from dllm_decode import DecodeOutput, decode, decode_many
 from dllm_decode.launch import run_main
 from eval.runs.plugins import parse_cache
@@ -30,59 +31,42 @@ def main(words: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     options = read_options("benchmarks.many", __doc__ or "", OPTIONS, words)
     world, sampler = open_world(options.task, options.limit), parse(options.sampler)
+    model, prompts = world.model, world.prompts
+    watch = Watch(model.device)
+    watch.follow(model)
     gen_length, block_length = LENGTHS[options.task]
-    lengths = {"gen_length": gen_length, "block_length": block_length}
     rows = []
     for text, num_rows in product(options.cache, options.num_rows):
-        cache = parse_cache(text)
-        batches = [
-            world.prompts[first : first + num_rows]
-            for first in range(0, len(world.prompts), num_rows)
-        ]
-        apart = measure(
-            world,
-            lambda c=cache, b=batches: (
-                decode(world.model, batch, sampler, cache=c, **lengths) for batch in b
+        given = {
+            "cache": parse_cache(text), "gen_length": gen_length, "block_length": block_length
+        }  # fmt: skip
+        batches = [prompts[start : start + num_rows] for start in range(0, len(prompts), num_rows)]
+        ways = {
+            "batches one after the other": lambda b=batches, g=given: (
+                decode(model, batch, sampler, **g) for batch in b
             ),
-        )
-        joined = measure(
-            world,
-            lambda c=cache, n=num_rows: decode_many(
-                world.model, world.prompts, sampler, num_rows=n, cache=c, **lengths
+            "decode_many": lambda n=num_rows, g=given: decode_many(
+                model, prompts, sampler, num_rows=n, **g
             ),
-        )
-        for how, (answers, row) in (
-            ("batches one after the other", apart),
-            ("decode_many", joined),
-        ):
-            same = sum(one == other for one, other in zip(answers, apart[0], strict=True))
+        }
+        apart = None
+        for how, way in ways.items():
+            answers, row = measure(watch, way)
+            apart = apart or answers
+            same = sum(one == other for one, other in zip(answers, apart, strict=True))
             rows.append({"cache": text, "rows": num_rows, "how": how, **row, "same texts": same})
-    report(f"{len(world.prompts)} of {options.task}, {sampler!r}", rows, options)
+    report(f"{len(prompts)} of {options.task}, {sampler!r}", rows, options)
 
 
-def measure(world: World, way: Callable[[], Iterable[DecodeOutput]]) -> tuple[list[list[int]], Row]:
+def measure(watch: Watch, way: Callable[[], Iterable[DecodeOutput]]) -> tuple[list[list[int]], Row]:
     """Decodes and counts; a call with several groups of rows is one call."""
-    columns: list[int] = []
-    model = world.model
-    predict, predict_groups = model.predict, model.predict_groups
-
-    def counted(inputs):
-        columns.append(inputs.tokens.numel())
-        return predict(inputs)
-
-    def counted_groups(groups):
-        columns.append(sum(inputs.tokens.numel() for inputs in groups))
-        return predict_groups(groups)
-
-    model.predict, model.predict_groups = counted, counted_groups
+    watch.clear()
     # Seconds of the processor: other programs change them little.
     started = time.process_time()
-    try:
-        answers = [answer for output in way() for answer in output.answers()]
-    finally:
-        model.predict, model.predict_groups = predict, predict_groups
+    answers = [answer for output in way() for answer in output.answers()]
     cpu_s = time.process_time() - started
-    return answers, {"calls": len(columns), "columns": sum(columns), "CPU s": cpu_s}
+    columns = sum(group.rows * group.computed for call in watch.forwards for group in call)
+    return answers, {"calls": len(watch.forwards), "columns": columns, "CPU s": cpu_s}
 
 
 if __name__ == "__main__":

@@ -48,13 +48,7 @@ Ask: TypeAlias = Callable[[int], Awaitable[None]]
 
 
 class Reply(NamedTuple):
-    """The answer to a question, when its chunks came, and the number of its tokens.
-
-    Attributes:
-        text: The answer.
-        chunks_s: Seconds from the question to each chunk with text.
-        num_tokens: Tokens of the answer.
-    """
+    """An answer, the seconds from the question to each of its chunks, and its number of tokens."""
 
     text: str
     chunks_s: list[float]
@@ -94,26 +88,20 @@ def measured(server: Served, world: World, options: Any) -> dict[str, Row]:
     """Measures everything once."""
     plain = decoded(world, options)
     found = {"decode_many": plain}
-    for clients in options.clients:
-        found[f"{clients} clients"] = asyncio.run(asked(server, world, partial(closed, clients)))
+    paces = {f"{clients} clients": partial(closed, clients) for clients in options.clients}
     for load in options.loads:
-        rate = load * plain["requests/s"]
-        found[f"load {load:g}"] = asyncio.run(asked(server, world, partial(opened, rate)))
-    return {
-        name: {**row, "of decode_many": row["tokens/s"] / plain["tokens/s"]}
-        for name, row in found.items()
-    }
+        paces[f"load {load:g}"] = partial(opened, load * plain["requests/s"])
+    for name, pace in paces.items():
+        found[name] = asyncio.run(asked(server, world, pace))
+    for row in found.values():
+        row["of decode_many"] = row["tokens/s"] / plain["tokens/s"]
+    return found
 
 
 def spread(rows: Sequence[Row]) -> Row:
     """Returns the median of each figure of some rounds, and its range."""
-    found = {}
-    for name in rows[0]:
-        values = torch.tensor([row[name] for row in rows], dtype=torch.float64)
-        found[name] = Estimate(
-            float(values.quantile(0.5)), float(values.min()), float(values.max())
-        )
-    return found
+    values = {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: Estimate.of(own) for name, own in values.items()}
 
 
 @contextmanager

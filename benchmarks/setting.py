@@ -1,6 +1,6 @@
 """The setting of a measurement: one model and one decode, the same for all contenders."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,18 +76,11 @@ class Setting:
 
     def model(self) -> MaskedTransformer:
         """Builds the model with random weights, peaked so that no step is decided by a tie."""
-        sizes = self.sizes
+        vocab_size = self.sizes.vocab_size
         model = new_llada(
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.hidden_size,
-            num_layers=sizes.num_layers,
-            num_heads=sizes.num_heads,
-            mlp_hidden_size=sizes.mlp_hidden_size,
-            mask_id=sizes.vocab_size - 1,
-            eos_ids=(sizes.vocab_size - 2,),
-            device=self.device,
-            dtype=self.torch_dtype,
-        )
+            **asdict(self.sizes), mask_id=vocab_size - 1, eos_ids=(vocab_size - 2,),
+            device=self.device, dtype=self.torch_dtype,
+        )  # fmt: skip
         with torch.no_grad():
             model.transformer.lm_head.weight.mul_(10.0)
             for layer in model.transformer.layers:

@@ -78,9 +78,10 @@ class Watch:
 
         model.predict, model.predict_groups, model.new_kv_cache = timed, timed_groups, counted
 
-    def follow_target(self, target: CausalTarget) -> None:
-        """Times a causal target."""
+    def follow_target(self, target: CausalTarget) -> CausalTarget:
+        """Times a causal target, and returns it."""
         target.read = self._timed(self._targets, target.read)
+        return target
 
     def _timed(self, spans: list[tuple[Any, Any]], work: Callable[P, T]) -> Callable[P, T]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -77,25 +77,19 @@ def compare_with_peers(
             **asdict(setting), "setting": asdict(setting), "prompts": setting.prompts(),
             "mask_id": mask_id, "model": name,
         }  # fmt: skip
-        pairs = [
-            [
-                {**shared, "contender": peer, "mode": theirs, "checkout": str(checkout)},
-                {**shared, "contender": OURS, "mode": ours, "checkout": str(_ROOT)},
-            ]
+        # Theirs and ours, one after the other.
+        jobs = [
+            {**shared, "contender": contender, "mode": mode, "checkout": str(place)}
             for peer, checkout in checkouts.items()
-            for theirs, ours in PEERS[peer].items()
+            for modes in PEERS[peer].items()
+            for contender, mode, place in zip((peer, OURS), modes, (checkout, _ROOT), strict=True)
         ]
-        runs: list[list[list[Row]]] = [[[] for _ in pair] for pair in pairs]
+        runs: list[list[Row]] = [[] for _ in jobs]
         for _ in range(rounds):
-            for pair, found in zip(pairs, runs, strict=True):
-                for job, of_job in zip(pair, found, strict=True):
-                    interpreter = sys.executable if job["contender"] == OURS else python
-                    of_job.append(_run(job, interpreter, folder))
-            yield [
-                _row(job, of_job, found[0])
-                for pair, found in zip(pairs, runs, strict=True)
-                for job, of_job in zip(pair, found, strict=True)
-            ]
+            for job, found in zip(jobs, runs, strict=True):
+                interpreter = sys.executable if job["contender"] == OURS else python
+                found.append(_run(job, interpreter, folder))
+            yield [_row(job, runs[i], runs[i // 2 * 2]) for i, job in enumerate(jobs)]
 
 
 def _export(setting: Setting, folder: Path) -> int:
@@ -125,13 +119,13 @@ def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> 
     is_ours = job["contender"] == OURS
     return {
         "contender": (job["mode"] if is_ours else f"{job['contender']}: {job['mode']}"),
-        "s": Estimate(median(seconds), min(seconds), max(seconds)),
+        "s": Estimate.of(seconds),
         "speed-up": median(run["wall_s"] for run in theirs) / median(seconds),
         "tokens": _difference(runs, theirs) if is_ours else None,
         "forwards": runs[0]["forwards"],
         "peak MB": runs[0]["peak_mb"],
         "rounds": len(runs),
-        "load": Estimate(*(pick([run["load"] for run in runs]) for pick in (median, min, max))),
+        "load": Estimate.of([run["load"] for run in runs]),
         "commit": _commit(job["checkout"]),
         "versions": runs[0]["versions"],
     }

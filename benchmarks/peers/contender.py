@@ -45,15 +45,11 @@ def fast_dllm(job: Job) -> Decode:
     import generate
     from model.modeling_llada import LLaDAModelLM
 
-    functions = {
-        "generate": generate.generate,
-        "generate_with_prefix_cache": generate.generate_with_prefix_cache,
-        "generate_with_dual_cache": generate.generate_with_dual_cache,
-    }
+    decode = vars(generate)[job["mode"]]
 
     def answer(model: Any, prompt: Any, steps_per_block: int) -> Any:
         steps = steps_per_block * job["gen_length"] // job["block_length"]
-        return functions[job["mode"]](
+        return decode(
             model, prompt, steps=steps, gen_length=job["gen_length"],
             block_length=job["block_length"], temperature=0.0, mask_id=job["mask_id"],
         )[0]  # fmt: skip
