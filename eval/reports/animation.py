@@ -8,11 +8,10 @@ r"""A replay as an animated picture, for READMEs and talks: GIF, PNG or WebP.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
@@ -32,9 +31,8 @@ _SUFFIXES = (".gif", ".png", ".webp")
 _MARGIN, _LINE_HEIGHT, _PADDING = 18, 27, 14
 
 
-@dataclass(frozen=True)
-class _Box:
-    """Where a position's token stands."""
+class _Box(NamedTuple):
+    """The place of a position's token."""
 
     left: int
     top: int
@@ -46,25 +44,19 @@ def write_animation(
 ) -> None:
     """Writes the replay of one example under several settings as an animated picture.
 
-    All settings take a step at a time, so one that needs fewer forwards is done first. A fifth of
-    the time the last picture stands still.
+    All settings take a step at a time, so that one with fewer forwards is done first. The last
+    picture is shown for a fifth of the time. Raises ValueError if there are no records, or one has
+    no trace.
 
     Args:
-        example: Settings and the example's records, which have traces.
+        example: Settings and the example's records.
         path: Its suffix says what to write: .gif, .png or .webp.
-        seconds: How long one round takes.
+        seconds: Seconds of one round.
         width: In pixels.
-
-    Raises:
-        ValueError: If there are no records, one has no trace, or an argument is out of range.
     """
     panels = panels_of(example)
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"The file must end in {', '.join(_SUFFIXES)}, got {path.name!r}.")
-    if not 0 < seconds <= 600:
-        raise ValueError(f"seconds must be above 0 and at most 600, got {seconds}.")
-    if not 200 <= width <= 4000:
-        raise ValueError(f"width must be from 200 to 4000 pixels, got {width}.")
     last = max(num_rounds(panel) for panel in panels)
     pictures = [
         draw_frame(example[0][1]["prompt"], panels, step, width=width) for step in range(last + 1)
@@ -118,13 +110,13 @@ def _draw_head(pen: ImageDraw.ImageDraw, panel: Panel, step: int, top: int, widt
         name = name.removesuffix("...")[:-1] + "..."
     pen.text((left, top), name, _INK, _font(14))
     done = step >= num_rounds(panel)
-    forwards = panel["nfe"] + panel["target_nfe"]
-    num_shown = sum(_state(panel, position, step)[0] is not None
-                    for position in range(min(panel["length"], len(panel["tokens"]))))  # fmt: skip
     # A verifier's steps may share a forward: only the end is known exactly.
-    counted = f"{panel['length']} tokens in {forwards} forwards" if done else (
-        f"{num_shown} of {panel['length']} tokens after {min(step, num_rounds(panel))} steps"
-    )  # fmt: skip
+    if done:
+        counted = f"{panel['length']} tokens in {panel['nfe'] + panel['target_nfe']} forwards"
+    else:
+        positions = range(min(panel["length"], len(panel["tokens"])))
+        num_shown = sum(_state(panel, position, step)[0] is not None for position in positions)
+        counted = f"{num_shown} of {panel['length']} tokens after {step} steps"
     pen.text((left, top + 20), counted, _SOFT, _font(13))
     if done and panel["score"] is not None:
         is_right = panel["score"] >= 1
@@ -178,8 +170,9 @@ def tint(share: float) -> Colour:
     """Returns the colour of a step, from 0 for the first to 1 for the last."""
     at = min(max(share, 0.0), 1.0) * (len(_STOPS) - 1)
     index = min(int(at), len(_STOPS) - 2)
-    low, high = _STOPS[index], _STOPS[index + 1]
-    red, green, blue = (round(a + (at - index) * (b - a)) for a, b in zip(low, high, strict=True))
+    red, green, blue = (
+        round(a + (at - index) * (b - a)) for a, b in zip(*_STOPS[index : index + 2], strict=True)
+    )
     return red, green, blue
 
 

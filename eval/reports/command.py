@@ -11,8 +11,9 @@ from eval.metrics.costs import COSTS, Cost, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.animation import write_animation
-from eval.reports.replay import replay_page
-from eval.reports.report import PAGE, write_comparison, write_report
+from eval.reports.page import report_page
+from eval.reports.replay import parts_of, replay_page
+from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, commits, table
 from eval.reports.terminal import picture_of, show_settings
@@ -36,43 +37,32 @@ def report(options: argparse.Namespace) -> int:
     folder = Folder(options.folder)
     if options.before:
         path = folder.path / "comparison.html"
-        write_comparison(Folder(options.before), folder, path)
-        _tell(f"Comparison: {path}")
+        write_text(path, report_page([Folder(options.before), folder]))
+        _say(Console(highlight=False), f"Comparison: {path}")
     return show(folder, num_replays=options.replays, cost=COSTS.get(options.cost))
 
 
 def show(folder: Folder, *, num_replays: int = 30, cost: Cost | None = None) -> int:
-    """Writes a report and shows its tables; 1 if examples raised.
-
-    Args:
-        folder: The results folder.
-        num_replays: Examples of each task that get a replay page.
-        cost: Cost that settings are compared by; None is `usual_cost`.
-    """
+    """Writes a report as `write_report` does and shows its tables; returns 1 if examples raised."""
     found = measured(folder)
     path = write_report(found, num_replays=num_replays, cost=cost)
     rows = found.summary["rows"]
-    console = Console()
+    console = Console(highlight=False)
     groups = groups_of(row for row in rows if row["num_records"])
     titles = titles_of(group.asked for group in groups)
     has_several = len({group.model for group in groups}) > 1
     for (model, asked), own in groups.items():
-        title = f"{titles[asked]}, model {model}" if has_several else titles[asked]
-        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"{titles[asked]}, model {model}" if has_several else titles[asked])
         chosen = cost or usual_cost(own)
         if console.is_terminal:
             show_settings(console, own, chosen)
         else:
-            console.print(table(own, chosen), markup=False, highlight=False, soft_wrap=True)
+            _say(console, table(own, chosen))
         for told in (bold(chosen), advice(own, chosen), commits(own)):
             if told:
-                wide = not console.is_terminal
-                console.print(f"\n{told}", markup=False, highlight=False, soft_wrap=wide)
+                _say(console, f"\n{told}", folds=console.is_terminal)
         console.print()
-    console.print(
-        f"Report: {path.with_name(PAGE)} and {path.name}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    _say(console, f"Report: {path.with_name(PAGE)} and {path.name}")
     errors = sum(row["num_errors"] for row in rows)
     if errors:
         counted = sum((Counter(row["errors"]) for row in rows), Counter[str]())
@@ -90,43 +80,34 @@ def trace(options: argparse.Namespace) -> int:
         require_file(name, path) if path else None
         for name, path in (("--html", options.html), ("--gif", options.gif))
     )
-    found = _examples_of(Folder(options.folder), options.example)
+    found, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
     if page:
         write_text(page, replay_page(found))
-        _tell(f"Replay: {options.html}")
+        _say(console, f"Replay: {options.html}")
     if animation:
         write_animation(found, animation)
-        _tell(f"Animation: {options.gif}")
+        _say(console, f"Animation: {options.gif}")
     if page or animation:
         return 0
-    console = Console()
     first = found[0][1]
-    seeds = {settings.seed for settings, _ in found}
-    console.print(f"{first['prompt']}\ntarget: {first['target']}\n", markup=False, highlight=False)
-    for settings, record in found:
+    _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)
+    for (_, record), parts in zip(found, parts_of(found), strict=True):
         counted = f"{record['length']} tokens in {record['nfe']} forwards"
         if record["target_nfe"]:
             counted += f" and {record['target_nfe']} of the target"
-        parts = [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])]
-        console.print(
-            f"{' + '.join(parts)}: {counted}, {record['scores']}",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        _say(console, f"{' + '.join(parts)}: {counted}, {record['scores']}")
         console.print(picture_of(record), end="\n\n")
     return 0
 
 
-def _tell(text: str) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+def _say(console: Console, text: str, *, folds: bool = False) -> None:
+    console.print(text, markup=False, soft_wrap=not folds)
 
 
 def _finish(folder: Folder) -> int:
-    return show(folder) if _is_finished(folder) else 0
-
-
-def _is_finished(folder: Folder) -> bool:
-    """Says whether a folder has all records: whichever process is last finds it so."""
-    return all(len(own) == run.num_examples for run, own in folder.results().items())
+    """Shows the report if all records are there; the last of several processes finds it so."""
+    is_done = all(len(own) == run.num_examples for run, own in folder.results().items())
+    return show(folder) if is_done else 0
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:

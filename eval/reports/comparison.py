@@ -1,38 +1,36 @@
-"""Results in Python: settings of a folder, their paired comparison, records as a pandas frame."""
+"""Two settings compared on the examples that both have; results in Python."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from eval.metrics.statistics import mean
-from eval.reports.pairs import difference, paired
-from eval.reports.pooling import Pool, pools
-from eval.reports.summary import primary_scores
+from eval.metrics.costs import Row
+from eval.metrics.statistics import (
+    detectable_difference,
+    mcnemar,
+    mean,
+    paired_bootstrap,
+    paired_score_interval,
+)
+from eval.reports.pooling import Pool, pools, primary_scores
 from eval.runs.records import Folder
 
 if TYPE_CHECKING:
     import pandas
 
-Results: TypeAlias = Sequence[Pool]
-"""The settings of a folder, in its order."""
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """Accuracy of two settings on the examples that both have.
+    """Accuracy of two settings, the reference first, on the examples that both have.
 
     Attributes:
-        num_shared: How many examples these are.
-        first: Accuracy of the reference.
-        second: Accuracy of the other.
-        difference: Second less first.
-        low: Lower end of the 95 per cent interval of the difference.
-        high: Upper end.
+        num_shared: Number of these examples.
+        difference: Second less first; `low` and `high` are its 95 per cent interval.
         interval: "score": Tango's, for scores of 0 and 1. "bootstrap" over examples otherwise.
         gained: Examples that only the second gets right; None unless scores are 0 or 1.
-        lost: Examples that only the first gets right, likewise.
-        p_value: McNemar's exact test, two-sided, likewise.
+        lost: Examples that only the first gets right; None as `gained`.
+        p_value: McNemar's exact test, two-sided; None as `gained`.
     """
 
     num_shared: int
@@ -47,13 +45,53 @@ class Comparison:
     p_value: float | None = None
 
 
-def results(folder: str | Path) -> Results:
-    """Returns the settings of a results folder with their records, seeds together."""
+def difference(first: Sequence[float], second: Sequence[float]) -> Row:
+    """Compares the scores of two settings on the same examples.
+
+    The interval of the difference is Tango's score interval where every score is 0 or 1, and the
+    bootstrap's over examples otherwise.
+    """
+    if not first:
+        return {}
+    if any(score not in (0, 1) for score in (*first, *second)):
+        return {"accuracy": paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}}
+    test = mcnemar(first, second)
+    low, high = paired_score_interval(first, second)
+    value = (test.gained - test.lost) / len(first)
+    discordant_share = (test.gained + test.lost) / len(first)
+    return {
+        "accuracy": {"value": value, "low": low, "high": high, "interval": "score"},
+        "mcnemar": test._asdict(),
+        "detectable_difference": detectable_difference(discordant_share, len(first)),
+    }
+
+
+def paired(
+    first: Mapping[str, float], second: Mapping[str, float]
+) -> tuple[list[float], list[float]]:
+    """Returns the values of two settings on the examples that both have, in one order."""
+    shared = sorted(first.keys() & second.keys())
+    return [first[example] for example in shared], [second[example] for example in shared]
+
+
+def results(folder: str | Path) -> Sequence[Pool]:
+    """Returns the settings of a results folder with their records, seeds together.
+
+    Raises ValueError if the folder is none, or damaged.
+    """
     return pools(Folder(folder).results())
 
 
 def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
-    """Compares the accuracy of two settings on the examples that both have."""
+    """Compares the accuracy of two settings on the examples that both have.
+
+    Args:
+        first: The reference: a results folder of one setting, or one of `results(folder)`.
+        second: The setting that is compared with the reference, given likewise.
+
+    Raises:
+        ValueError: If a folder holds several settings, or they share no scored example.
+    """
     one, other = _pool(first), _pool(second)
     before, after = paired(primary_scores(one), primary_scores(other))
     if not before:
@@ -74,7 +112,10 @@ def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
 
 
 def frame(folder: str | Path) -> "pandas.DataFrame":
-    """Returns a row for each record: its settings, costs and scores, these as `score.<name>`."""
+    """Returns a pandas frame with a row for each record: settings, costs and `score.<name>`.
+
+    Raises ValueError if the folder is damaged, or pandas is not installed.
+    """
     try:
         import pandas
     except ImportError:

@@ -1,6 +1,6 @@
 """The report as a page: settings, picture and every example of one or two results folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
@@ -8,8 +8,8 @@ from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of, usual_co
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
 from eval.metrics.statistics import mean
 from eval.reports.advice import advice
+from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
-from eval.reports.pairs import difference
 from eval.reports.pooling import Pool
 from eval.reports.summary import Measured, measured
 from eval.reports.table import commits_of
@@ -18,7 +18,7 @@ from eval.runs.lines import Record, proposals_of
 from eval.runs.records import Folder
 
 Link = Mapping[tuple[ExampleSet, str], str]
-"""From what was asked, and the example, to the file of its replay."""
+"""The file that replays an example, by set of examples and id."""
 
 
 class _Setting(NamedTuple):
@@ -33,13 +33,9 @@ def report_page(folders: Sequence[Folder]) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
 
     Each setting of the second folder is compared with the setting of the first that it shares most
-    options with, on the examples that both have.
-
-    Raises:
-        ValueError: If there are not one or two folders, or one is damaged or holds no records.
+    options with, on the examples that both have. Raises ValueError if a folder is damaged or holds
+    no records.
     """
-    if len(folders) not in (1, 2):
-        raise ValueError(f"A page must show one folder or two, got {len(folders)}.")
     return page_of([measured(folder) for folder in folders])
 
 
@@ -50,12 +46,12 @@ def page_of(
     exact: Mapping[ExampleSet, Any] | None = None,
     cost: Cost | None = None,
 ) -> str:
-    """Returns the page of folders that were read.
+    """Returns the page of one folder that was read, or of two to compare.
 
     Args:
-        found: One, or two to compare.
+        found: The folders.
         replays: Files in the folder of the page that replay an example.
-        exact: By what was asked the curve of an exact model, drawn dotted.
+        exact: By set of examples, the curve of an exact model, drawn dotted.
         cost: Cost that the page shows first; None is `usual_cost`.
     """
     groups = _grouped(found)
@@ -74,26 +70,23 @@ def page_of(
                        for one in COSTS.values()},
         })  # fmt: skip
     names = [one.folder.path.resolve().name for one in found]
+    notice = unfinished_notice(row for one in found for row in one.summary["rows"])
     content = {
-        "folders": names, "notice": _notice(tasks), "tasks": tasks,
+        "folders": names, "notice": notice, "tasks": tasks,
         "costs": {one.name: one._asdict() for one in COSTS.values()},
     }  # fmt: skip
-    unfinished = " (unfinished)" if content["notice"] else ""
+    unfinished = " (unfinished)" if notice else ""
     return fill("report", title=f"{' against '.join(names)}{unfinished}", content=content)
 
 
-def unfinished_notice(missing: int, total: int) -> str:
+def unfinished_notice(rows: Iterable[Row]) -> str:
     """Says that records are missing; empty if none are."""
+    counts = [(row["num_missing"], row["num_records"]) for row in rows]
+    missing, there = (sum(one) for one in zip(*counts, strict=True))
     if not missing:
         return ""
+    total = missing + there
     return f"Unfinished: {missing} of {total} examples are missing, so every number may change."
-
-
-def _notice(tasks: Sequence[Mapping[str, Any]]) -> str:
-    rows = [row for task in tasks for row in task["rows"]]
-    return unfinished_notice(
-        sum(row["missing"] for row in rows), sum(row["expected"] for row in rows)
-    )
 
 
 def _grouped(found: Sequence[Measured]) -> dict[RowGroup, list[_Setting]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ def draw_trade_off(
     title: str,
     cost: Cost = COSTS["forwards"],
     exact: Sequence[TradeOff] = (),
-) -> list[Path]:
+) -> None:
     """Draws accuracy against the tokens for a cost as PNG and SVG.
 
     Methods have a colour each and their settings are joined; bars are 95 per cent intervals; a
@@ -40,9 +40,6 @@ def draw_trade_off(
         title: Above the picture.
         cost: Cost of the axis; rows whose cost is unknown are left out.
         exact: Curve of an exact model, dotted.
-
-    Returns:
-        The two files.
     """
     # Names instead of outlines keep the file small, and fixed ids keep it the same.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trade-off", "font.size": 10}):
@@ -58,10 +55,8 @@ def draw_trade_off(
             axes.plot(speeds, accuracies, ":", color="#555555", zorder=1, linewidth=1.6,
                       label="exact model, random order")  # fmt: skip
         _dress(axes, drawn, title)
-        files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-        figure.savefig(files[0], dpi=150)
-        figure.savefig(files[1], metadata={"Date": None})
-    return files
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
 class _Placed(NamedTuple):
@@ -110,7 +105,8 @@ def _dress(axes: Axes, drawn: Sequence[_Placed], title: str) -> None:
     axes.set_xticks(ticks(low, high))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    lowest, highest = (f(one.row["accuracy"][end] for one in drawn) for f, end in _ENDS)
+    lowest = min(one.row["accuracy"]["low"] for one in drawn)
+    highest = max(one.row["accuracy"]["high"] for one in drawn)
     axes.set_ylim(max(-0.03, lowest - 0.05), min(1.03, highest + 0.05))
     has_target = any(one.row["speed"]["target_nfe"] for one in drawn)
     of_both = " (forwards of model and target)" * has_target
@@ -122,9 +118,6 @@ def _dress(axes: Axes, drawn: Sequence[_Placed], title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     # A single picture may hold any number of methods; beside the axes nothing is covered.
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-
-
-_ENDS: tuple[tuple[Callable[..., float], str], ...] = ((min, "low"), (max, "high"))
 
 
 def ticks(low: float, high: float) -> list[float]:

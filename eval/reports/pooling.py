@@ -11,12 +11,9 @@ from eval.runs.records import Record, Settings
 
 @dataclass(frozen=True)
 class Pool:
-    """The records of one setting under all its seeds.
+    """The records of one setting under all its seeds, sorted by example.
 
-    Attributes:
-        settings: With the first of the seeds.
-        seeds: In the order in which they were run.
-        records: Of all seeds, by example.
+    `settings` has the first of the seeds.
     """
 
     settings: Settings
@@ -51,6 +48,22 @@ def pools(results: Mapping[Settings, Sequence[Record]]) -> list[Pool]:
         own.sort(key=lambda record: str(record["example"]))
         found.append(Pool(group[0], tuple(setting.seed for setting in group), tuple(own)))
     return found
+
+
+def score_of(record: Record) -> float | None:
+    """Returns the primary score of a record; an error is wrong."""
+    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+
+
+def primary_scores(pool: Pool) -> dict[str, float]:
+    """Returns the primary score by example; an error is wrong, an undefined score is left out.
+
+    Where no finished example has one, such as for lack of an optional scorer, errors have none
+    either: they would be an accuracy of 0.
+    """
+    if pool.finished and all(score_of(record) is None for record in pool.finished):
+        return {}
+    return per_example((record["example"], score_of(record)) for record in pool.records)
 
 
 def per_example(values: Iterable[tuple[str, Number | None]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.reports.templates import fill
-from eval.runs.lines import Record, RecordedTrace, trace_of
+from eval.runs.lines import Record, Told, trace_of
 from eval.runs.records import Settings
 
 Example = Sequence[tuple[Settings, Record]]
@@ -16,39 +16,37 @@ def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
 
     Tokens are tinted by the step that committed them, early ones dark. The page needs no network.
 
+    Raises ValueError if there are no records, or one has no trace.
+
     Args:
-        example: Settings and the example's records, which have traces.
+        example: Settings and the example's records.
         report: File of the report that the page links back to.
         notice: Shown on top, such as that the results folder is unfinished.
-
-    Raises:
-        ValueError: If there are no records, or one has no trace.
     """
-    panels, (_, first) = panels_of(example), example[0]
-    content = {
-        "example": first["example"],
-        "prompt": first["prompt"],
-        "target": str(first["target"]),
-        "report": report,
-        "notice": notice,
-        "panels": panels,
-    }
-    return fill("replay", title=f"{example[0][0].task} {first['example']}", content=content)
+    panels, (settings, first) = panels_of(example), example[0]
+    content = {name: first[name] for name in ("example", "prompt", "target")}
+    content |= {"report": report, "notice": notice, "panels": panels}
+    return fill("replay", title=f"{settings.task} {first['example']}", content=content)
 
 
 def panels_of(example: Example) -> list[dict[str, Any]]:
-    """Returns, for each setting, what a replay shows: texts instead of token ids.
+    """Returns the panel of each setting in a replay, with texts instead of token ids.
 
-    Raises:
-        ValueError: If there are no records, or one has no trace.
+    Raises ValueError if there are no records, or one has no trace.
     """
     if not example:
         raise ValueError("A replay needs records with traces, got no records.")
-    seeds = {settings.seed for settings, _ in example}
-    return [_panel(settings, record, seeds) for settings, record in example]
+    named = zip(example, parts_of(example), strict=True)
+    return [_panel(settings, record, parts) for (settings, record), parts in named]
 
 
-def _panel(settings: Settings, record: Record, seeds: set[int]) -> dict[str, Any]:
+def parts_of(example: Example) -> list[list[str]]:
+    """Returns the parts that name each setting; the seed too, if there are several."""
+    has_seeds = len({settings.seed for settings, _ in example}) > 1
+    return [[*one.parts, *([f"seed {one.seed}"] if has_seeds else [])] for one, _ in example]
+
+
+def _panel(settings: Settings, record: Record, parts: list[str]) -> dict[str, Any]:
     trace, pieces = trace_of(record), record["pieces"]
     tokens = [pieces[str(token)] for token in record["tokens"]]
     revisions = [
@@ -58,27 +56,21 @@ def _panel(settings: Settings, record: Record, seeds: set[int]) -> dict[str, Any
     ]
     return {
         "key": record["settings"],
-        "parts": [*settings.parts, *([f"seed {settings.seed}"] if len(seeds) > 1 else [])],
+        "parts": parts,
         "block": settings.block_length,
-        "lead": trace["lead"],
+        **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
-        "steps": trace["steps"],
-        "confidences": trace["confidences"],
-        "runners_up": _runners_up(trace, pieces),
+        # Older records have none.
+        "runners_up": [_runner_up(told, pieces) for told in trace.get("runners_up", ())],
         "revisions": revisions,
-        "length": record["length"],
-        "nfe": record["nfe"],
-        "target_nfe": record["target_nfe"],
+        **{name: record[name] for name in ("length", "nfe", "target_nfe")},
         "score": record["scores"][record["primary"]],
-    }  # fmt: skip
+    }
 
 
-def _runners_up(trace: RecordedTrace, pieces: Mapping[str, str]) -> list[Any]:
-    """Returns entropy and likeliest tokens by position; empty for records from before they were."""
-    return [
-        None if told is None else {
-            "entropy": told[0],
-            "tokens": [[pieces[str(token)], probability] for token, probability in told[1]],
-        }
-        for told in trace.get("runners_up", ())
-    ]  # fmt: skip
+def _runner_up(told: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns entropy and likeliest tokens of a position; None if no step committed it."""
+    if told is None:
+        return None
+    entropy, tokens = told
+    return {"entropy": entropy, "tokens": [[pieces[str(token)], p] for token, p in tokens]}

@@ -1,11 +1,12 @@
 """The report of a results folder: numbers, a table, pictures and replays, all offline."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.grid import markdown_of
 from eval.metrics.costs import COSTS, Cost, Row, usual_cost
 from eval.metrics.curves import (
     ExampleSet,
@@ -20,42 +21,31 @@ from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.names import names_of, seeds_of
-from eval.reports.page import page_of, report_page, unfinished_notice
+from eval.reports.page import page_of, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import Measured
-from eval.reports.table import (
-    accepted_lengths,
-    bold,
-    commits,
-    line,
-    other_scores,
-    pass_at,
-    table,
-)
+from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.runs.files import write_json, write_text
 from eval.runs.names import parse_task
-from eval.runs.records import Folder, Record, Settings
+from eval.runs.records import Record, Settings
 from eval.tasks import ListTask
 
 PAGE = "report.html"
 
 
 def write_report(found: Measured, *, num_replays: int = 30, cost: Cost | None = None) -> Path:
-    """Writes `report.html`, `report.md`, `summary.json`, pictures and replays into a folder.
+    """Writes `report.html`, `report.md`, `summary.json`, pictures and replays; returns `report.md`.
 
     Args:
         found: The folder, as `measured` read it.
         num_replays: Examples of each task that get a replay page. Those that settings disagree on
             come first.
         cost: Cost that settings are compared by; None is `usual_cost`.
-
-    Returns:
-        The path of `report.md`.
     """
     folder, summary = found.folder, found.summary
     write_json(folder.path / "summary.json", summary)
-    notice = _unfinished(summary["rows"])
+    notice = unfinished_notice(summary["rows"])
     replays = _replays(found, num_replays, notice)
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
     titles = titles_of(group.asked for group in groups)
@@ -84,20 +74,6 @@ def write_report(found: Measured, *, num_replays: int = 30, cost: Cost | None = 
     report = folder.path / "report.md"
     write_text(report, "\n\n".join(part for part in parts if part) + "\n")
     return report
-
-
-def write_comparison(before: Folder, after: Folder, path: Path) -> None:
-    """Writes a page that compares two results folders, setting by setting.
-
-    Raises:
-        ValueError: If a folder is damaged or holds no records.
-    """
-    write_text(path, report_page([before, after]))
-
-
-def _unfinished(rows: Sequence[Row]) -> str:
-    missing = sum(row["num_missing"] for row in rows)
-    return unfinished_notice(missing, missing + sum(row["num_records"] for row in rows))
 
 
 def _opening(summary: dict[str, Any]) -> str:
@@ -165,15 +141,12 @@ def _methods(summary: dict[str, Any], group: RowGroup) -> str:
         return ""
     limits = list(methods[0]["speed_at_accuracy"])
     head = ["method", "settings", f"AUP (best accuracy {methods[0]['best_accuracy']:.3f})"]
-    head += [f"tokens/forward at accuracy {limit}" for limit in limits]
-    lines = [line(head), line(["---"] * len(head))]
+    grid = [head + [f"tokens/forward at accuracy {limit}" for limit in limits]]
     for method in methods:
         reached = [method["speed_at_accuracy"][limit] for limit in limits]
-        lines.append(line([
-            method["method"], str(method["num_points"]), f"{method['aup']:.1f}",
-            *("-" if speed is None else f"{speed:.2f}" for speed in reached),
-        ]))  # fmt: skip
-    return "\n".join(lines)
+        speeds = ["-" if speed is None else f"{speed:.2f}" for speed in reached]
+        grid.append([method["method"], str(method["num_points"]), f"{method['aup']:.1f}", *speeds])
+    return markdown_of(grid)
 
 
 def _pictures(
@@ -187,13 +160,8 @@ def _pictures(
         count += f", mean of {len(drawn[0]['seeds'])} seeds"
     if any(row["num_missing"] for row in drawn):
         count += ", UNFINISHED"
-    draw_trade_off(
-        rows,
-        path,
-        title=f"{title}, {count}, 95 % intervals",
-        cost=cost,
-        exact=exact if cost == COSTS["forwards"] else (),
-    )
+    exact = exact if cost == COSTS["forwards"] else ()
+    draw_trade_off(rows, path, title=f"{title}, {count}, 95 % intervals", cost=cost, exact=exact)
     return [f"![accuracy against {cost.axis}, {title}]({path.name}.png)"]
 
 
@@ -207,12 +175,11 @@ def _replays(found: Measured, num_replays: int, notice: str) -> dict[tuple[Examp
     """Writes replay pages and returns their names by what was asked and example."""
     asked = {settings: asked_of(settings.written()) for settings in found.results}
     titles = titles_of(asked.values())
-    examples: dict[tuple[ExampleSet, str], list[tuple[Settings, Record]]] = {}
+    examples = defaultdict(list)
     for settings, records in found.results.items():
         for record in records:
             if record["error"] is None and record["trace"] is not None:
-                key = (asked[settings], str(record["example"]))
-                examples.setdefault(key, []).append((settings, record))
+                examples[asked[settings], record["example"]].append((settings, record))
     # Stable: within both kinds in the order in which they were decoded.
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
     written: dict[tuple[ExampleSet, str], str] = {}

@@ -19,6 +19,7 @@ from eval.metrics.metrics import (
     wall_speedup,
 )
 from eval.metrics.statistics import (
+    Bounds,
     bootstrap,
     mean,
     percentile,
@@ -26,19 +27,15 @@ from eval.metrics.statistics import (
     standard_error,
     wilson,
 )
-from eval.reports.pairs import difference, paired
-from eval.reports.pooling import Pool, field, per_example, pools
+from eval.reports.comparison import difference, paired
+from eval.reports.pooling import Pool, field, per_example, pools, primary_scores, score_of
 from eval.runs.records import Folder, Record, Settings
 
 
 class Measured(NamedTuple):
-    """A results folder that was read once.
+    """A results folder that was read once, with the numbers of its settings, ready for JSON.
 
-    Attributes:
-        folder: The folder.
-        results: Its records by setting and seed.
-        pools: Its settings with their records.
-        summary: Numbers of the settings, in the order of `pools`, ready for JSON.
+    The rows of the summary are in the order of `pools`.
     """
 
     folder: Folder
@@ -115,35 +112,22 @@ def _accuracy(pool: Pool) -> Row | None:
 
     Wilson's interval where every score is 0 or 1. With several seeds it takes each example's mean
     over them as that many right answers: a mean of values in [0, 1] varies at most as a share
-    does, so the interval is rather too wide. Of other scores, the bootstrap's; Wilson's if all are
-    equal, where the bootstrap's would have no width.
+    does, so that the interval is rather too wide. Of other scores, the bootstrap's.
     """
     values = list(primary_scores(pool).values())
     if not values:
         return None
-    counts = all(record["scores"][record["primary"]] in (0, 1, None) for record in pool.finished)
-    is_wilson = counts or len(set(values)) == 1
-    low, high = wilson(math.fsum(values), len(values)) if is_wilson else bootstrap(values)
-    return {"value": mean(values), "low": low, "high": high,
-            "interval": "wilson" if is_wilson else "bootstrap",
+    counts = all(score_of(record) in (0, 1, None) for record in pool.finished)
+    interval, bounds = _interval(values, is_wilson=counts)
+    return {"value": mean(values), **bounds._asdict(), "interval": interval,
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
-def primary_scores(pool: Pool) -> dict[str, float]:
-    """Returns the primary score by example; an error is wrong, an undefined score is left out.
-
-    Where no finished example has one, such as for lack of an optional scorer, errors have none
-    either: they would be an accuracy of 0.
-    """
-    finished = pool.finished
-    if finished and all(record["scores"][record["primary"]] is None for record in finished):
-        return {}
-    return per_example((record["example"], _score(record)) for record in pool.records)
-
-
-def _score(record: Record) -> float | None:
-    """Returns the primary score of a record; an error is wrong."""
-    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+def _interval(values: Sequence[float], *, is_wilson: bool) -> tuple[str, Bounds]:
+    """Returns Wilson's interval or the bootstrap's, which would have no width if all are equal."""
+    if is_wilson or len(set(values)) == 1:
+        return "wilson", wilson(math.fsum(values), len(values))
+    return "bootstrap", bootstrap(values)
 
 
 def _pass_at(pool: Pool) -> Row:
@@ -154,7 +138,7 @@ def _pass_at(pool: Pool) -> Row:
     """
     by_example: dict[str, list[float]] = defaultdict(list)
     for record in pool.records:
-        score = _score(record)
+        score = score_of(record)
         if score is not None:
             by_example[record["example"]].append(score)
     answers = list(by_example.values())
@@ -163,9 +147,7 @@ def _pass_at(pool: Pool) -> Row:
     found, k = {}, 1
     while k <= min(map(len, answers), default=0):
         values = [pass_at(k, len(own), int(sum(own))) for own in answers]
-        # The bootstrap's interval of equal values would have no width.
-        are_equal = len(set(values)) == 1
-        bounds = wilson(math.fsum(values), len(values)) if are_equal else bootstrap(values)
+        _, bounds = _interval(values, is_wilson=False)
         found[str(k)] = {"value": mean(values), **bounds._asdict()}
         k *= 2
     return found
@@ -190,14 +172,16 @@ def _speed(finished: Sequence[Record]) -> Row:
         name: list(field(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
-    per_forward = ratio_of_sums(own["length"], own["nfe"])._asdict()
+
+    def tokens_per(costs: Sequence[float]) -> Row:
+        return ratio_of_sums(own["length"], costs)._asdict()
+
+    per_forward = tokens_per(own["nfe"])
     per_any, per_columns = per_forward, None
     if any(own["target_nfe"]):
-        any_forward = [a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)]
-        per_any = ratio_of_sums(own["length"], any_forward)._asdict()
+        per_any = tokens_per([a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)])
     else:
-        thousands = [columns / 1000 for columns in own["query_positions"]]
-        per_columns = ratio_of_sums(own["length"], thousands)._asdict()
+        per_columns = tokens_per([columns / 1000 for columns in own["query_positions"]])
     return {
         "tokens_per_forward": per_forward,
         "tokens_per_any_forward": per_any,

@@ -2,22 +2,14 @@
 
 from collections.abc import Sequence
 
+from eval.grid import markdown_of
 from eval.metrics.costs import Cost, Row, is_on_front
 from eval.reports.names import names_of
 
 _HEAD = (
-    "sampler",
-    "accuracy",
-    "against reference",
-    "p",
-    "tokens/forward",
-    "NFE",
-    "columns",
-    "step speed-up",
-    "tokens/s",
-    "p50 / p99 s",
-    "tau",
-)
+    "sampler", "accuracy", "against reference", "p", "tokens/forward", "NFE", "columns",
+    "step speed-up", "tokens/s", "p50 / p99 s", "tau",
+)  # fmt: skip
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
 
 
@@ -30,7 +22,7 @@ def table(rows: Sequence[Row], cost: Cost) -> str:
     head, *lines = grid_of(rows)
     for cells, row in zip(lines, rows, strict=True):
         cells[0] = f"**`{cells[0]}`**" if is_on_front(row, cost) else f"`{cells[0]}`"
-    return "\n".join([line(head), line(["---"] * len(head)), *map(line, lines)])
+    return markdown_of([head, *lines])
 
 
 def bold(cost: Cost) -> str:
@@ -49,18 +41,16 @@ def grid_of(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _cells(row: Row) -> list[str]:
-    accuracy, speed = row["accuracy"], row.get("speed")
-    against = row.get("against_reference", {})
-    difference, test = against.get("accuracy"), against.get("mcnemar")
+    speed, against = row.get("speed"), row.get("against_reference", {})
+    test = against.get("mcnemar")
     cells = [
-        _interval(accuracy, 3) if accuracy else "-",
-        _interval(difference, 3, sign="+") if difference else "-",
+        _interval(row["accuracy"], 3),
+        _interval(against.get("accuracy"), 3, sign="+"),
         f"{test['p_value']:.2g}" if test else "-",
     ]
     if speed is None:
         return [*cells, *"-------"]
-    timing, tau = row["timing"], row["order"]["order_correlation"]
-    latency = timing["latency_s"]
+    timing, latency = row["timing"], row["timing"]["latency_s"]
     return [
         *cells,
         _interval(speed["tokens_per_forward"], 2),
@@ -69,7 +59,7 @@ def _cells(row: Row) -> list[str]:
         f"{against['step_speedup']:.2f}" if "step_speedup" in against else "1",
         f"{timing['tokens_per_second']:.0f}",
         f"{latency['p50']:.3g} / {latency['p99']:.3g}",
-        "-" if tau is None else f"{tau:.2f}",
+        _number(row["order"]["order_correlation"], 2),
     ]
 
 
@@ -77,12 +67,12 @@ def _verified_cells(row: Row) -> list[str]:
     verified = row.get("verified")
     if verified is None:
         return ["-"] * len(_VERIFIED_HEAD)
-    rate, per_target = verified["acceptance_rate"], verified["tokens_per_target_forward"]
+    per_target = verified["tokens_per_target_forward"]
     return [
-        f"{verified['accepted_length']:.2f}",
-        "-" if rate is None else f"{rate:.2f}",
-        "-" if per_target is None else f"{row['speed']['target_nfe']:.1f}",
-        "-" if per_target is None else f"{per_target:.2f}",
+        _number(verified["accepted_length"], 2),
+        _number(verified["acceptance_rate"], 2),
+        "-" if per_target is None else _number(row["speed"]["target_nfe"], 1),
+        _number(per_target, 2),
     ]
 
 
@@ -118,45 +108,36 @@ def pass_at(rows: Sequence[Row]) -> str:
     listed = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
     if not listed:
         return ""
-    head = ["sampler", "answers", *(f"pass@{k}" for k in listed)]
-    lines = [line(head), line(["---"] * len(head))]
+    grid = [["sampler", "answers", *(f"pass@{k}" for k in listed)]]
     for name, row in zip(names_of(rows), rows, strict=True):
-        found = [row["pass_at"].get(k) for k in listed]
-        cells = ["-" if one is None else _interval(one, 3) for one in found]
-        lines.append(line([f"`{name}`", str(len(row["seeds"])), *cells]))
-    head_line = "Probability that at least one of k answers is right, one answer for each seed."
-    return "\n".join([head_line, "", *lines])
+        cells = [_interval(row["pass_at"].get(k), 3) for k in listed]
+        grid.append([f"`{name}`", str(len(row["seeds"])), *cells])
+    said = "Probability that at least one of k answers is right, one answer for each seed."
+    return f"{said}\n\n{markdown_of(grid)}"
 
 
 def other_scores(rows: Sequence[Row]) -> str:
-    """Returns a table of the means of the scores beside the primary one; empty if there are none.
+    """Returns a table of the means of the scores other than the primary one.
 
-    A score that is defined for no example of any row is left out.
+    A score that is defined for no example of any row is left out; empty if none is left.
     """
-    names = sorted({
-        name
-        for row in rows
-        for name, mean in row["scores"].items()
-        if name != row["primary"] and mean is not None
-    })  # fmt: skip
+    means = [{n: v for n, v in row["scores"].items() if n != row["primary"]} for row in rows]
+    names = sorted({name for own in means for name, mean in own.items() if mean is not None})
     if not names:
         return ""
-    lines = [line(["sampler", *names]), line(["---"] * (1 + len(names)))]
+    grid = [["sampler", *names]]
     for own, row in zip(names_of(rows), rows, strict=True):
-        means = [row["scores"].get(name) for name in names]
-        cells = ["-" if mean is None else f"{mean:.3f}" for mean in means]
-        lines.append(line([f"`{own}`", *cells]))
-    return "\n".join(
-        ["Means of the other scores, of the examples where they are defined.", "", *lines]
-    )
+        grid.append([f"`{own}`", *(_number(row["scores"].get(name), 3) for name in names)])
+    said = "Means of the other scores, of the examples where they are defined."
+    return f"{said}\n\n{markdown_of(grid)}"
 
 
-def _interval(found: Row, digits: int, sign: str = "") -> str:
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(found: Row | None, digits: int, sign: str = "") -> str:
+    if not found:
+        return "-"
     value, low, high = (f"{found[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
-
-
-def line(cells: Sequence[str]) -> str:
-    """Returns a line of a Markdown table."""
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"

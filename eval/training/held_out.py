@@ -13,7 +13,7 @@ from rich.table import Table
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
 from dllm_decode.caches import NoCache
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
-from eval.reports.pairs import difference
+from eval.reports.comparison import difference
 from eval.runs.files import write_json
 from eval.runs.settings import ALONE, Place
 from eval.tasks.tokenizer import Tokenizer

@@ -1,0 +1,3 @@
+from .reports.comparison import compare, frame, results
+
+__all__ = ["compare", "frame", "results"]
