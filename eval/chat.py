@@ -10,16 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from eval.conversation import Speaker, load_speaker, read_input, said
+from eval.conversation import Speaker, load_speaker, read_input
 from eval.runs.plugins import parse_sampler
 
 
 @dataclass
 class Conversation:
-    """A conversation, and the commands that change it.
+    """A conversation with a model, and the commands that change it.
 
     Attributes:
-        speaker: Who answers.
         turns: Questions and answers so far, after the system text if there is one.
         is_live: Whether answers are shown while they are decoded.
     """
@@ -33,7 +32,7 @@ class Conversation:
 
         The question is forgotten if it was not answered.
         """
-        turns = [*self.turns, said("user", text)]
+        turns = [*self.turns, {"role": "user", "content": text}]
         try:
             out = self.speaker.answer(turns, live=self.is_live)
         except KeyboardInterrupt:
@@ -41,7 +40,7 @@ class Conversation:
         answer = out.texts[0]
         if not self.is_live:
             sys.stdout.write(f"{answer}\n")
-        self.turns = [*turns, said("assistant", answer)]
+        self.turns = [*turns, {"role": "assistant", "content": answer}]
         return out.cost
 
     def help(self, _: str) -> str:
@@ -62,10 +61,8 @@ class Conversation:
 
     def system(self, text: str) -> str:
         """Begins anew with a system text, or without one if the text is empty."""
-        self.turns = [said("system", text)] if text else []
-        return (
-            "The conversation begins anew, " + ("with" if text else "without") + " a system text."
-        )
+        self.turns = [{"role": "system", "content": text}] if text else []
+        return f"The conversation begins anew, {'with' if text else 'without'} a system text."
 
     def sampler(self, text: str) -> str:
         """Names the sampler, after taking another one if there is a text."""

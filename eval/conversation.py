@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from dllm_decode import (
     CachePolicy,
@@ -15,12 +15,14 @@ from dllm_decode import (
     Verifier,
     generate,
     load_target,
+    new_decoder,
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
+from dllm_decode.decoder import Decoder
+from dllm_decode.options import DecodeOptions
 from dllm_decode.texts import UseTemplate
-from eval.runs.command import DTYPES
-from eval.runs.models import open_address
+from eval.runs.models import DTYPES, open_named
 from eval.runs.options import given_of
 from eval.runs.plugins import (
     check_verifier,
@@ -35,17 +37,7 @@ Chat = Sequence[Mapping[str, str]]
 
 
 class Speaker(NamedTuple):
-    """A model, and how it answers.
-
-    Attributes:
-        model: The mask predictor.
-        tokenizer: Its tokenizer.
-        sampler: Which positions are committed.
-        cache: Which columns are recomputed.
-        verifier: How a round's forwards are run, and who decides.
-        blocks: Which positions are open.
-        config: The options of the decode.
-    """
+    """A model, and the plug-ins and options that it answers with."""
 
     model: MaskPredictor
     tokenizer: Any
@@ -63,10 +55,10 @@ class Speaker(NamedTuple):
         chat: UseTemplate = "auto",
         template: str = "",
     ) -> GenerateOutput:
-        """Answers a text or a chat.
+        """Answers a text or a chat as `generate` does; `None` fills a template without a question.
 
         Args:
-            question: What is asked; `None`: a template is filled without a question.
+            question: The text or the chat.
             live: Show the answer on the terminal while it is decoded.
             chat: As in `generate`.
             template: The answer with blanks; empty: none.
@@ -86,6 +78,13 @@ class Speaker(NamedTuple):
                 blocks=self.blocks,
                 observers=[] if watch is None else [watch],
             )
+
+    def decoder(self, sampler: Sampler[Any], config: DecodeConfig) -> Decoder:
+        """Returns a decoder with the model and its other plug-ins, as `new_decoder` does."""
+        return new_decoder(
+            self.model, sampler, cache=self.cache, verifier=self.verifier, blocks=self.blocks,
+            config=config,
+        )  # fmt: skip
 
 
 def generate_once(options: Namespace) -> int:
@@ -132,7 +131,7 @@ def read_once(options: Namespace) -> int:
     """Writes how probable each allowed answer is at each choice of a text."""
     from dllm_decode import read
 
-    model, tokenizer = load_answerer(options)
+    model, tokenizer = open_named(options)
     for choice in read(model, tokenizer, options.text, options.question):
         width = max(len(answer.text) for answer in choice.answers)
         sys.stdout.write(f"{choice.best}\n")
@@ -144,61 +143,36 @@ def read_once(options: Namespace) -> int:
     return 0
 
 
-def load_speaker(options: Namespace) -> Speaker:
+def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     """Loads the model of a command line and the plug-ins that answer with it.
+
+    Args:
+        options: The command line.
+        **given: Options of the decode that take the place of those of the command line.
 
     Raises:
         OSError: If the model cannot be read.
         ValueError: If something is mistyped or does not fit.
     """
-    # What is mistyped is refused before a model is loaded.
+    # Mistyped plug-ins are refused before a model is loaded.
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
-    blocks, config = parse_blocks(options.blocks), DecodeConfig(**given_of(options))
+    blocks, config = parse_blocks(options.blocks), DecodeConfig(**{**given_of(options), **given})
     check_verifier(options.verifier)
-    model, tokenizer = load_answerer(options)
-    dtype = DTYPES[options.dtype]
+    model, tokenizer = open_named(options)
     # Not options.device, which may be "auto".
-    target = partial(load_target, tokenizer=tokenizer, device=model.device, dtype=dtype)
+    target = partial(
+        load_target, tokenizer=tokenizer, device=model.device, dtype=DTYPES[options.dtype]
+    )
     verifier = parse_verifier(options.verifier, target)
     return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
 
 
-def load_answerer(options: Namespace) -> tuple[MaskPredictor, Any]:
-    """Loads the model of a command line, and its tokenizer.
-
-    Raises:
-        OSError: If the model cannot be read.
-        ValueError: If it has no tokenizer.
-    """
-    if options.threads:
-        import torch
-
-        torch.set_num_threads(options.threads)
-    model, tokenizer = open_address(
-        options.model,
-        device=options.device,
-        dtype=DTYPES[options.dtype],
-        revision=options.revision or None,
-    )
-    if tokenizer is None:
-        raise ValueError(f"A text needs a tokenizer, got none in {options.model}; add its files.")
-    return model, tokenizer
-
-
 def read_input(read: Callable[[], str]) -> str:
-    """Reads text from standard input.
-
-    Raises:
-        ValueError: If it is not in UTF-8; some locales read other bytes as halves of surrogates.
-    """
+    """Reads text from standard input; raises ValueError if it is not in UTF-8."""
     try:
         text = read()
+        # Some locales read other bytes as halves of surrogate pairs.
         text.encode()
     except UnicodeError as error:
         raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
     return text
-
-
-def said(role: str, text: str) -> Mapping[str, str]:
-    """Returns one turn of a chat."""
-    return {"role": role, "content": text}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from dllm_decode import Request, RequestQueue, new_decoder, run
+from dllm_decode import Request, RequestQueue, run
 from dllm_decode.answers import answer_of
 from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
@@ -119,10 +119,7 @@ def answer_file(
         }
         lengths = [one.gen_length or 0 for one in lines.values()]
         longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
-        decoder = new_decoder(
-            speaker.model, speaker.sampler, cache=speaker.cache, verifier=speaker.verifier,
-            blocks=speaker.blocks, config=speaker.config.updated(gen_length=longest),
-        )  # fmt: skip
+        decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
         prompted = [
             _prompted(speaker, decoder, number, asked, templates.get(number, ()), source, chat)
             for number, asked in lines.items()

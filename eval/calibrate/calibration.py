@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from eval.calibrate.card import Card, Rating, name_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
-from eval.runs.lines import Record
+from eval.runs.lines import Record, score_of
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import now
-from eval.runs.runner import Checked
-from eval.runs.worker import Worker
+from eval.runs.settings import ALONE
+from eval.runs.worker import Checked, Worker
 from eval.tasks import Task
 
 
@@ -20,10 +21,9 @@ class BatchDecoder:
     """Decodes batches of settings as the tests ask for them, and keeps the records.
 
     Attributes:
-        part: Where records go.
+        part: File of the records.
         machine: Name of the folder's note on this process.
-        done: Records by key.
-        reporter: Follows the progress.
+        done: Records by key, also those of earlier runs.
     """
 
     part: Path
@@ -37,15 +37,13 @@ class BatchDecoder:
         """Yields the records of each batch from the example `first` on."""
         reporter = reporter or self.reporter
         worker = Worker(one, self.part, reporter, self.machine)
-        keys = [one.settings.key(example.id) for example in one.examples]
+        keys = worker.keys(ALONE)
         reporter.begin(
-            worker.label, len(one.examples), [self.done[key] for key in keys if key in self.done]
+            worker.label, len(keys), [self.done[key] for key in keys if key in self.done]
         )
         for index in range(first // one.run.batch_size, worker.num_batches):
-            records = worker.finish_batch(index, self.done)
-            self.done |= {record["key"]: record for record in records}
             skipped = max(0, first - index * one.run.batch_size)
-            yield records[skipped:]
+            yield worker.finish_batch(index, self.done)[skipped:]
 
 
 def calibrate(
@@ -60,7 +58,7 @@ def calibrate(
     """Tests settings from cautious to bold and decodes no more than the tests need.
 
     Args:
-        reference: What they are compared with.
+        reference: The setting that the others are compared with.
         ladder: The settings, in their order; with `order_on` in any.
         guarantee: What is to be certified.
         decoder: Decodes and keeps the records.
@@ -116,8 +114,7 @@ def _scores_of(first: Record, second: Record) -> tuple[float, float]:
     _require_answered(first)
     scores = []
     for record in (first, second):
-        # An error is a wrong answer.
-        score = 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+        score = score_of(record)
         if score is None:
             raise ValueError(
                 f"The score {record['primary']!r} must be defined for every answer, got none for "
@@ -158,10 +155,14 @@ def _learned(
     Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
     Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
     """
-    first = _first(decoder, reference, order_on)
+
+    def first_of(one: Checked) -> list[Record]:
+        return list(islice(chain.from_iterable(decoder.batches(one)), order_on))
+
+    first = first_of(reference)
     ranked = []
     for index, one in enumerate(ladder):
-        records = _first(decoder, one, order_on)
+        records = first_of(one)
         pairs = [score(a, c) for a, c in zip(first, records, strict=True)]
         ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
     kept: list[Checked] = []
@@ -171,15 +172,6 @@ def _learned(
             kept.append(ladder[index])
             fastest = -slowness
     return kept
-
-
-def _first(decoder: BatchDecoder, one: Checked, count: int) -> list[Record]:
-    found: list[Record] = []
-    for batch in decoder.batches(one):
-        found += batch
-        if len(found) >= count:
-            break
-    return found[:count]
 
 
 def _speed(records: Sequence[Record]) -> float:

@@ -23,7 +23,6 @@ from eval.runs.records import Folder, Settings, digest
 from eval.runs.runner import Checked, done_of, plan_of
 from eval.runs.settings import Place
 from eval.runs.sweep import Parts
-from eval.tasks import Example
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -67,12 +66,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selection(options: argparse.Namespace) -> Selection:
-    """Returns the examples; raises ValueError unless they can be scored and are distinct."""
+    """Returns the examples; raises ValueError if they cannot be scored or a prompt comes twice."""
     selection = parse_task(options.task, code_for(options))
-    selection.task.require_scorable()
     examples = selection.examples()
     selection.require_scores(examples)
-    _require_distinct(examples)
+    # Equal prompts are not independent.
+    prompts = Counter(json.dumps(example.prompt, sort_keys=True) for example in examples)
+    for prompt, count in prompts.most_common(1):
+        if count > 1:
+            raise ValueError(
+                f"Prompts of a calibration must be distinct, got {prompt[:60]} {count} times: each "
+                "counts once."
+            )
     if not 0 <= options.order_on < len(examples):
         raise ValueError(
             f"--order-on must be between 0 and {len(examples) - 1}, got {options.order_on}."
@@ -91,17 +96,6 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
     if twice:
         raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")
     return [rung_of(options.reference), *rungs]
-
-
-def _require_distinct(examples: Sequence[Example]) -> None:
-    """Refuses prompts that are there twice: they are not independent."""
-    prompts = Counter(json.dumps(example.prompt, sort_keys=True) for example in examples)
-    repeated = [prompt for prompt, count in prompts.items() if count > 1]
-    if repeated:
-        raise ValueError(
-            f"Prompts of a calibration must be distinct, got {repeated[0][:60]} "
-            f"{prompts[repeated[0]]} times: each counts once."
-        )
 
 
 def _checked(
@@ -137,7 +131,10 @@ def _warnings(
         [one.written() for one in settings], options.agreement, options.order_on,
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
-    earlier = _earlier(folder)
+    file = folder.path / CHOICES_FILE
+    earlier: dict[str, str] = (
+        read_object(file, dict[str, str], remedy="move it elsewhere") if file.exists() else {}
+    )
     others = [
         name for name, own in earlier.items() if name != choice and own == settings[0].examples
     ]
@@ -151,13 +148,5 @@ def _warnings(
             f"{len(seen)} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
-    write_json(folder.path / CHOICES_FILE, {**earlier, choice: settings[0].examples})
-    return found
-
-
-def _earlier(folder: Folder) -> dict[str, str]:
-    file = folder.path / CHOICES_FILE
-    found: dict[str, str] = (
-        read_object(file, dict[str, str], remedy="move it elsewhere") if file.exists() else {}
-    )
+    write_json(file, {**earlier, choice: settings[0].examples})
     return found

@@ -10,7 +10,8 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.arguments import Nll
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
-from eval.runs.command import DTYPES, load
+from eval.runs.command import load
+from eval.runs.models import DTYPES
 from eval.runs.options import OPTIONS, READERS, whole
 from eval.runs.plugins import (
     check_verifier,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.metrics.statistics import Number, mean
-from eval.runs.records import Record, Settings
+from eval.runs.lines import Record, score_of
+from eval.runs.records import Settings
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ def pools(results: Mapping[Settings, Sequence[Record]]) -> list[Pool]:
         own.sort(key=lambda record: str(record["example"]))
         found.append(Pool(group[0], tuple(setting.seed for setting in group), tuple(own)))
     return found
-
-
-def score_of(record: Record) -> float | None:
-    """Returns the primary score of a record; an error is wrong."""
-    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
 
 
 def primary_scores(pool: Pool) -> dict[str, float]:

@@ -28,8 +28,9 @@ from eval.metrics.statistics import (
     wilson,
 )
 from eval.reports.comparison import difference, paired
-from eval.reports.pooling import Pool, field, per_example, pools, primary_scores, score_of
-from eval.runs.records import Folder, Record, Settings
+from eval.reports.pooling import Pool, field, per_example, pools, primary_scores
+from eval.runs.lines import Record, score_of
+from eval.runs.records import Folder, Settings
 
 
 class Measured(NamedTuple):

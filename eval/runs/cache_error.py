@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,20 +24,18 @@ from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
 from dllm_decode.views import look
-from eval.grid import show_grid
+from eval.grid import markdown_of, show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.command import DTYPES
 from eval.runs.files import require_file, write_json
 from eval.runs.lines import ScoredExample
-from eval.runs.models import open_address
+from eval.runs.models import open_named
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 from eval.runs.token_prompts import TokenIds, TokenPrompts
-from eval.tasks.tokenizer import Tokenizer
 from samplers.facts import Fact
 from samplers.view import View
 
@@ -60,19 +57,17 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class CacheError:
-    """What one policy does to one model, sampler and set of prompts.
+    """The error of one cache policy for one model, sampler and set of prompts.
+
+    Standard errors are over prompts.
 
     Attributes:
         cache: Its repr.
-        num_prompts: Rows decoded.
         divergence: Mean over prompts of the mean KL(exact || cached) in nats at the positions that
             the sampler could have committed.
-        divergence_stderr: Its standard error over prompts.
         changed: Mean over prompts of the share of steps that would have been decided otherwise on
             the exact conditionals of the same canvas.
-        changed_stderr: Its standard error over prompts.
         accuracy: Mean score of the answers that have one; `None` if none has.
-        accuracy_stderr: Its standard error over prompts.
         nfe: Mean forwards of a row.
         query_positions: Mean columns computed for a row.
     """
@@ -192,20 +187,14 @@ def run(options: argparse.Namespace) -> int:
     selection = parse_task(options.task) if options.task else None
     if selection:
         # Before the model is loaded: files may be missing.
-        selection.task.require_scorable()
         selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    model, tokenizer = open_address(
-        options.model, device=options.device, dtype=DTYPES[options.dtype],
-        revision=options.revision or None, tokenizer="required" if selection else "optional",
-    )  # fmt: skip
+    model, tokenizer = open_named(options, tokenizer="required" if selection else "optional")
     if selection is None:
         task = TokenPrompts.random(model, options.num_prompts, seed=options.seed or 0)
         selection, tokenizer = Selection(task.name, task), TokenIds()
     one = Run(
-        model, cast(Tokenizer, tokenizer), selection, sampler, blocks=blocks,
+        model, tokenizer, selection, sampler, blocks=blocks,
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
     )  # fmt: skip
     runs = [replace(one, cache=cache) for cache in caches]
@@ -240,12 +229,10 @@ def show(console: Console, errors: Sequence[CacheError]) -> None:
     """Shows a table, as Markdown unless on a terminal."""
     count = errors[0].num_prompts
     console.print(f"n = {count} prompts; figures are followed by their standard error\n")
-    head, *rows = grid_of(errors)
     if console.is_terminal:
-        show_grid(console, [head, *rows])
-        return
-    for line in (head, ["---"] * len(head), *rows):
-        console.print(f"| {' | '.join(line)} |", markup=False, soft_wrap=True)
+        show_grid(console, grid_of(errors))
+    else:
+        console.print(markdown_of(grid_of(errors)), markup=False, soft_wrap=True)
 
 
 def _divergence(

@@ -2,18 +2,18 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 from rich.console import Console
 
 from dllm_decode import load_target
 from eval.runs.crew import Crew
-from eval.runs.models import open_address
+from eval.runs.models import DTYPES, open_address
 from eval.runs.options import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
@@ -24,12 +24,6 @@ from eval.runs.sweep import Loaded, Sweep, read_sweep
 from eval.runs.worker import Decoding, in_turn
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
-from eval.tasks.tokenizer import Tokenizer
-
-DTYPES: Mapping[str | None, torch.dtype | None] = {
-    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
-}  # fmt: skip
-
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
 
@@ -137,12 +131,9 @@ def load(source: str, *, device: str, dtype: str | None, revision: str = "") -> 
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
     wanted = DTYPES[dtype]
     model, tokenizer = open_address(source, device=own, dtype=wanted, revision=revision or None)
-    if tokenizer is None:
-        raise ValueError(f"Text needs a tokenizer, got none in {source}; add its files.")
     return Loaded(
         model=model,
-        # Its own types are wider than what is used here.
-        tokenizer=cast(Tokenizer, tokenizer),
+        tokenizer=tokenizer,
         dtype=str(model.dtype).removeprefix("torch."),
         # Once for all runs that name the same target; not on `device`, which may be "auto".
         target=lru_cache(

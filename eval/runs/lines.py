@@ -156,6 +156,11 @@ def _require_trace(record: Record, trace: RecordedTrace, where: str) -> None:
         )
 
 
+def score_of(record: Record) -> float | None:
+    """Returns the primary score of a record; an error is wrong."""
+    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
+
+
 def trace_of(record: Record) -> RecordedTrace:
     """Returns the trace of a record.
 

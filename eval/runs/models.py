@@ -1,5 +1,7 @@
 """Models by text, as the command line, sweep files and records name them."""
 
+from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,9 @@ from dllm_decode import load_model
 from dllm_decode.models.loading.load import LoadedModel
 from eval.runs.addresses import construct, split_address
 
+DTYPES: Mapping[str | None, torch.dtype | None] = {
+    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
+}  # fmt: skip
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 
 
@@ -44,8 +49,7 @@ class ModelAddress:
 def parse_model(address: str) -> ModelAddress:
     """Reads an address such as `path/to/open-dcoder?family=open_dllm&mask_id=151665`.
 
-    Raises:
-        ValueError: If it has an option that a model does not have.
+    Raises ValueError if it has an option that a model does not have.
     """
     # A folder may have a question mark in its name.
     if "?" not in address or Path(address).is_dir():
@@ -63,16 +67,26 @@ def open_address(
     revision: str | None = None,
     tokenizer: Literal["required", "optional"] = "required",
 ) -> tuple[LoadedModel, Any]:
-    """Loads the model of an address; the other arguments are those of `load_model`.
-
-    Raises:
-        OSError: As `load_model`.
-        ValueError: As `load_model` and `parse_model`.
-    """
+    """Loads the model of an address; the other arguments and the errors are `load_model`'s."""
     return load_model(
         **asdict(parse_model(address)),
         device=device,
         dtype=dtype,
         revision=revision,
+        tokenizer=tokenizer,
+    )
+
+
+def open_named(
+    options: Namespace, *, tokenizer: Literal["required", "optional"] = "required"
+) -> tuple[LoadedModel, Any]:
+    """Sets the number of threads, and loads the model that a command line names."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return open_address(
+        options.model,
+        device=options.device,
+        dtype=DTYPES[options.dtype],
+        revision=options.revision or None,
         tokenizer=tokenizer,
     )

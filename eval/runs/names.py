@@ -54,9 +54,7 @@ class Selection:
 
     Attributes:
         address: The canonical address.
-        task: The task with its settings.
-        split: Which split.
-        limit: Number of examples, None is the task's own number.
+        limit: Number of examples; None is the task's own number.
         examples_seed: Selects among the examples of the split.
     """
 
@@ -78,20 +76,18 @@ class Selection:
         found = self.task.examples(self.split, self.limit, self.examples_seed)
         require_examples(self.address, found)
         self.task.require_enough(self.split, len(found), self.limit)
-        _require_distinct_ids(self.address, found)
+        # Records are found again by the id of their example.
+        for name, times in Counter(example.id for example in found).most_common(1):
+            if times > 1:
+                raise ValueError(
+                    f"The examples of {shown(self.address)} must have distinct ids, got {name!r} "
+                    f"{times} times. Without an id of its own, an example is named by its prompt."
+                )
         return found
 
     def require_scores(self, examples: Sequence[Example]) -> None:
-        """Checks that the task scores the target of its first example.
-
-        What is wrong with a scorer is better known before anything is decoded.
-
-        Args:
-            examples: As `examples` returns them.
-
-        Raises:
-            ValueError: If it does not return the scores that a task must.
-        """
+        """Raises ValueError if answers cannot be scored; the first example's target is scored."""
+        self.task.require_scorable()
         for example in examples[:1]:
             require_target_score(self.address, self.task, example)
 
@@ -99,16 +95,6 @@ class Selection:
     def prompts(self) -> str:
         """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
         return self.task.prompts
-
-
-def _require_distinct_ids(address: str, examples: Sequence[Example]) -> None:
-    # Records are found again by the id of their example.
-    for name, times in Counter(example.id for example in examples).most_common(1):
-        if times > 1:
-            raise ValueError(
-                f"The examples of {shown(address)} must have distinct ids, got {name!r} {times} "
-                "times. Without an id of its own, an example is named by its prompt."
-            )
 
 
 def digest_of(examples: Sequence[Example]) -> str:
@@ -119,8 +105,7 @@ def digest_of(examples: Sequence[Example]) -> str:
 def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     """Reads an address such as `word_problems?split=test&limit=200` or `lists/shuffle?n=6`.
 
-    Before the question mark stands a task, behind it `split`, `limit`, `examples_seed` and the
-    task's own options.
+    After the question mark come `split`, `limit`, `examples_seed` and the task's own options.
 
     Args:
         address: The address.
@@ -130,9 +115,8 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
         ValueError: If the address names no task, or an option that the task does not have.
     """
     name, options = split_address(address, _EXAMPLE)
-    make = _maker(name)
     own = {key: text for key, text in options.items() if key not in SELECTION}
-    task = construct(name, make, own, others=SELECTION).allowing(code)
+    task = construct(name, _maker(name), own, others=SELECTION).allowing(code)
     query = "&".join(f"{key}={text}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,

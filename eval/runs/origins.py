@@ -1,9 +1,9 @@
-"""Notes what a folder's records were made of, so that old ones are not taken for new ones.
+"""Notes the code and the files that a folder's records were made with.
 
-Records are found again by names: of a model, of a filter, of a plug-in's class. What a name stands
-for may change. So a results folder keeps digests, by setting: `own_code.json` those of the user's
-own plug-ins, `own_files.json` those of weights and other files that were read. A folder without
-such notes goes on, and gets them.
+Records are found again by names: of a model, of a filter, of a plug-in's class. The thing that has
+the name may change. Because of this a results folder keeps digests, by setting: `own_code.json`
+those of the user's own plug-ins, `own_files.json` those of weights and other files that were read.
+A folder without such notes goes on, and gets them.
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from eval.runs.files import read_object, write_json
 from eval.runs.models import parse_model
@@ -23,61 +23,67 @@ FILES_NOTE = "own_files.json"
 _PACKAGES = ("samplers", "dllm_decode", "eval")
 _NUM_PIECES = 1024
 _PIECE_BYTES = 16 * 1024
-_RETRY = "If all records are errors, --retry-errors decodes them anew."
 
 Digests: TypeAlias = Mapping[str, str]
 """By module or by file."""
 
-
-class Origins(NamedTuple):
-    """What the records of a folder were made of: by setting the digests of code and of files."""
-
-    code: Mapping[str, Digests]
-    files: Mapping[str, Digests]
-
-    def note(self, folder: Path) -> None:
-        """Writes the notes of a folder."""
-        for name, found in ((CODE_NOTE, self.code), (FILES_NOTE, self.files)):
-            if found:
-                write_json(folder / name, found)
+Notes: TypeAlias = Mapping[str, Mapping[str, Digests]]
+"""By name of the note and by setting, what the records of a folder were made of."""
 
 
-def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Origins:
+def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
     """Checks that records which are kept were made by what is there now.
 
     Args:
         folder: The results folder.
-        runs: By setting (`Settings.key("")`) what is to be run.
+        runs: By setting (`Settings.key("")`) the run.
         kept: Settings that have records which will not be decoded anew.
 
     Returns:
-        What is known now of all settings of the folder.
+        The notes of all settings of the folder, to be written by `write_notes`.
 
     Raises:
         ValueError: If the code of a plug-in, or a file that was read, changed since.
     """
-    before = Origins(_read(folder / CODE_NOTE), _read(folder / FILES_NOTE))
     files = {setting: files_of(run) for setting, run in runs.items()}
     # Each file is read once, however many settings read it.
     known = {file: digest_of(file) for own in files.values() for file in own.values()}
-    now = Origins(
-        {setting: sources_of(run) for setting, run in runs.items()},
-        {setting: {n: known[file] for n, file in own.items()} for setting, own in files.items()},
-    )
+    now = {
+        CODE_NOTE: {setting: sources_of(run) for setting, run in runs.items()},
+        FILES_NOTE: {
+            setting: {name: known[file] for name, file in own.items()}
+            for setting, own in files.items()
+        },
+    }
+    before = {name: _read(folder / name) for name in now}
     for setting in (one for one in runs if one in kept):
-        _require_code(folder, runs[setting], before.code.get(setting, {}), now.code[setting])
-        _require_files(folder, runs[setting], before.files.get(setting, {}), now.files[setting])
-    return Origins(*(
-        {**old, **{setting: own for setting, own in new.items() if own}}
-        for old, new in zip(before, now, strict=True)
-    ))  # fmt: skip
+        changes = {
+            name: _changes(before[name].get(setting, {}), now[name][setting]) for name in now
+        }
+        for module in changes[CODE_NOTE]:
+            is_task = module in _own_modules(runs[setting].selection.task)
+            other = ", or raise `version` of the task" if is_task else ""
+            raise ValueError(_refusal(module, folder, "its file was edited", other))
+        for file, what in changes[FILES_NOTE].items():
+            raise ValueError(_refusal(files[setting].get(file, file), folder, f"it was {what}"))
+    return {
+        name: {**before[name], **{setting: own for setting, own in new.items() if own}}
+        for name, new in now.items()
+    }
+
+
+def write_notes(folder: Path, notes: Notes) -> None:
+    """Writes the notes of a folder."""
+    for name, found in notes.items():
+        if found:
+            write_json(folder / name, found)
 
 
 def sources_of(run: Run) -> dict[str, str]:
     """Returns, by module, digests of the files that define the user's own classes in a run.
 
-    These are its plug-ins, its task and its model family. What their files import is not looked at,
-    nor is a class that no file defines.
+    These are its plug-ins, its task and its model family. The imports of their files do not count,
+    nor does a class that no file defines.
     """
     plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
     modules = {module for plugin in plugins for module in _own_modules(plugin)}
@@ -143,38 +149,24 @@ def _is_ours(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _PACKAGES
 
 
-def _require_code(folder: Path, run: Run, before: Digests, now: Digests) -> None:
-    edited = _changed(before, now) if before else []
-    if edited:
-        is_task = edited[0] in _own_modules(run.selection.task)
-        other = ", or raise `version` of the task" if is_task else ""
-        raise ValueError(
-            f"{edited[0]} must be as it was when the records in {folder} were decoded, but its "
-            "file was edited since: old answers would stand for the new code. Choose another "
-            f"folder{other}. {_RETRY}"
-        )
+def _changes(before: Digests, now: Digests) -> dict[str, str]:
+    """Returns by name how a digest changed since a note, if there was one."""
+    # A run in Python need not say which files its model, "model/...", was read from.
+    known, told = ({name.partition("/")[0] for name in names} for names in (before, now))
+    return {
+        name: "added" if name not in before else "changed" if name in now else "removed"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+        and (name.partition("/")[0] in known & told if "/" in name else before)
+    }
 
 
-def _require_files(folder: Path, run: Run, before: Digests, now: Digests) -> None:
-    # A run in Python need not say which files its model was read from.
-    parts = _parts(before) & _parts(now)
-    changed = [name for name in _changed(before, now) if _parts([name]) <= parts]
-    if changed:
-        name = changed[0]
-        what = "added" if name not in before else "changed" if name in now else "removed"
-        raise ValueError(
-            f"{files_of(run).get(name, name)} must be as it was when the records in {folder} were "
-            f"decoded, but it was {what} since: old answers would stand for what it holds "
-            f"now. Choose another folder. {_RETRY}"
-        )
-
-
-def _parts(names: Iterable[str]) -> set[str]:
-    return {name.partition("/")[0] for name in names}
-
-
-def _changed(before: Digests, now: Digests) -> list[str]:
-    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+def _refusal(name: object, folder: Path, change: str, other: str = "") -> str:
+    return (
+        f"{name} must be as it was when the records in {folder} were decoded, but {change} since: "
+        f"old answers would be taken for new ones. Choose another folder{other}. If all records "
+        "are errors, --retry-errors decodes them anew."
+    )
 
 
 def _read(file: Path) -> dict[str, Digests]:

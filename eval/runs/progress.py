@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -25,35 +24,22 @@ _LINE_EVERY_S = 5.0
 
 
 class Reporter:
-    """Follows a run, also as a decode observer; this one shows nothing."""
+    """Follows a run, also as an observer of its decodes; this one shows nothing."""
 
     def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Ends the display."""
 
     def expect(self, num_settings: int, num_examples: int) -> None:
-        """Announces a run.
-
-        Args:
-            num_settings: How often `begin` will be called.
-            num_examples: Examples that this process will decode, of all settings.
-        """
+        """Announces the settings, and the examples of all that this process will decode."""
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
         Args:
-            label: What is run.
+            label: The setting in words.
             num_examples: Examples of this process.
             done: Their records from earlier runs.
         """
@@ -69,15 +55,9 @@ SILENT = Reporter()
 
 
 class Sums:
-    """Running sums of one setting; only speed in seconds is this run's own.
-
-    Attributes:
-        num_examples: Examples in all.
-        num_done: Finished ones.
-    """
+    """Running sums of one setting, with the records of earlier runs; speed in seconds without."""
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
-        """Starts with the records of earlier runs."""
         self.num_examples = num_examples
         self.num_done = self._num_scored = self._num_errors = self._num_tokens = self._nfe = 0
         self._num_right = 0.0
@@ -120,86 +100,78 @@ class Sums:
         return (right + f"{self._num_errors} errors" * bool(self._num_errors)).strip()
 
 
-class Whole:
-    """Counts the settings and examples of a run; of nothing before it is told how many there are.
+class _Shown(Reporter):
+    """Keeps the numbers that are shown: of the present setting, and of the whole run."""
 
-    Attributes:
-        num_left: Examples that are still to be decoded.
-    """
-
-    def __init__(self, num_settings: int = 0, num_examples: int = 0) -> None:
-        self._num_settings, self.num_left = num_settings, num_examples
-        self._num_examples, self._num_begun = num_examples, 0
-        self._started = time.monotonic()
-
-    def begin(self) -> None:
-        """Counts a setting."""
-        self._num_begun += 1
-
-    def words(self) -> str:
-        """Returns which setting of how many is decoded, in words; empty for a single one."""
-        if self._num_settings < 2:
-            return ""
-        return f"setting {self._num_begun} of {self._num_settings}"
-
-    def time_left(self) -> str:
-        """Returns the time that the examples left take at the speed so far, in words."""
-        num_done = self._num_examples - self.num_left
-        if not num_done or not self.num_left:
-            return ""
-        left_s = (time.monotonic() - self._started) / num_done * self.num_left
-        return f"about {timedelta(seconds=round(left_s))} left"
-
-
-class Lines(Reporter):
-    """Writes a line when a setting starts and ends, and every few seconds between.
-
-    Attributes:
-        console: Where to.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
         self._label = ""
         self._sums = Sums(0)
-        self._whole = Whole()
-        self._written = 0.0
+        self._num_settings = self._num_begun = self._num_expected = self._num_left = 0
+        self._started = time.monotonic()
 
     def expect(self, num_settings: int, num_examples: int) -> None:
-        self._whole = Whole(num_settings, num_examples)
+        self._num_settings = num_settings
+        self._num_expected = self._num_left = num_examples
+        self._started = time.monotonic()
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         self._label, self._sums = label, Sums(num_examples, done)
-        self._whole.begin()
-        self._write()
+        self._num_begun += 1
 
     def add(self, records: Sequence[Record]) -> None:
         self._sums.add(records)
-        self._whole.num_left -= len(records)
-        finished = self._sums.num_done == self._sums.num_examples
-        if finished or time.monotonic() - self._written > _LINE_EVERY_S:
+        self._num_left -= len(records)
+
+    def _place(self) -> str:
+        """Returns which setting of how many is decoded, in words; empty for a single one."""
+        several = self._num_settings > 1
+        return f"setting {self._num_begun} of {self._num_settings}" if several else ""
+
+    def _time_left(self) -> str:
+        """Returns the time that the examples left take at the speed so far, in words."""
+        num_done = self._num_expected - self._num_left
+        if not num_done or self._num_left <= 0:
+            return ""
+        left_s = (time.monotonic() - self._started) / num_done * self._num_left
+        return f"about {timedelta(seconds=round(left_s))} left"
+
+
+class Lines(_Shown):
+    """Writes a line when a setting starts and ends, and every few seconds between."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._written = 0.0
+
+    def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
+        super().begin(label, num_examples, done)
+        self._write()
+
+    def add(self, records: Sequence[Record]) -> None:
+        super().add(records)
+        is_finished = self._sums.num_done == self._sums.num_examples
+        if is_finished or time.monotonic() - self._written > _LINE_EVERY_S:
             self._write()
 
     def _write(self) -> None:
         sums = self._sums
-        told = ", ".join(filter(None, (sums.words(), self._whole.time_left())))
-        place = f"{self._whole.words()}: " if self._whole.words() else ""
-        line = f"{place}{self._label}: {sums.num_done}/{sums.num_examples} {told}".rstrip()
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        place = ": ".join(filter(None, (self._place(), self._label)))
+        told = ", ".join(filter(None, (sums.words(), self._time_left())))
+        line = f"{place}: {sums.num_done}/{sums.num_examples} {told}".rstrip()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._written = time.monotonic()
 
 
-class Bar(Reporter):
+class Bar(_Shown):
     """Shows label, bar, count, running accuracy and time left, within 80 columns.
 
-    The bar also moves within a batch, as positions are committed. Long labels lose their end. Of
-    several settings a second bar shows all of them; one that is complete becomes a line above.
-
-    Attributes:
-        console: Where to.
+    The bar also moves within a batch, as positions are committed. Long labels lose their end. A
+    second bar shows the whole of several settings; a setting that is complete becomes a line above.
     """
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         label = Column(ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
         self._progress = Progress(
             TextColumn("{task.description}", table_column=label, markup=False),
@@ -212,20 +184,17 @@ class Bar(Reporter):
         )
         self._task: TaskID | None = None
         self._all: TaskID | None = None
-        self._label = ""
-        self._sums = Sums(0)
-        self._whole = Whole()
         self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
         self._progress.start()
         return self
 
-    def end(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._progress.stop()
 
     def expect(self, num_settings: int, num_examples: int) -> None:
-        self._whole = Whole(num_settings, num_examples)
+        super().expect(num_settings, num_examples)
         if num_settings > 1:
             self._all = self._progress.add_task("", total=num_examples, words="")
 
@@ -235,16 +204,15 @@ class Bar(Reporter):
             self._progress.console.print(
                 f"{self._label}: {self._sums.words()}", markup=False, highlight=False
             )
-        self._label, self._sums = label, Sums(num_examples, done)
-        self._whole.begin()
+        super().begin(label, num_examples, done)
         if self._all is not None:
-            self._progress.update(self._all, description=self._whole.words())
+            self._progress.update(self._all, description=self._place())
         self._task = self._progress.add_task(
             label, total=num_examples, completed=len(done), words=self._sums.short()
         )
 
     def add(self, records: Sequence[Record]) -> None:
-        self._sums.add(records)
+        super().add(records)
         self._move(self._sums.num_done)
         if self._all is not None:
             self._progress.advance(self._all, len(records))
@@ -259,10 +227,8 @@ class Bar(Reporter):
             return
         self._looked = now
         left = event.after.unfinished.sum(-1) / event.after.gen_lengths
-        share = float((1.0 - left).sum())
         # Rows of this batch that have left the round are finished, but not yet counted.
-        completed = min(self._sums.num_examples, self._sums.num_done + share)
-        self._move(completed)
+        self._move(min(self._sums.num_examples, self._sums.num_done + float((1.0 - left).sum())))
 
 
 def reporter_for(console: Console) -> Reporter:

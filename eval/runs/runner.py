@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eval.runs.names import Selection
-from eval.runs.origins import require_unchanged
+from eval.runs.origins import require_unchanged, write_notes
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Record, Settings, Skipped
@@ -97,9 +97,9 @@ def done_of(
     }
     by_setting = {one.settings.key(""): one.run for one in runs}
     kept = {record["settings"] for record in done.values()}
-    origins = require_unchanged(folder.path, by_setting, kept)
+    notes = require_unchanged(folder.path, by_setting, kept)
     if is_first:
-        origins.note(folder.path)
+        write_notes(folder.path, notes)
     return done
 
 

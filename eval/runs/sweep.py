@@ -32,15 +32,7 @@ Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a setting, as text.
-
-    Attributes:
-        sampler: Expression.
-        cache: Expression.
-        verifier: Expression.
-        blocks: Expression of the block schedule.
-        model: Embedded name, folder or hub id; empty is the command's.
-    """
+    """The parts of a setting, as expressions; an empty `model` is the command's."""
 
     sampler: str
     cache: str = "NoCache()"
@@ -53,12 +45,10 @@ class Loaded(NamedTuple):
     """A model that is ready to answer.
 
     Attributes:
-        model: The mask predictor.
-        tokenizer: Its tokenizer.
         dtype: Of its parameters.
         target: Loads a verifier's causal model.
-        files: What the model was read from.
-        source: What it was named.
+        files: Files that the model was read from.
+        source: Its name in the settings.
         revision: Branch, tag or commit of a hub id.
     """
 
@@ -71,15 +61,9 @@ class Loaded(NamedTuple):
     revision: str = ""
 
     def run(self, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
-        """Returns the run of a setting on some examples.
+        """Returns the run of a setting on some examples, with the given options of the decode.
 
-        Args:
-            selection: The examples.
-            parts: The setting.
-            options: Options of the decode that were given.
-
-        Raises:
-            ValueError: If a part or an option is none.
+        Raises ValueError if a part or an option is none.
         """
         blocks = parse_blocks(parts.blocks)
         return Run(
@@ -100,19 +84,15 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file holds. Every combination is run; of each task the first is the reference.
+    """Settings whose every combination is run; of each task the first is the reference.
 
     Attributes:
         models: Embedded names, folders or hub ids.
-        tasks: Addresses.
-        samplers: Expressions.
-        caches: Expressions.
-        verifiers: Expressions.
-        blocks: Expressions of block schedules.
+        tasks: Addresses; plug-ins are expressions.
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         batch_size: Rows decoded together.
-        prompts: "chat" or "plain"; empty is the task's habit.
+        prompts: "chat" or "plain"; empty: the task's default.
         revision: Branch, tag or commit of a hub id.
     """
 
@@ -128,15 +108,14 @@ class Sweep:
     revision: str = ""
 
     def __post_init__(self) -> None:
-        _require_distinct("models", self.models, self.models)
-        _require_distinct("tasks", self.tasks, [parse_task(a).address for a in self.tasks])
-        _require_distinct(
-            "samplers", self.samplers, [repr(parse_sampler(s)) for s in self.samplers]
-        )
-        _require_distinct("caches", self.caches, [repr(parse_cache(c)) for c in self.caches])
-        # A target is loaded once, later, beside the model.
-        _require_distinct("verifiers", self.verifiers, [check_verifier(v) for v in self.verifiers])
-        _require_distinct("blocks", self.blocks, [repr(parse_blocks(b)) for b in self.blocks])
+        parsers: dict[str, Callable[[str], object]] = {
+            "models": str, "tasks": lambda address: parse_task(address).address,
+            "samplers": parse_sampler, "caches": parse_cache, "verifiers": check_verifier,
+            "blocks": parse_blocks,
+        }  # fmt: skip
+        for name, parse in parsers.items():
+            written = getattr(self, name)
+            _require_distinct(name, written, [repr(parse(text)) for text in written])
         for name, values in self.decoding.items():
             _require_distinct(name, values, values)
         for chosen in self._options():
@@ -155,7 +134,6 @@ class Sweep:
         """
         found = [parse_task(address, code) for address in self.tasks]
         for selection in found:
-            selection.task.require_scorable()
             selection.require_scores(selection.examples())
         return found
 
@@ -165,7 +143,7 @@ class Sweep:
         """Yields the runs, task by task; one for all samplers where the verifier asks none.
 
         Args:
-            loaded: What `models` are.
+            loaded: The models by name.
             selections: As `selections` returns them.
             trace: Record step and confidence of every position.
         """
@@ -179,7 +157,7 @@ class Sweep:
                 yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
 
     def _options(self) -> list[dict[str, Any]]:
-        """Returns every combination of the options; the seed changes last but for nothing."""
+        """Returns every combination of the options."""
         names = sorted(self.decoding, key=lambda name: (name == "seed", name))
         return [
             dict(zip(names, values, strict=True))

@@ -43,14 +43,7 @@ class Worker:
     """Decodes the batches of one run that belong to this process."""
 
     def __init__(self, one: Checked, part: Path, reporter: Reporter, machine: str) -> None:
-        """Takes a run.
-
-        Args:
-            one: What to decode.
-            part: Where records go.
-            reporter: Follows the progress.
-            machine: Name of the folder's note on this process, see `Folder.note_machine`.
-        """
+        """Takes a run, the file of its records, and the folder's note on this process."""
         self._run, self._examples, self._settings = one
         self._machine = machine
         self._num_begun = 0
@@ -58,7 +51,7 @@ class Worker:
         self._reporter = reporter
 
     def work(self, done: Mapping[str, Record], place: Place, decoded: "Decoding") -> None:
-        """Has what is not done of this process's batches decoded, and keeps the records.
+        """Has the rest of this process's batches decoded, and keeps the records.
 
         Args:
             done: Records of earlier runs by key.
@@ -80,7 +73,7 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """The setting in words, what tells it apart first."""
+        """The setting in words, beginning with its parts."""
         seed = f" seed {self._settings.seed}" if self._settings.seed else ""
         return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
 
@@ -94,28 +87,21 @@ class Worker:
         """How many batches there are."""
         return -(-len(self._examples) // self._run.batch_size)
 
-    def finish_batch(self, index: int, done: Mapping[str, Record]) -> list[Record]:
-        """Decodes a batch unless all of it is done; returns its records, in order.
-
-        Args:
-            index: Which batch.
-            done: Records of earlier runs by key.
-        """
+    def finish_batch(self, index: int, done: dict[str, Record]) -> list[Record]:
+        """Decodes what `done` lacks of a batch, adds it there, and returns the batch's records."""
         batch = self._batch(index, done)
-        new: dict[str, Record] = {}
         if batch.missing:
             records = self.decode(batch)
             self._keep(records)
-            new = {record["key"]: record for record in records}
-        keys = [self._key(example) for example in self._rows(index)]
-        return [new[key] if key in new else done[key] for key in keys]
+            done |= {record["key"]: record for record in records}
+        return [done[self._key(example)] for example in self._rows(index)]
 
     def decode(self, batch: Batch) -> list[Record]:
         """Decodes a batch, and returns the records that were missing."""
         rows = self._rows(batch.number)
-        seed = self._settings.seed + _BATCH_STRIDE * batch.number
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
+        seed = self._settings.seed + _BATCH_STRIDE * batch.number
         records = self._decode(rows, seed, warm_up=warm_up)
         return [record for record in records if record["example"] in batch.missing]
 
@@ -137,26 +123,22 @@ class Worker:
     def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
         try:
-            answers = self._answer(examples, seed)
+            config = replace(self._settings.decoding, seed=seed)
+            answers = answer(self._run, examples, config, [self._reporter])
         except FAILURES as error:
             if isinstance(error, ValueError):
                 self._refuse_misfit()
-            if len(examples) == 1:
-                answers = [{"error": said_of(error)}]
-            else:
+            if len(examples) > 1:
                 return [
                     record
                     for i, example in enumerate(examples, start=1)
                     for record in self._decode([example], seed + i * _ROW_STRIDE, warm_up=warm_up)
                 ]
+            answers = [{"error": said_of(error)}]
         return [
             self._record(example, one, warm_up=warm_up)
             for example, one in zip(examples, answers, strict=True)
         ]
-
-    def _answer(self, examples: Sequence[Example], seed: int) -> list[ScoredExample]:
-        config = replace(self._settings.decoding, seed=seed)
-        return answer(self._run, examples, config, [self._reporter])
 
     def _refuse_misfit(self) -> None:
         """Raises the ValueError that these settings give whatever the prompt."""
@@ -169,7 +151,7 @@ class Worker:
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
         return {
             "key": self._key(example),
-            "settings": self._settings.key(""),
+            "settings": self.settings_key,
             "example": example.id,
             "sampler": self._settings.sampler,
             "cache": self._settings.cache,

@@ -21,8 +21,7 @@ from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, Traj
 from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
-from eval.runs.command import DTYPES
-from eval.runs.models import open_address, parse_model
+from eval.runs.models import DTYPES, open_address, parse_model
 from eval.runs.options import LENGTHS, given_of
 from eval.runs.plugins import parse_sampler
 from eval.runs.settings import Place

@@ -59,7 +59,7 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     assert run(model, out) == 2
     said = capsys.readouterr().err
     assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in said
-    assert "it was changed since: old answers would stand for what it holds now." in said
+    assert "it was changed since: old answers would be taken for new ones." in said
     assert "Choose another folder." in said
     assert run(model, tmp_path / "other") == 0
     # Undone, the old answers are those of the weights again.
