@@ -89,11 +89,8 @@ class Drawn(NamedTuple):
 class Finding(NamedTuple):
     """The results of one task.
 
-    Attributes:
-        task: Its address.
-        measured: The reference and the ladder, on the prompts of the check.
-        chosen: The setting that each calibration chose; the reference if it certified none.
-        drawn: The second check.
+    `measured` is the reference and the ladder on the prompts of the check; `chosen` is the setting
+    that each calibration chose, which is the reference if it certified none.
     """
 
     task: str

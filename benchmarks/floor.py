@@ -9,13 +9,9 @@ from benchmarks.setting import Geometry, Setting
 
 
 class Columns(NamedTuple):
-    """The columns of one forward, for rows that compute equally many columns.
+    """Columns of one forward, of rows that compute equally many.
 
-    Attributes:
-        rows: B.
-        computed: Columns of a row that are computed, Q.
-        attended: Columns of a row that are attended to, K.
-        wanted: Columns of a row that go through the head, W.
+    They are computed (Q), attended to (K), or wanted: through the head (W).
     """
 
     rows: int

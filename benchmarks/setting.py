@@ -12,12 +12,7 @@ from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
 class Geometry:
     """Sizes of a model in LLaDA's layout.
 
-    Attributes:
-        hidden_size: Width.
-        num_layers: Decoder blocks.
-        num_heads: Heads of queries, keys and values.
-        mlp_hidden_size: Inner width of the SwiGLU.
-        vocab_size: Rows of the head; LLaDA's, since head and softmax are part of the cost.
+    The vocabulary is LLaDA's, because head and softmax are part of the cost.
     """
 
     hidden_size: int

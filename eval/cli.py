@@ -29,13 +29,10 @@ _GOES_ON = "Stopped; what is done is kept, the same command goes on from here.\n
 
 
 class Command(NamedTuple):
-    """A command.
+    """A command: its line in the help, and its options.
 
-    Attributes:
-        help: Its line in the help.
-        action: The module and the function that do it, joined by a colon; empty: `main` does it.
-        groups: Its options.
-        stopped: Message when it is interrupted.
+    `action` is the module and the function that do it, joined by a colon; `main` does a command
+    without one. `stopped` is the message when it is interrupted.
     """
 
     help: str

@@ -55,13 +55,9 @@ class Speaker(NamedTuple):
         chat: UseTemplate = "auto",
         template: str = "",
     ) -> GenerateOutput:
-        """Answers a text or a chat as `generate` does; `None` fills a template without a question.
+        """Answers a text or a chat as `generate` does; None fills `template` without a question.
 
-        Args:
-            question: The text or the chat.
-            live: Show the answer on the terminal while it is decoded.
-            chat: As in `generate`.
-            template: The answer with blanks; empty: none.
+        With `live` the answer is shown on the terminal while it is decoded.
         """
         shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
         with shown as watch:
@@ -146,13 +142,8 @@ def read_once(options: Namespace) -> int:
 def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     """Loads the model of a command line and the plug-ins that answer with it.
 
-    Args:
-        options: The command line.
-        **given: Options of the decode that take the place of those of the command line.
-
-    Raises:
-        OSError: If the model cannot be read.
-        ValueError: If something is mistyped or does not fit.
+    `given` takes the place of options of the decode. Raises OSError if the model cannot be read,
+    ValueError if something is mistyped or does not fit.
     """
     # Mistyped plug-ins are refused before a model is loaded.
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)

@@ -26,14 +26,10 @@ _REMEDY = "mend or remove the line"
 
 
 class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the input.
+    """A line of the input, a text or a chat; both may be left out with a template.
 
-    Attributes:
-        text: A text; or
-        messages: a chat; both may be left out with a template.
-        template: The answer with blanks, as in `generate`.
-        id: Name of the prompt, which is copied to its answer.
-        stop_strings: Texts that end the answer.
+    The answer's blanks and the options of its decode are as in `generate`; `id` is copied to the
+    answer, which `stop_strings` end.
     """
 
     text: str | None = None
@@ -57,15 +53,10 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 
 class Ended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A line of the output.
+    """A line of the output, with the fields of an `Answer`.
 
     Attributes:
         line: Number of its line in the input, from 1.
-        id: That of the input.
-        text: As in `Answer`, as are the next three.
-        token_ids: Tokens.
-        finish_reason: Why it ended.
-        forwards: Forwards of its row.
         key: Digest of the line of the input and of all settings.
     """
 
@@ -79,12 +70,9 @@ class Ended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Prompted(NamedTuple):
-    """A prompt that is to be answered.
+    """A line of the input, the key of its answer, and the request of its decode.
 
-    Attributes:
-        asked: Its line.
-        request: Of the decode; its index is the number of the line, from 0.
-        key: As in `Ended`.
+    The request's index is the number of the line, from 0.
     """
 
     asked: Asked
@@ -97,17 +85,9 @@ def answer_file(
 ) -> str:
     """Answers the prompts of a file that are not answered yet, and returns what was done.
 
-    Args:
-        speaker: The model and how it answers.
-        source: The input.
-        target: The output; each answer is appended as soon as it has ended.
-        num_rows: Prompts that are decoded together, at most.
-        chat: As in `generate`.
-        progress: Show a bar.
-
-    Raises:
-        ValueError: If a line cannot be answered, or the output is of another input or of other
-            settings; nothing is decoded then.
+    Each answer is appended to `target` as soon as it has ended; at most `num_rows` prompts are
+    decoded together. Raises ValueError, before anything is decoded, if a line cannot be answered,
+    or the output is of another input or of other settings.
     """
     file = require_file("--output", target)
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
@@ -134,8 +114,7 @@ def answer_file(
 def read_prompts(file: Path) -> dict[int, Asked]:
     """Returns the prompts of a file of JSON lines, by number of the line, from 0.
 
-    Raises:
-        ValueError: If there is none, or a line is no prompt; names it.
+    Raises ValueError if there is none, or a line is no prompt; names it.
     """
     if not file.is_file():
         raise ValueError(f"--input must be a file of JSON lines, got {str(file)!r}.")

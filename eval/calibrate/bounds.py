@@ -23,8 +23,7 @@ def binomial_p(num_lost: int, num_prompts: int, max_rate: float) -> float:
     Source: Angelopoulos et al. 2021, "Learn then Test", https://arxiv.org/abs/2110.01052, the exact
     test of a binary loss.
 
-    Raises:
-        ValueError: If the counts or the rate are impossible.
+    Raises ValueError if the counts or the rate are impossible.
     """
     if not 0 <= num_lost <= num_prompts or num_prompts < 1:
         raise ValueError(
@@ -49,16 +48,13 @@ def max_num_lost(num_prompts: int, max_rate: float, level: float) -> int:
 
 
 def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) -> Bounds:
-    """Returns the exact interval of a share: it covers the true one at least so often.
+    """Returns the exact interval of a share: it covers the true share at least so often.
 
     Its ends are the shares under which as few cases, or as many, as were found have a probability
-    of (1 - confidence) / 2.
+    of (1 - confidence) / 2. Raises ValueError if the counts or the confidence are impossible.
 
     Source: Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the
     case of the binomial", https://doi.org/10.1093/biomet/26.4.404.
-
-    Raises:
-        ValueError: If the counts or the confidence are impossible.
     """
     require_share("confidence", confidence)
     if not 0 <= num_found <= num_cases or num_cases < 1:
@@ -128,16 +124,9 @@ def betting_p(drops: Sequence[Number], max_drop: float) -> float:
 def num_prompts_needed(
     num_lost: int, num_prompts: int, max_rate: float, level: float
 ) -> int | None:
-    """Returns how many prompts would certify if losses went on at the observed rate.
+    """Returns how many prompts in all would certify if losses went on at the observed rate.
 
-    Args:
-        num_lost: Losses so far.
-        num_prompts: Prompts so far.
-        max_rate: Greatest rate of losses.
-        level: Probability of a false certificate.
-
-    Returns:
-        The number in all, the present ones included; None if no number up to a million does.
+    None if no number up to a million does; `level` is the probability of a false certificate.
     """
     rate = num_lost / num_prompts
     if rate >= max_rate:

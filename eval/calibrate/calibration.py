@@ -20,10 +20,8 @@ from eval.tasks import Task
 class BatchDecoder:
     """Decodes batches of settings as the tests ask for them, and keeps the records.
 
-    Attributes:
-        part: File of the records.
-        machine: Name of the folder's note on this process.
-        done: Records by key, also those of earlier runs.
+    `machine` names the folder's note on this process; `done` has all records by key, also those of
+    earlier runs.
     """
 
     part: Path

@@ -26,12 +26,9 @@ _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_s
 
 
 class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A setting that was tested.
+    """A setting that was tested, as records have it, and what the tests found.
 
-    Attributes:
-        setting: What was run, as records have it.
-        verdict: What the tests found.
-        tokens_per_forward: On the prompts that were looked at; forwards of a target count.
+    `tokens_per_forward` is on the prompts that were looked at; forwards of a target count.
     """
 
     setting: dict[str, Any]
@@ -40,27 +37,23 @@ class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a calibration found.
+    """The result of a calibration.
 
     The guarantee is void for other prompts than those of the task, and for another model, answer
     length, cache, block schedule, precision or device.
 
     Attributes:
         setting: The fastest certified setting; the reference if none is certified.
-        expressions: Its sampler, cache, verifier and blocks as they were given; a class of one's
-            own is named with its module there.
-        is_certified: Whether a setting other than the reference is certified.
-        guarantee: What is certified.
+        expressions: Its sampler, cache, verifier and blocks as they were given, with the modules of
+            the user's own classes.
+        is_certified: True if a setting other than the reference is certified.
         agreement: Answers equal the reference's, rather than being right as often.
-        reference: The setting that it is compared with.
-        reference_tokens_per_forward: Its speed.
+        reference: The setting that the others are compared with.
         ratings: Every setting that was tested, in the order of the test.
-        untested: Settings behind the first that could not be certified.
+        untested: Settings after the first that could not be certified.
         ordered_on: Prompts on which the order was learned; they were not used for the test.
-        warnings: What may void the guarantee.
-        machine: What it was made on and with.
-        date: When.
-        format: Version of the card.
+        warnings: Reasons why the guarantee may be void.
+        machine: The note on the machine and the versions.
     """
 
     format: Format = FORMAT
@@ -81,11 +74,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def settings(self, target: Callable[[str], CausalTarget] = no_target) -> dict[str, Any]:
         """Returns what `decode` takes: sampler, cache, verifier, blocks and config.
 
-        Args:
-            target: Loads a verifier's causal model, such as `load_target`.
-
-        Raises:
-            ValueError: If the card names something that is not there.
+        Raises ValueError if a plug-in of the card cannot be found. `target` loads a verifier's
+        causal model, as `load_target` does.
         """
         own = Settings.of(dict(self.setting), "The card's setting")
         return {
@@ -97,11 +87,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         }
 
     def misfits(self, settings: Settings) -> list[str]:
-        """Says in which points settings leave what the guarantee is about; empty if in none.
-
-        Args:
-            settings: Of a run with the card's sampler.
-        """
+        """Says how settings with the card's sampler leave the guarantee; empty if they do not."""
         used = settings.written()
         found = [
             f"{name} is {used[name]}, the card's is {value}"
@@ -158,11 +144,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read_card(path: str | Path) -> Card:
-    """Reads a card.
-
-    Raises:
-        ValueError: If the file is no card of this version.
-    """
+    """Reads a card, or raises ValueError if the file is no card of this version."""
     remedy = "give a card that calibrate wrote"
     try:
         written = read_object(Path(path), remedy=remedy)
@@ -182,9 +164,7 @@ def read_card(path: str | Path) -> Card:
 def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
     """Warns on standard error where a card's sampler is used beyond what the card guarantees.
 
-    Args:
-        samplers: As the user named them; "@card.json" is the sampler of a card.
-        runs: Settings that are about to be decoded.
+    `samplers` are as the user named them ("@card.json"); `runs` are about to be decoded.
     """
     for path in (text[1:] for text in samplers if text.startswith("@")):
         card = read_card(path)

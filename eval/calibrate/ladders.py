@@ -26,15 +26,9 @@ def rung_of(
 ) -> Parts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
-    Args:
-        text: Parts in any order, joined by " + ": a sampler, and any of a cache, a verifier, a
-            block schedule and a model, such as a distilled or an adapted one.
-        cache: If the text names none.
-        verifier: If the text names none.
-        blocks: If the text names none.
-
-    Raises:
-        ValueError: If a part is none of these, or one kind is there twice.
+    Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
+    model, such as a distilled or an adapted one. The other arguments are for parts that the text
+    does not name. Raises ValueError if a part is none of these, or one kind is there twice.
     """
     found: dict[str, str] = {}
     for part in split_parts(text):

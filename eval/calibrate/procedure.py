@@ -14,7 +14,7 @@ Pairs: TypeAlias = Sequence[tuple[Number, Number]]
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is to be certified.
+    """The promise that is to be certified.
 
     Attributes:
         max_drop: Greatest drop of the accuracy; with agreement, greatest rate of other answers.
@@ -41,22 +41,20 @@ class Guarantee:
 
     @property
     def bets(self) -> bool:
-        """Whether the betting test is used."""
+        """True if the betting test is used."""
         return self.test != "binomial"
 
     @property
     def counts(self) -> bool:
-        """Whether the binomial test is used."""
+        """True if the binomial test is used."""
         return self.test != "betting"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of one setting.
+    """The verdict on one setting.
 
     Attributes:
-        certified: The guarantee holds.
-        num_prompts: Prompts that were looked at.
         num_lost: Regressions, or other answers.
         num_gained: Wrong under the reference, right under the setting.
         drop: Observed mean drop of the score.
@@ -79,14 +77,9 @@ class Judgement:
 def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
     """Tests one setting, prompt by prompt; stops as soon as the betting test certifies.
 
-    Args:
-        pairs: Batches of scores under the reference and under the setting, in the order of the
-            prompts. With agreement the reference's score is 1, and the setting's 1 if it agrees.
-        guarantee: What is to be certified.
-
-    Raises:
-        ValueError: If the binomial test is asked for and a score is neither 0 nor 1, or there are
-            no prompts.
+    `pairs` are batches of scores under the reference and under the setting, in the order of the
+    prompts. With agreement the reference's score is 1, and the setting's 1 if it agrees. Raises
+    ValueError if the binomial test is asked for and a score is neither 0 nor 1, or without prompts.
     """
     seen: list[tuple[Number, Number]] = []
     betting: float | None = None
@@ -111,6 +104,7 @@ def certify(
     """Tests settings in their order and stops at the first that cannot be certified.
 
     Each setting is an iterator as `judge` takes it; iterators of untested settings are not begun.
+    Only the last verdict may be without a certificate.
 
     The probability that any certified setting breaks the guarantee is at most 1 - confidence,
     without a correction for their number: only the first setting that truly breaks it can be
@@ -119,9 +113,6 @@ def certify(
 
     Source: Angelopoulos et al. 2021, "Learn then Test: Calibrating Predictive Algorithms to Achieve
     Risk Control", https://arxiv.org/abs/2110.01052, fixed sequence testing.
-
-    Returns:
-        A verdict for each setting that was tested; only the last may be without a certificate.
     """
     verdicts: list[Judgement] = []
     for pairs in settings:

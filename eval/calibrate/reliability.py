@@ -21,15 +21,10 @@ NUM_BINS = 10
 
 
 class Bin(NamedTuple):
-    """Commits, or proposals, whose confidence is in an interval.
+    """Commits, or proposals, whose confidence is in [low, high), or in [low, 1].
 
-    Attributes:
-        low: Its lower end, included.
-        high: Its upper end, excluded but for 1.
-        num_commits: How many there are; proposals, where these are counted.
-        confidence: Their mean confidence.
-        agreement: Share of their tokens that are right: final, and of an answer that is right if
-            only right answers count.
+    `confidence` is their mean; `agreement` is the share of tokens that are right: final, and of an
+    answer that is right if only right answers count.
     """
 
     low: float
@@ -40,13 +35,10 @@ class Bin(NamedTuple):
 
 
 class Reliability(NamedTuple):
-    """A reliability diagram.
+    """A reliability diagram: the bins that hold commits, by rising confidence.
 
-    Attributes:
-        bins: The bins that hold commits, by rising confidence.
-        calibration_error: Expected calibration error: the mean distance between confidence and
-            agreement, weighted by the bins' counts.
-        num_commits: Of all bins.
+    `calibration_error` is the expected calibration error: the mean distance between confidence and
+    agreement, weighted by the bins' counts.
     """
 
     bins: tuple[Bin, ...]
@@ -55,12 +47,10 @@ class Reliability(NamedTuple):
 
 
 class WhatIf(NamedTuple):
-    """What a threshold would have committed in the same states. Not a decode.
+    """The commits of a threshold in the same states; this is not a decode.
 
-    Attributes:
-        threshold: Least confidence.
-        share: Share of the commits that reach it.
-        agreement: Share of those whose token is the final one; None if there are none.
+    `share` of the commits reach it; `agreement` is the share of these whose token is the final one,
+    None if there are none.
     """
 
     threshold: float
@@ -80,12 +70,9 @@ def reliability(
     `of_right_answers`, if the answer is right besides.
 
     Args:
-        records: Of one setting, with traces; records without one do not count.
+        records: Of one setting; records without a trace do not count. None with one: ValueError.
         num_bins: Intervals of equal width.
         of_right_answers: Count tokens of wrong answers as wrong.
-
-    Raises:
-        ValueError: If no record has a trace, or `num_bins` is below 1.
     """
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
@@ -100,13 +87,8 @@ def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
     """Says how often the proposals of all states, committed or not, are the final tokens.
 
     As `reliability`, over every open position of every state up to EOS; a position counts once for
-    each state in which it was open. Bins are 0.05 wide.
-
-    Args:
-        records: Of one setting, with traces; records without proposals do not count.
-
-    Raises:
-        ValueError: If no record has proposals, or a record's are damaged.
+    each state in which it was open. Bins are 0.05 wide. Raises ValueError if no record has
+    proposals, or a record's are damaged.
     """
     return _diagram(_proposals(records))
 
@@ -163,8 +145,7 @@ def commits(
 ) -> tuple[Shaped[np.ndarray, " N"], Shaped[np.ndarray, " N"]]:
     """Returns the confidence of every commit up to EOS, and whether its token is the final one.
 
-    Raises:
-        ValueError: If no record has a trace.
+    Raises ValueError if no record has a trace.
     """
     confidence: list[float] = []
     agrees: list[bool] = []

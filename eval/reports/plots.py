@@ -35,10 +35,10 @@ def draw_trade_off(
     setting is pale if another one is better in both. Labels are the numbers of the rows, from 1.
 
     Args:
-        rows: Settings of one task and model, from `eval.reports.summary`.
-        path: Where to, without the suffix.
+        rows: Settings of one task and model; those whose cost is unknown are left out.
+        path: The files, without the suffix.
         title: Above the picture.
-        cost: Cost of the axis; rows whose cost is unknown are left out.
+        cost: Cost of the axis.
         exact: Curve of an exact model, dotted.
     """
     # Names instead of outlines keep the file small, and fixed ids keep it the same.

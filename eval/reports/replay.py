@@ -15,17 +15,12 @@ def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
     """Returns the page of one example under several settings, which replay side by side.
 
     Tokens are tinted by the step that committed them, early ones dark. The page needs no network.
-
-    Raises ValueError if there are no records, or one has no trace.
-
-    Args:
-        example: Settings and the example's records.
-        report: File of the report that the page links back to.
-        notice: Shown on top, such as that the results folder is unfinished.
+    It links back to the file `report`, and shows a `notice` on top, such as that the results folder
+    is unfinished. Raises ValueError if there are no records, or one has no trace.
     """
     panels, (settings, first) = panels_of(example), example[0]
-    content = {name: first[name] for name in ("example", "prompt", "target")}
-    content |= {"report": report, "notice": notice, "panels": panels}
+    named = {name: first[name] for name in ("example", "prompt", "target")}
+    content = {**named, "report": report, "notice": notice, "panels": panels}
     return fill("replay", title=f"{settings.task} {first['example']}", content=content)
 
 

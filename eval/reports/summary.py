@@ -56,10 +56,8 @@ def measured(folder: Folder) -> Measured:
     Settings that differ by their seed only are one row, in which each example counts once, with the
     mean over its seeds. Of each model and set of examples the first row is the reference; another
     version of a task has one of its own. An example that raised counts as wrong, and not at all for
-    speed; one whose score is undefined counts for speed only.
-
-    Raises:
-        ValueError: If the folder is damaged or holds no records.
+    speed; one whose score is undefined counts for speed only. Raises ValueError if the folder is
+    damaged or holds no records.
     """
     results = folder.results()
     found = pools(results)

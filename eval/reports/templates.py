@@ -8,12 +8,9 @@ ASSETS = Path(__file__).with_name("assets")
 
 
 def fill(name: str, *, title: str, content: object) -> str:
-    """Returns the page `assets/<name>.html` with its styles, scripts and content inside.
+    """Returns the page `assets/<name>.html` with styles, the script `<name>.js` and its content.
 
-    Args:
-        name: Also of the page's script, `assets/<name>.js`.
-        title: Of the window.
-        content: Becomes JSON that the script reads.
+    The content becomes JSON that the script reads; the title is that of the window.
     """
     written = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
     parts = {

@@ -49,8 +49,7 @@ def _numbers(
 def picture_of(record: Record) -> Text:
     """Returns a record's answer, each token coloured by the step that committed it.
 
-    Raises:
-        ValueError: If the record has no trace.
+    Raises ValueError if the record has no trace.
     """
     steps = trace_of(record)["steps"]
     last = max(1, *steps)

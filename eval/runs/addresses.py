@@ -18,12 +18,7 @@ from samplers.checks import shown
 def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
     """Returns the name of an address, and its options in the order of their names.
 
-    Args:
-        address: The text.
-        example: An address, for messages.
-
-    Raises:
-        ValueError: If the options are not written as name=value, or one is given twice.
+    Raises ValueError, with an example, if an option is not written as name=value, or comes twice.
     """
     name, _, query = address.strip().partition("?")
     pairs = [one.partition("=") for one in query.split("&") if one]
@@ -49,7 +44,7 @@ def construct(
     """Calls a constructor with options that were written as text.
 
     Args:
-        name: What is made, for messages.
+        name: Name of the thing that is made, for messages.
         make: The constructor; the types that it declares say how a text is read.
         options: The texts.
         others: Options that are read elsewhere, for messages.
@@ -80,11 +75,7 @@ def construct(
 
 
 def whole_number(name: str, text: str) -> int:
-    """Reads an integer from 0 on.
-
-    Raises:
-        ValueError: If the text is none.
-    """
+    """Reads an integer from 0 on, or raises ValueError if the text is none."""
     if not text.isascii() or not text.isdecimal():
         raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
     return int(text)

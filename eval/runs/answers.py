@@ -20,14 +20,8 @@ def answer(
 ) -> list[ScoredExample]:
     """Decodes one batch and scores the answers, in the order of the examples.
 
-    Args:
-        run: Model, tokenizer, task and plug-ins; its `trace` says whether traces are kept.
-        examples: The rows of the batch.
-        config: All other options of the decode, such as the seed of the batch.
-        observers: As in `decode`.
-
-    Raises:
-        ValueError: As `decode`, or if a chat prompt has no template.
+    `run.trace` says whether traces are kept; `config` has the seed of the batch. Raises ValueError
+    as `decode`, or if a chat prompt has no template.
     """
     chat = (run.prompts or run.selection.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]

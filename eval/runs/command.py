@@ -93,8 +93,7 @@ def batches_decoded(
 ) -> AbstractContextManager[Decoding]:
     """Returns a context that gives what decodes batches: this process, or Ray actors.
 
-    Raises:
-        ValueError: If Ray cannot be combined with the other options.
+    Raises ValueError if Ray cannot be combined with the other options.
     """
     if not options.ray:
         return nullcontext(in_turn)

@@ -39,12 +39,7 @@ class Actor:
     """Decodes batches of some runs; Ray gives each one a process of its own."""
 
     def __init__(self, open_runs: Opener, command: str) -> None:
-        """Loads the models.
-
-        Args:
-            open_runs: Returns the runs.
-            command: The command line of the process that keeps the records.
-        """
+        """Loads the models; `command` is that of the process that keeps the records."""
         runs = open_runs()
         self._machine = {**machine_of(runs[0].model.device), "command": command}
         name = digest(self._machine)
@@ -57,8 +52,7 @@ class Actor:
     def decode(self, settings_key: str, batch: Batch) -> Decoded:
         """Decodes a batch of the run with these settings.
 
-        Raises:
-            ValueError: If there is no such run here, or as `decode`.
+        Raises ValueError if there is no such run here, or as `decode`.
         """
         if settings_key not in self._workers:
             raise ValueError(
@@ -69,13 +63,10 @@ class Actor:
 
 
 class Crew(NamedTuple):
-    """How many actors there are, and where.
+    """How many actors there are, and where; each has so many processors and GPUs.
 
-    Attributes:
-        address: Of a Ray, as `ray.init` takes it, or `LOCAL`.
-        num_actors: None: as many as the Ray has room for.
-        num_cpus: Processors of an actor.
-        num_gpus: GPUs of an actor.
+    `address` is that of a Ray, as `ray.init` takes it, or `LOCAL`. If `num_actors` is None, there
+    are as many as the Ray has room for.
     """
 
     address: str
@@ -87,12 +78,8 @@ class Crew(NamedTuple):
     def decoding(self, open_runs: Opener, folder: Folder) -> Iterator[Decoding]:
         """Starts the actors, yields what decodes batches on them, and ends them.
 
-        Args:
-            open_runs: Returns the runs; is called in each actor's process.
-            folder: Gets a note on the machine of each actor.
-
-        Raises:
-            ValueError: If Ray is not installed, or has no room for the actors.
+        Each actor calls `open_runs`, and the folder gets a note on its machine. Raises ValueError
+        if Ray is not installed, or has no room for the actors.
         """
         ray = _ray()
         self._connect(ray)
@@ -149,16 +136,10 @@ def shared(
     start: Callable[[Member, Batch], Future[Decoded]],
     lost: tuple[type[Exception], ...],
 ) -> Iterator[Decoded]:
-    """Yields the records of batches as they come.
+    """Yields the records of batches as they come; a batch goes to an actor that is idle.
 
-    Args:
-        batches: Each goes to an actor that has nothing to do.
-        actors: Those that are lost are removed; their batches go to others.
-        start: Lets an actor begin with a batch.
-        lost: Errors that say that an actor is lost.
-
-    Raises:
-        OSError: If all actors are lost.
+    Actors that raise one of the errors `lost` are removed, and their batches go to others. `start`
+    lets an actor begin with a batch. Raises OSError if all actors are lost.
     """
     waiting, idle = deque(batches), list(actors)
     running: dict[Future[Decoded], tuple[Member, Batch]] = {}

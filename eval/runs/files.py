@@ -21,14 +21,8 @@ def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str) -> Any:
 def decoded(content: bytes, kind: type[Value], where: str, remedy: str) -> Value:
     """Reads JSON of a declared type: NaN, unknown fields of a Struct and half texts are refused.
 
-    Args:
-        content: The JSON.
-        kind: What it must be; any type that msgspec knows.
-        where: Names the place for messages, such as a file and its line.
-        remedy: What the user can do if the contents are damaged.
-
-    Raises:
-        ValueError: If the contents are anything else; names the place and the field.
+    Raises ValueError if the contents are anything else; the message names the place `where`, such
+    as a file and its line, the field, and the remedy.
     """
     with _refused(where, remedy):
         return msgspec.json.decode(content, type=kind)
@@ -91,8 +85,7 @@ def write_text(file: Path, text: str) -> None:
 def require_file(option: str, path: str) -> Path:
     """Returns where a file will be written; refuses it before the contents are computed.
 
-    Raises:
-        ValueError: If its folder is not there, or it is a folder.
+    Raises ValueError if its folder is not there, or it is a folder.
     """
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
@@ -109,14 +102,9 @@ def require_folder(path: Path) -> None:
 
 @contextmanager
 def only_writer(file: Path, refusal: str) -> Iterator[None]:
-    """Holds a lock file, which ends with its process.
+    """Holds a lock file, which ends with its process; its folder must be there.
 
-    Args:
-        file: The lock file; its folder must be there.
-        refusal: Said if another process holds it.
-
-    Raises:
-        ValueError: If another process holds it.
+    Raises ValueError with the text `refusal` if another process holds it.
     """
     try:
         with FileLock(file).acquire(timeout=0):

@@ -19,20 +19,15 @@ _NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides an answer, short of the machine: one row of a table.
+    """Everything that decides an answer, except for the machine: one row of a table.
+
+    Plug-ins are reprs.
 
     Attributes:
-        model: Embedded name, folder or hub id.
-        revision: Branch, tag or commit of a hub id.
         dtype: Of the parameters.
         task: Canonical address.
-        task_version: The task's own version.
         examples: Digest of the examples' ids, prompts and targets.
-        num_examples: How many there are.
-        sampler: Its repr; empty if the verifier asks none.
-        cache: Its repr.
-        verifier: Its repr.
-        blocks: The repr of the block schedule.
+        sampler: Empty if the verifier asks none.
         decoding: All other options of the decode, with the block length that was used.
         batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
         prompts: "chat" or "plain".
@@ -94,8 +89,7 @@ class Settings:
     def of(written: Mapping[str, Any], where: str = "Settings") -> "Settings":
         """Reads what `written` gave.
 
-        Raises:
-            ValueError: If a field is missing, unknown, of the wrong type or out of its range.
+        Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
         """
         found = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
         try:

@@ -29,12 +29,11 @@ class RecordedTrace(TypedDict):
     """How an answer came about; lists have an entry for each token of the answer.
 
     Attributes:
-        steps: Step of the last commit, -1 where no round committed the position.
-        confidences: At that commit.
+        steps: Step of the last commit, whose confidence follows; -1 if no round committed it.
         lead: Prompt tokens in the first block of a block-causal model.
         revisions: Position, token, step of its commit, confidence and step of its removal.
-        runners_up: What else the last commit could have been.
-        proposals: By confidence, what all states proposed.
+        runners_up: Other tokens that the last commit could have been.
+        proposals: Proposals of all states, by confidence.
     """
 
     steps: list[Whole]
@@ -106,8 +105,7 @@ def append(path: Path, records: Iterable[Record]) -> None:
 def read_lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yields the records of a file, each with its file and line for messages.
 
-    Raises:
-        ValueError: If a line other than a torn last one is damaged, or lacks a field.
+    Raises ValueError if a line other than a torn last one is damaged, or lacks a field.
     """
     *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -162,11 +160,7 @@ def score_of(record: Record) -> float | None:
 
 
 def trace_of(record: Record) -> RecordedTrace:
-    """Returns the trace of a record.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Returns the trace of a record, or raises ValueError if it has none."""
     trace = record.get("trace")
     if trace is None:
         raise ValueError("A replay needs records with traces; run without --no-trace.")

@@ -23,13 +23,7 @@ _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 class ModelAddress:
     """A model, and what its files do not say.
 
-    Attributes:
-        source: Embedded name, folder or hub id.
-        family: As in `load_model`, as are the others: a known family, or "my_module:MY_FAMILY".
-        mask_id: The [MASK] token.
-        block_length: Tokens per block of a block-causal model.
-        adapter: Folder or hub id of a LoRA adapter.
-        quantize: How the matrices are stored.
+    `source` is an embedded name, folder or hub id; the others are as in `load_model`.
     """
 
     source: str

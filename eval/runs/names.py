@@ -67,9 +67,8 @@ class Selection:
     def examples(self) -> Sequence[Example]:
         """Returns the examples, the same in every process.
 
-        Raises:
-            ValueError: If the split has fewer than `limit`, does not exist or cannot be read, an
-                example is not as its types say, or two have one id.
+        Raises ValueError if the split has fewer than `limit`, does not exist or cannot be read, an
+        example is not as its types say, or two have one id.
         """
         if self.limit is not None and self.limit > MAX_LIMIT:
             raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")

@@ -98,7 +98,6 @@ class Group(NamedTuple):
     positional, unless it is "required".
 
     Attributes:
-        kind: The dataclass.
         title: Title in the help; empty: among the first options.
         names: Fields that are options; empty: all.
         repeat: Options may be repeated to compare several values.

@@ -32,7 +32,9 @@ Notes: TypeAlias = Mapping[str, Mapping[str, Digests]]
 
 
 def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
-    """Checks that records which are kept were made by what is there now.
+    """Checks that records which are kept were made by the code and files that are there now.
+
+    Raises ValueError if the code of a plug-in, or a file that was read, changed since.
 
     Args:
         folder: The results folder.
@@ -41,9 +43,6 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
 
     Returns:
         The notes of all settings of the folder, to be written by `write_notes`.
-
-    Raises:
-        ValueError: If the code of a plug-in, or a file that was read, changed since.
     """
     files = {setting: files_of(run) for setting, run in runs.items()}
     # Each file is read once, however many settings read it.

@@ -38,10 +38,7 @@ class Reporter:
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
-        Args:
-            label: The setting in words.
-            num_examples: Examples of this process.
-            done: Their records from earlier runs.
+        `num_examples` are those of this process; `done` are their records from earlier runs.
         """
 
     def add(self, records: Sequence[Record]) -> None:

@@ -12,13 +12,8 @@ __all__ = ["Tokenizer", "encode_prompt", "require_template", "said_of_unknown_wo
 def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list[int]:
     """Returns the token ids that a model continues with its answer.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        example: Its prompt is plain text or chat turns.
-        chat: Put plain text into a user turn of the model's chat template. Turns always are.
-
-    Raises:
-        ValueError: If a chat template is wanted and the tokenizer has none.
+    With `chat` a plain text becomes a user turn of the model's chat template; turns always are in
+    it. Raises ValueError if a template is wanted and the tokenizer has none.
     """
     text = _text_of(tokenizer, example, chat=chat)
     # A template has written every special token there is to be.

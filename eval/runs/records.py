@@ -19,24 +19,18 @@ FORMAT = 4
 
 
 class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A setting that was not run because its parts do not fit together.
-
-    Attributes:
-        setting: Its parts, in words.
-        reason: The refusal.
-    """
+    """A setting, in words, that was not run because its parts do not fit together, and why."""
 
     setting: str
     reason: str
 
 
 class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What `settings.json` holds.
+    """The contents of `settings.json`.
 
     Attributes:
-        format: Version of records and settings.
         runs: Settings as `Settings.written` gives them, the reference first.
-        skipped: What the last command asked for and did not run.
+        skipped: Settings that the last command asked for and did not run.
         dropped: Keys of settings that have records and are left out of reports.
     """
 
@@ -71,19 +65,17 @@ class Folder:
     def claim(
         self, runs: Iterable[Settings], *, skipped: Iterable[Skipped] = (), alone: bool = False
     ) -> list[Settings]:
-        """Adds runs to the folder and returns the runs that it holds besides.
+        """Adds runs to the folder, the reference first; returns the runs that it holds besides.
 
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
+        Raises ValueError if the folder is none, or is in another format.
 
         Args:
-            runs: What is to be run, the reference first.
-            skipped: What was asked for and is not run.
+            runs: The runs.
+            skipped: Settings that were asked for and are not run.
             alone: Show these runs only. Records of others stay on the disk; a later command that
                 asks for them finds them again.
-
-        Raises:
-            ValueError: If the folder is none, or is in another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))
@@ -109,8 +101,7 @@ class Folder:
     def require_usable(self) -> None:
         """Checks that runs can be added, before anything is loaded for them.
 
-        Raises:
-            ValueError: If the path is a file, or a folder in another format.
+        Raises ValueError if the path is a file, or a folder in another format.
         """
         require_folder(self.path)
         if (self.path / SETTINGS_FILE).exists():
@@ -124,8 +115,7 @@ class Folder:
     def settings(self) -> list[Settings]:
         """Returns the runs of the folder, the reference first.
 
-        Raises:
-            ValueError: If the path is no results folder, or one of another version.
+        Raises ValueError if the path is no results folder, or one of another version.
         """
         where = str(self.path / SETTINGS_FILE)
         runs = self._written().runs
@@ -169,10 +159,8 @@ class Folder:
     def records(self) -> list[Record]:
         """Returns all records, of all processes, each key once.
 
-        A later record of a key replaces an error, nothing else.
-
-        Raises:
-            ValueError: If a line other than a torn last one is damaged, or lacks a field.
+        A later record of a key replaces an error, nothing else. Raises ValueError if a line other
+        than a torn last one is damaged, or lacks a field.
         """
         return [record for _, record in self._lines()]
 
@@ -191,8 +179,7 @@ class Folder:
     def writing(self, rank: int) -> Iterator[Path]:
         """Gives the file of a process, a torn last line removed, to this process alone.
 
-        Raises:
-            ValueError: If another process writes it.
+        Raises ValueError if another process writes it.
         """
         refusal = (
             f"A results folder must have one writer, got {self.path} while another process "

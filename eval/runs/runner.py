@@ -17,7 +17,7 @@ __all__ = ["ALONE", "Checked", "Place", "Run", "execute"]
 
 
 class RunPlan(NamedTuple):
-    """Which runs can be decoded and which cannot, before the first forward."""
+    """Which runs can be decoded and which cannot, known before the first forward."""
 
     runs: list[Checked]
     skipped: list[Skipped]
@@ -38,22 +38,19 @@ def execute(
     """Decodes and scores what the folder lacks; the first run is the reference of the report.
 
     Every run is checked before the first forward. Batches are the same whatever was done before
-    and however many processes share them, so a run that was killed and started again has the
+    and however many processes share them, so that a run that was killed and started again has the
     records of one that was not.
 
     Args:
-        runs: What to run.
-        folder: Where records go; made if need be.
+        runs: The runs.
+        folder: Folder of the records; made if need be.
         place: Which batches are this process's: every `world_size`-th.
         decoded: Decodes this process's batches: here, or on Ray actors (`eval.runs.crew`).
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
         skip_impossible: Leave out runs whose parts do not fit together, and note why.
         drop_others: Show these runs only, see `Folder.claim`.
-        on_plan: Told, before the first forward, what will be run, and what else is in the folder.
-
-    Returns:
-        The results folder.
+        on_plan: Told, before the first forward, the plan and the other runs of the folder.
 
     Raises:
         ValueError: If a run is impossible, all of them are, two are the same, another process
@@ -81,14 +78,9 @@ def done_of(
 ) -> dict[str, Record]:
     """Returns by key the records of a folder that are not decoded anew.
 
-    Args:
-        folder: The results folder; the first process notes what its records are made of.
-        runs: What is to be run.
-        retry_errors: Leave out records of examples that raised.
-        is_first: Whether this is the first of several processes.
-
-    Raises:
-        ValueError: If the code of a plug-in, or a file that was read, changed since.
+    The first of several processes notes what the records are made of. With `retry_errors`, examples
+    that raised are left out. Raises ValueError if the code of a plug-in, or a file that was read,
+    changed since.
     """
     done = {
         record["key"]: record
@@ -106,8 +98,7 @@ def done_of(
 def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
     """Checks runs without a forward.
 
-    Raises:
-        ValueError: If a run is impossible and may not be skipped, all are, or two are the same.
+    Raises ValueError if a run is impossible and may not be skipped, all are, or two are the same.
     """
     plan = RunPlan([], [])
     reasons: list[str] = []

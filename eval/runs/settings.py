@@ -25,13 +25,7 @@ _LAUNCH_VARIABLES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Which of several processes this is.
-
-    Attributes:
-        rank: From 0.
-        world_size: Number of processes.
-        local_rank: Among the processes of its machine.
-    """
+    """Which of several processes this is; `local_rank` is among those of its machine."""
 
     rank: int = 0
     world_size: int = 1
@@ -53,8 +47,7 @@ ALONE = Place()
 def require_batches(batch_size: int, prompts: str | None) -> None:
     """Checks how prompts are put together.
 
-    Raises:
-        ValueError: If there is no row in a batch, or prompts are neither "chat" nor "plain".
+    Raises ValueError if there is no row in a batch, or prompts are neither "chat" nor "plain".
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
@@ -67,20 +60,11 @@ class Run:
     """One setting: a model on some examples with a sampler and what goes with it.
 
     Attributes:
-        model: The mask predictor.
-        tokenizer: Its tokenizer.
-        selection: Which examples.
-        sampler: Which positions to commit.
-        cache: Which columns to recompute.
-        verifier: How a round's forwards are run, and who decides.
-        blocks: Which positions are open.
         decoding: All other options of the decode.
-        batch_size: Rows decoded together.
-        prompts: "chat" or "plain"; None is the task's habit.
-        model_source: What `load_model` was given; None is the model's name.
-        revision: What `load_model` was given.
+        prompts: "chat" or "plain"; None: the task's default.
+        model_source: As `load_model` was given it, like `revision`; None is the model's name.
         dtype: Of the parameters.
-        files: What the model was read from, as `MaskedTransformer.files`; () if it is not known.
+        files: The model's files, as `MaskedTransformer.files`; () if they are not known.
         trace: Record step and confidence of every position. Costs a little time each step.
     """
 
@@ -113,10 +97,8 @@ class Run:
     def check(self, examples: Sequence[Example]) -> None:
         """Refuses, before anything is decoded, what no prompt could make right.
 
-        Raises:
-            ValueError: If model, sampler, cache, verifier, block schedule and lengths do not fit
-                together, answers cannot be scored, or prompts need a chat template that is not
-                there.
+        Raises ValueError if model, sampler, cache, verifier, block schedule and lengths do not fit
+        together, answers cannot be scored, or prompts need a chat template that is not there.
         """
         new_decoder(
             self.model, self.sampler, cache=self.cache, verifier=self.verifier,

@@ -171,9 +171,7 @@ def decoding_of(
     """Returns the options of a decode: those given, else the task's own, else the defaults.
 
     A block schedule with a block length of its own takes the place of the task's block length.
-
-    Raises:
-        ValueError: If an option is out of its range.
+    Raises ValueError if an option is out of its range.
     """
     task = selection.task
     given = {"gen_length": task.gen_length, **options}
@@ -185,11 +183,7 @@ def decoding_of(
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Reads a sweep file.
-
-    Raises:
-        ValueError: If the file is missing or is not such a sweep.
-    """
+    """Reads a sweep file, or raises ValueError if the file is missing or is not such a sweep."""
     written = _toml_of(path)
     known = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
     own: dict[str, Any] = {}

@@ -17,10 +17,8 @@ NUM_TOKENS = 4
 class RunnersUp:
     """Observes a decode and keeps, for each answer position, the distribution it was drawn from.
 
-    Positions are those of `Trace`; the last commit of a position counts.
-
-    Attributes:
-        told: By the prompt's index and the position, what the last commit chose from.
+    Positions are those of `Trace`; the last commit of a position counts. `told` has them by the
+    prompt's index and the position.
     """
 
     def __init__(self) -> None:
@@ -82,9 +80,7 @@ class Proposals:
     def of(self, tokens: Int[Tensor, "B G"], lengths: Int[Tensor, " B"]) -> list[Binned]:
         """Returns for each row its proposals by confidence.
 
-        Args:
-            tokens: The answers.
-            lengths: Positions up to and including the first EOS; those behind do not count.
+        Positions after an answer's length, up to and including the first EOS, do not count.
         """
         found = torch.zeros(len(tokens) * NUM_BINS, 3, dtype=torch.float64)
         tokens, lengths = tokens.cpu(), lengths.cpu()
@@ -117,11 +113,8 @@ class Looks(NamedTuple):
 def recorded(looks: Looks, proposed: Binned, row: int, lead: int) -> RecordedTrace:
     """Returns step and confidence of each position; -1 and None where no round committed it.
 
-    Args:
-        looks: What was seen.
-        proposed: Proposals of the row, as `Proposals.of` returns them.
-        row: Which row.
-        lead: Prompt tokens in the first block of a block-causal model.
+    `proposed` has the row's proposals, as `Proposals.of` returns them; `lead` counts the prompt
+    tokens in the first block of a block-causal model.
     """
     steps = looks.trace.steps[row].tolist()
     return {

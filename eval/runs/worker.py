@@ -53,10 +53,7 @@ class Worker:
     def work(self, done: Mapping[str, Record], place: Place, decoded: "Decoding") -> None:
         """Has the rest of this process's batches decoded, and keeps the records.
 
-        Args:
-            done: Records of earlier runs by key.
-            place: Which batches are this process's.
-            decoded: Decodes batches.
+        `done` has the records of earlier runs by key.
         """
         keys = self.keys(place)
         self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
