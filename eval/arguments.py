@@ -1,71 +1,55 @@
 """Options of all commands but the training's, as dataclasses. Nothing heavy is imported."""
 
-from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
-from math import inf
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from eval.runs.options import count, num_threads, number, positive, whole
+from eval.runs.options import above_zero, length, positive, task_names, whole_between
 
-
-def port(written: object) -> int:
-    """Reads the number of a port."""
-    found = whole(written)
-    if not 0 <= found < 2**16:
-        raise ArgumentTypeError(f"must be between 0 and 65535, got {found}")
-    return found
-
-
-def names(text: str) -> list[str]:
-    """Reads names, joined by commas."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
-        raise ArgumentTypeError("must name at least one task")
-    return found
-
-
-def length(text: str) -> int | str:
-    """Reads an answer length, or the word "task"."""
-    return text if text == "task" else positive(text)
-
-
-def limit(text: str) -> float:
-    """Reads a number of examples, or a share of them."""
-    found = number(text)
-    if not 0 < found < inf:
-        raise ArgumentTypeError(f"must be above 0, got {found}")
-    return found
-
-
-Count: TypeAlias = Annotated[int, count]
+Count: TypeAlias = Annotated[int, partial(whole_between, least=0)]
 Positive: TypeAlias = Annotated[int, positive]
-Threads: TypeAlias = Annotated[int, num_threads]
-Port: TypeAlias = Annotated[int, port]
-Limit: TypeAlias = Annotated[float, limit]
-AnswerLength: TypeAlias = Annotated[int | str, length, "N"]
-Names: TypeAlias = Annotated[str, names, "NAME,..."]
+Port: TypeAlias = Annotated[int, partial(whole_between, least=0, most=2**16 - 1)]
+# OpenMP ends the process where memory lacks for more threads.
+Threads: TypeAlias = Annotated[int, partial(whole_between, least=1, most=1024)]
 Expression: TypeAlias = Annotated[str, "EXPR"]
 File: TypeAlias = Annotated[str, "FILE"]
 Folder: TypeAlias = Annotated[str, "FOLDER"]
 Name: TypeAlias = Annotated[str, "NAME"]
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Ladder: TypeAlias = Literal["threshold", "entropy", "factor", "steps"]
 Nll: TypeAlias = Literal["mc", "l2r"]
 
 
 @dataclass(frozen=True)
-class Model:
-    """Which model is decoded.
+class Machine:
+    """Which model is decoded, how examples are put together, and where.
 
     Attributes:
         model: Embedded name, folder or hub id; options follow a question mark, as in
             'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, adapter, quantize.
         revision: Branch, tag or commit of a hub id.
+        batch_size: Rows decoded together.
+        prompts: Put prompts into the chat template, or leave them plain. `None`: the task's.
+        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
+            of several processes, each has its own 'cuda'.
+        dtype: Precision of the parameters. `None`: the checkpoint's.
+        threads: Processor threads. `None`: torch's choice.
+        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
+            one that runs on this machine), or of one that is started for the command.
+        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
     """
 
     model: Annotated[str, "MODEL"] = "mini"
-    revision: Annotated[str, "NAME"] = ""
+    revision: Name = ""
+    batch_size: Positive = 16
+    prompts: Literal["chat", "plain"] | None = None
+    device: Name = "cpu"
+    dtype: Dtype | None = None
+    threads: Threads | None = None
+    ray: Annotated[str, "ADDRESS"] | None = field(
+        default=None, metadata={"nargs": "?", "const": "local"}
+    )
+    ray_actors: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -83,51 +67,6 @@ class Plugins:
     cache: Expression = "NoCache()"
     verifier: Expression = "NoVerifier()"
     blocks: Expression = "Sequential()"
-
-
-@dataclass(frozen=True)
-class Batches:
-    """How examples are put together.
-
-    Attributes:
-        batch_size: Rows decoded together.
-        prompts: Put prompts into the chat template, or leave them plain. `None`: the task's.
-    """
-
-    batch_size: Positive = 16
-    prompts: Literal["chat", "plain"] | None = None
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where and in which precision the model runs.
-
-    Attributes:
-        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
-            of several processes, each has its own 'cuda'.
-        dtype: Precision of the parameters. `None`: the checkpoint's.
-        threads: Processor threads. `None`: torch's choice.
-    """
-
-    device: Annotated[str, "NAME"] = "cpu"
-    dtype: Dtype | None = None
-    threads: Threads | None = None
-
-
-@dataclass(frozen=True)
-class Actors:
-    """Where examples are decoded.
-
-    Attributes:
-        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
-            one that runs on this machine), or of one that is started for the command.
-        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
-    """
-
-    ray: Annotated[str, "ADDRESS"] | None = field(
-        default=None, metadata={"nargs": "?", "const": "local"}
-    )
-    ray_actors: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -213,27 +152,16 @@ class Server:
 
 @dataclass(frozen=True)
 class Measured:
-    """The examples that are decoded, and the folder of their records.
+    """The settings and examples that are decoded, and the folder of their records.
 
     Attributes:
         task: Address of the task, see below.
-        out: Results folder, made if need be; records that it has are used.
-    """
-
-    task: str
-    out: str
-
-
-@dataclass(frozen=True)
-class SweepFile:
-    """Which settings are decoded, and into which folder.
-
-    Attributes:
         config: TOML file, such as eval/sweeps/lists.toml.
         out: Results folder, made if need be; records that it has are used.
         model: Model instead of the file's; repeat to compare.
     """
 
+    task: str
     config: str
     out: str
     model: list[Annotated[str, "MODEL"]] | None = field(default=None, metadata={"action": "append"})
@@ -259,7 +187,7 @@ class Calibration:
     settings: list[Expression] | None = field(
         default=None, metadata={"action": "append", "names": ("--sampler", "--setting")}
     )
-    ladder: Ladder | None = None
+    ladder: Literal["threshold", "entropy", "factor", "steps"] | None = None
     reference: Expression = "FixedSchedule(10000)"
     max_drop: float = 0.02
     confidence: float = 0.95
@@ -303,7 +231,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Report:
-    """Options of `report`.
+    """Options of `report` and `trace`.
 
     Attributes:
         folder: Results folder.
@@ -311,26 +239,15 @@ class Report:
         cost: Cost that bold, advice and picture go by: forwards, columns or seconds. `None`:
             columns, or forwards if a verifier has a target.
         before: Another results folder to compare with, in comparison.html.
-    """
-
-    folder: str
-    replays: Count = 30
-    cost: Literal["forwards", "columns", "seconds"] | None = None
-    before: Folder | None = None
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Options of `trace`.
-
-    Attributes:
-        folder: Results folder.
         example: Id of an example, or the start of one. Empty: the first.
         html: Write a replay page instead of showing the answer.
         gif: Write an animation: .gif, .png or .webp.
     """
 
     folder: str
+    replays: Count = 30
+    cost: Literal["forwards", "columns", "seconds"] | None = None
+    before: Folder | None = None
     example: Annotated[str, "ID"] = ""
     html: File | None = None
     gif: File | None = None
@@ -358,14 +275,14 @@ class Harness:
         confirm_run_unsafe_code: Run programs that the model writes, where a task asks for that.
     """
 
-    tasks: Names = field(metadata={"required": True})
+    tasks: Annotated[str, task_names, "NAME,..."] = field(metadata={"required": True})
     include_path: Folder | None = None
-    limit: Limit | None = None
+    limit: Annotated[float, above_zero] | None = None
     num_fewshot: Count | None = None
     nll: Nll | None = None
     mc_num: Positive | None = None
     batch_size: Positive | None = None
-    gen_length: AnswerLength | None = None
+    gen_length: Annotated[int | str, length, "N"] | None = None
     fewshot_seed: int = 1234
     apply_chat_template: bool = False
     system_instruction: Annotated[str, "TEXT"] | None = None

@@ -43,13 +43,17 @@ class Command(NamedTuple):
 
 LISTED = ("samplers", "caches", "verifiers", "schedules", "models", "tasks")
 _REST, _RECORDS = "model, prompts and machine", "programs and records"
-_MODEL, _PLUGINS = Group(own.Model, _REST), Group(own.Plugins)
-_BATCHES, _MACHINE = Group(own.Batches, _REST), Group(own.Machine, _REST)
+_MODEL, _PLUGINS = Group(own.Machine, _REST, ("model", "revision")), Group(own.Plugins)
+_BATCHES = Group(own.Machine, _REST, ("batch_size", "prompts"))
+_PLACE = ("device", "dtype", "threads")
+_MACHINE = Group(own.Machine, _REST, _PLACE)
+_OWN_MACHINE = _MACHINE._replace(unset=True, defaults={"device": "a GPU if there is one"})
 _RECORDING = Group(own.Recording, _RECORDS)
-_OWN_MACHINE = Group(own.Machine, _REST, unset=True, defaults={"device": "a GPU if there is one"})
 _TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 _TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
-_SEVERAL = (decoding(repeat=True), _MACHINE, Group(own.Actors, _REST), _RECORDING)
+_ACTORS = Group(own.Machine, _REST, ("ray", "ray_actors"))
+_SEVERAL = (decoding(repeat=True), _MACHINE, _ACTORS, _RECORDING)
+_MEASURED = Group(own.Measured, names=("task", "out"))
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
@@ -93,28 +97,28 @@ EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
-        (Group(own.Measured), _MODEL, Group(own.Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL),
+        (_MEASURED, _MODEL, Group(own.Plugins, repeat=True, defaults=_TWO), _BATCHES, *_SEVERAL),
         _KEPT,
     ),
     "sweep": Command(
         "run every combination that a TOML file names", "eval.reports.command:sweep_and_report",
-        (Group(own.SweepFile), *_SEVERAL), _KEPT,
+        (Group(own.Measured, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibrate.command:run",
-        (Group(own.Measured), _MODEL, Group(own.Calibration),
+        (_MEASURED, _MODEL, Group(own.Calibration),
          Group(own.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(), _MACHINE,
          Group(own.Recording, _RECORDS, _RECORDED)),
         _KEPT,
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.command:report",
-        (Group(own.Report),), _LOST,
+        (Group(own.Report, names=("folder", "replays", "cost", "before")),), _LOST,
     ),
     "trace": Command(
-        "show how one example was decoded", "eval.reports.command:trace", (Group(own.Trace),), _LOST
+        "show how one example was decoded", "eval.reports.command:trace",
+        (Group(own.Report, names=("folder", "example", "html", "gif")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
@@ -124,7 +128,7 @@ EVAL_COMMANDS = {
         "how far each cache is from exact", "eval.runs.cache_error:run",
         (Group(own.Errors), _MODEL, Group(own.Plugins, names=("sampler", "blocks")),
          Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-         Group(own.Batches, names=("batch_size",)), decoding(), _MACHINE),
+         Group(own.Machine, names=("batch_size",)), decoding(), _MACHINE),
         _LOST,
     ),
     "lm": Command(

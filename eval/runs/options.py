@@ -9,6 +9,7 @@ from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from inspect import cleandoc
+from math import inf
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -47,19 +48,9 @@ def whole_between(written: object, least: int, most: int = 2**31 - 1) -> int:
     return number
 
 
-def count(written: object) -> int:
-    """Reads a whole number of at least 0."""
-    return whole_between(written, 0)
-
-
 def positive(written: object) -> int:
     """Reads a whole number of at least 1."""
     return whole_between(written, 1)
-
-
-def num_threads(written: object) -> int:
-    """Reads a number of threads; OpenMP ends the process where memory lacks for more."""
-    return whole_between(written, 1, 1024)
 
 
 def number(written: object) -> float:
@@ -68,6 +59,27 @@ def number(written: object) -> float:
         return float(str(written))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number, got {written!r}") from None
+
+
+def above_zero(written: object) -> float:
+    """Reads a number above 0."""
+    found = number(written)
+    if not 0 < found < inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {found}")
+    return found
+
+
+def task_names(text: str) -> list[str]:
+    """Reads names of tasks, joined by commas."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("must name at least one task")
+    return found
+
+
+def length(text: str) -> int | str:
+    """Reads an answer length, or the word "task"."""
+    return text if text == "task" else positive(text)
 
 
 def truth(written: object) -> bool:
@@ -233,13 +245,10 @@ def documented(kind: type[Any]) -> Mapping[str, str]:
 
 def axes_of(options: Namespace) -> dict[str, tuple[Any, ...]]:
     """Returns the values of the options of the decode that were given, for a sweep."""
-    return {
-        name: tuple(value) if isinstance(value, list) else (value,)
-        for name, value in given_of(options).items()
-    }
+    given = given_of(options).items()
+    return {name: tuple(v) if isinstance(v, list) else (v,) for name, v in given}
 
 
 def given_of(options: Namespace, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
     """Returns those of the named options of the decode that were given."""
-    given = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: v for name in names if (v := getattr(options, name)) is not None}

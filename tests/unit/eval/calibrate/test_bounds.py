@@ -187,13 +187,6 @@ def test_at_the_boundary_at_most_delta_of_2000_calibrations_certify_falsely(
         assert violated > 0, "nothing was ever certified"
 
 
-def test_betting_certifies_more_often_than_the_binomial_where_gains_cancel() -> None:
-    for regressions, gains, num_prompts in ((0.02, 0.02, 500), (0.02, 0.02, 1000)):
-        drops = simulated(regressions, gains, num_prompts, 600, seed=1)
-        binomial, betting, _ = shares(drops, Guarantee(0.02, 0.9, "betting"))
-        assert betting > binomial + 0.3
-
-
 def test_a_verdict_says_what_was_seen() -> None:
     found = judge(batches([(1, 0), (0, 1), (1, 1), (0, 0)]), Guarantee(0.5, 0.9))
     assert isinstance(found, Judgement)

@@ -145,15 +145,6 @@ def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
         write_report(measured(empty))
 
 
-def test_a_task_whose_score_is_undefined_is_reported_without_accuracy(tmp_path: Path) -> None:
-    found = Folder(tmp_path)
-    found.claim([SETTINGS])
-    append(found.part(0), [record(SETTINGS, "a", None, nfe=5) | {"trace": None}])
-    text = write_report(measured(found)).read_text()
-    assert "| `FixedSchedule(4)` | - |" in text
-    assert "3 of 4 examples are missing" in text
-
-
 def test_a_run_without_traces_is_reported(tmp_path: Path) -> None:
     runs = [replace(run, trace=False) for run in eval_runs.runs()]
     text = write_report(measured(execute(runs, tmp_path))).read_text()

@@ -110,14 +110,6 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert list(row["pass_at"]) == ["1"]
 
 
-def test_one_seed_is_what_it_was_without_seeds(tmp_path: Path) -> None:
-    records = [record(SETTINGS, e, s) for e, s in (("a", 1), ("b", 0), ("c", 1))]
-    (row,) = summarise(folder_of(tmp_path, [SETTINGS], records))["rows"]
-    assert row["seeds"] == [0]
-    assert (row["accuracy"]["low"], row["accuracy"]["high"]) == wilson(2, 3)
-    assert row["accuracy"]["interval"] == "wilson"
-
-
 def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
     records = [record(run, e, 1) for run in runs for e in "abc"]

@@ -1,5 +1,4 @@
 import io
-import json
 import os
 import re
 import signal
@@ -23,11 +22,11 @@ from dllm_decode.blocks import Sequential
 from eval.reports.summary import summarise
 from eval.runs import provenance
 from eval.runs.progress import Bar, Lines, reporter_for
-from eval.runs.records import Folder, append
+from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep
-from samplers import ConfidenceThreshold, FixedSchedule, Wino
+from samplers import FixedSchedule, Wino
 
 ROOT = Path(__file__).parents[4]
 
@@ -220,13 +219,6 @@ def test_the_commit_is_the_packages_and_not_that_of_a_repository_around_it(
     assert provenance.package_commit.__wrapped__() is None
 
 
-def test_a_folder_takes_further_samplers(tmp_path: Path) -> None:
-    first, second = FixedSchedule(2), ConfidenceThreshold(0.9)
-    execute(eval_runs.runs(samplers=(first,)), tmp_path)
-    execute(eval_runs.runs(samplers=(first, second)), tmp_path)
-    assert [row["num_missing"] for row in summarise(Folder(tmp_path))["rows"]] == [0, 0]
-
-
 def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
     plain = execute(eval_runs.runs(samplers=(FixedSchedule(1),), temperature=0.0), tmp_path / "a")
     token = plain.records()[6]["tokens"][0]
@@ -243,19 +235,6 @@ def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: P
     assert len((tmp_path / "b" / "part-0.jsonl").read_text().splitlines()) == 10
 
 
-def test_errors_can_be_tried_again(tmp_path: Path) -> None:
-    runs = eval_runs.runs(samplers=(FixedSchedule(1),))
-    folder = execute(runs, tmp_path)
-    *kept, last = folder.records()
-    (tmp_path / "part-0.jsonl").write_text("")
-    append(tmp_path / "part-0.jsonl", [*kept, {**last, "error": "RuntimeError: once"}])
-    execute(runs, tmp_path)
-    assert sum(record["error"] is not None for record in folder.records()) == 1
-    execute(runs, tmp_path, retry_errors=True)
-    assert all(record["error"] is None for record in folder.records())
-    assert len(folder.records()) == 10
-
-
 def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_path: Path) -> None:
     (run,) = eval_runs.runs(samplers=(FixedSchedule(1),))
     with pytest.raises(ValueError, match="block_length must be between 1 and gen_length=8"):
@@ -265,35 +244,18 @@ def test_settings_that_do_not_fit_are_refused_and_no_errors_are_recorded(tmp_pat
     assert Folder(tmp_path / "cached").records() == []
 
 
-def test_a_damaged_line_in_the_middle_is_named(whole: Path, tmp_path: Path) -> None:
-    lines = (whole / "part-0.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "part-0.jsonl").write_text(lines[0] + lines[1][:50] + "\n" + lines[2])
-    with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must be JSON"):
-        Folder(tmp_path).records()
-
-
-def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_none_or_older_are_refused(tmp_path: Path) -> None:
+    """Records of an older format lack what is summarised: an old folder would be a KeyError."""
     with pytest.raises(ValueError, match=r"without it"):
         Folder(tmp_path).settings()
-    (tmp_path / "settings.json").write_text("{}")
-    with pytest.raises(ValueError, match="must be in format 4, got format None"):
-        Folder(tmp_path).settings()
-    (tmp_path / "settings.json").unlink()
-    (tmp_path / "part-0.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"must hold settings\.json"):
-        execute(eval_runs.runs(), tmp_path)
-
-
-def test_a_folder_of_an_older_format_is_refused(whole: Path, tmp_path: Path) -> None:
-    """Its records lack what is summarised, so that an old folder would end in a KeyError."""
-    written = json.loads((whole / "settings.json").read_text())
-    (tmp_path / "settings.json").write_text(json.dumps(written | {"format": 3}))
+    (tmp_path / "settings.json").write_text('{"format": 3, "runs": []}')
     (tmp_path / "part-0.jsonl").write_text("")
     for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
-        with pytest.raises(
-            ValueError, match=r"must be in format 4, got format 3: .* another folder"
-        ):
+        with pytest.raises(ValueError, match=r"in format 4, got format 3: .* another folder"):
             use()
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"must hold settings\.json"):
+        execute(eval_runs.runs(), tmp_path)
 
 
 def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
@@ -330,42 +292,19 @@ def test_keys_depend_on_every_setting(whole: Path) -> None:
     assert first.key("a") != second.key("a")
     assert first.key("a") != first.key("b")
     assert len({record["key"] for record in Folder(whole).records()}) == 20
-    json.loads((whole / "settings.json").read_text())
-
-
-def test_progress_is_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    reporter = reporter_for(Console(file=stream))
-    assert isinstance(reporter, Lines)
-    execute(eval_runs.runs(samplers=(FixedSchedule(4),)), tmp_path, reporter=reporter)
-    begun, ended = stream.getvalue().splitlines()
-    assert begun.endswith("0/10")
-    assert "10/10 accuracy 0.000, " in ended
-    assert "tokens/forward" in ended
-
-
-def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=80)
-    runs = eval_runs.runs(samplers=(FixedSchedule(4),))
-    execute(runs, tmp_path, reporter=Bar(console))
-    shown = stream.getvalue()
-    assert "10/10" in shown
-    assert "acc 0.000" in shown
-    assert "FixedSchedule" in shown
-    # One line, not several: it fits.
-    assert all(len(line) <= 80 for line in Text.from_ansi(shown).plain.splitlines())
 
 
 def test_progress_says_which_setting_of_how_many_and_the_time_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep showed the time left of the present setting alone."""
+    """A sweep showed the time left of the present setting alone, and accuracy without a resume."""
     monkeypatch.setattr("eval.runs.progress._LINE_EVERY_S", 0.0)
     stream = io.StringIO()
     runs = eval_runs.runs()
     execute(runs[:1], tmp_path)
-    execute(runs, tmp_path, reporter=Lines(Console(file=stream)))
+    reporter = reporter_for(Console(file=stream))
+    assert isinstance(reporter, Lines)
+    execute(runs, tmp_path, reporter=reporter)
     old, _, *new = stream.getvalue().splitlines()
     assert old.startswith("setting 1 of 2: FixedSchedule(")
     assert ": 10/10 accuracy" in old
@@ -380,22 +319,12 @@ def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_co
     """Bars of complete settings filled the screen, and hid the present one."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, height=24)
-    execute(eval_runs.runs(), tmp_path, reporter=Bar(console))
+    reporter = reporter_for(console)
+    assert isinstance(reporter, Bar)
+    execute(eval_runs.runs(), tmp_path, reporter=reporter)
     shown = Text.from_ansi(stream.getvalue()).plain
+    # One line each, not several: they fit.
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "acc 0.000" in shown
     assert re.search(r"setting 2 of 2 .* 20/20", shown)
     assert re.search(r"FixedSchedule\(.*: accuracy 0\.000, .* tokens/s\s*\n", shown, re.DOTALL)
-
-
-def test_accuracy_after_a_resume_counts_all(whole: Path) -> None:
-    """It counted the examples of this process only."""
-    records = Folder(whole).records()[:10]
-    right = [{**record, "scores": {"answer": 1.0}, "primary": "answer"} for record in records]
-    assert "accuracy 0.900" in words_of([*right[:9]], [{**right[9], "scores": {"answer": 0.0}}])
-
-
-def words_of(done: list[Any], new: list[Any]) -> str:
-    stream = io.StringIO()
-    lines = Lines(Console(file=stream))
-    lines.begin("label", 10, done)
-    lines.add(new)
-    return stream.getvalue().splitlines()[-1]
