@@ -24,7 +24,7 @@ COST_FILE = "cost.jsonl"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the harness, in every process, and shows what the first one finds.
+    """Runs the harness, in every process, and shows the results in the first one.
 
     Raises:
         OSError: If the model or a task's examples are not there.
@@ -35,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
             "This command needs the Language Model Evaluation Harness, which is not installed; "
             'install it with: pip install ".[lm-eval]", in the clone of this repository.'
         )
-    # Not before it is known to be there.
     from eval.lm_harness.model import DecodeLM
 
     if options.output:
@@ -49,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     arguments = {name: value for name, value in vars(options).items() if name in own}
     arguments = {name: value for name, value in arguments.items() if value not in (None, "")}
     arguments["pretrained"] = options.model
-    # All of it is checked before the thousands of tasks are listed and the model is loaded.
+    # Checked before the thousands of tasks are listed and the model is loaded.
     LmOptions.of(arguments)
     gen_kwargs = _gen_kwargs(options)
     manager = _task_manager(options.tasks, options.include_path)
@@ -64,16 +63,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
-    """Reads generation options; they come before the model's, as the model's before the task's."""
+    """Reads generation options, which take the place of the model's and the task's."""
     from lm_eval.utils import simple_parse_args_string
 
     found: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
     if "max_gen_toks" in found:
-        # What arrives at the adapter under its own name might be the task's.
+        # Under its own name it could be the task's when it arrives at the adapter.
         found["gen_length"] = found.pop("max_gen_toks")
     if "temperature" in found and options.temperature is not None:
         raise ValueError(
-            "The temperature is given once, got it in --gen-kwargs and in --temperature."
+            "The temperature must be given once, got it in --gen-kwargs and in --temperature."
         )
     Generation.of(found, block_length=1)
     return found
@@ -107,7 +106,7 @@ def _cache_path(lm: "DecodeLM", path: str | None) -> str | None:
 
 
 def _task_manager(tasks: list[str], include_path: str | None) -> Any:
-    """Finds the tasks; the harness' own thousands are listed only if need be."""
+    """Finds the tasks; the harness' own thousands are listed only if they are needed."""
     from lm_eval.tasks import TaskManager
 
     if include_path is not None and not Path(include_path).is_dir():
@@ -142,7 +141,7 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
             path = options.output / f"samples_{task.replace('/', '__')}.jsonl"
             path.write_text("".join(text(line) for line in lines), encoding="utf-8")
         lm.ledger.write(options.output / COST_FILE)
-        # Last, since it says that all is there.
+        # Last: a folder with this file is complete.
         (options.output / RESULTS_FILE).write_text(text(results, 1), encoding="utf-8")
         shown.append(f"Results: {options.output / RESULTS_FILE}")
     for part in shown:

@@ -1,4 +1,4 @@
-"""Which mask patterns give the log-likelihood of an answer, and how."""
+"""Mask patterns that give the log-likelihood of an answer."""
 
 import random
 from abc import ABC, abstractmethod
@@ -10,12 +10,12 @@ from eval.metrics.statistics import mean, standard_error
 
 
 class Pattern(NamedTuple):
-    """A mask pattern over an answer, and what is read from the forward on it.
+    """A mask pattern over an answer.
 
     Attributes:
         masked: Positions that are [MASK].
-        scored: Those of them whose log-probabilities are added.
-        weight: Multiplies their sum.
+        scored: Masked positions whose log-probabilities are added.
+        weight: Factor of their sum.
     """
 
     masked: Sequence[int]
@@ -28,9 +28,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         log_likelihood: In nats.
-        standard_error: Of the log-likelihood, 0 where it is no estimate; draws are taken as
-            independent, so systematic ones have less.
-        is_greedy: Whether decoding one token at a time, left to right, gives this answer; `None`
+        standard_error: As if draws were independent, too much for systematic ones; 0 if exact.
+        is_greedy: True if decoding one token at a time, left to right, gives this answer; `None`
             if the patterns do not tell.
     """
 
@@ -40,7 +39,7 @@ class Estimate(NamedTuple):
 
 
 class Estimator(ABC):
-    """Turns an answer of several tokens into mask patterns, and what they give into an estimate."""
+    """Turns an answer of several tokens into mask patterns, and their scores into an estimate."""
 
     @abstractmethod
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
@@ -48,11 +47,11 @@ class Estimator(ABC):
 
     @abstractmethod
     def combine(self, values: Sequence[float], hits: Sequence[bool]) -> Estimate:
-        """Puts together what the patterns gave.
+        """Returns the estimate.
 
         Args:
             values: Each pattern's weighted sum of log-probabilities.
-            hits: Whether each pattern's scored tokens are all most likely.
+            hits: True for each pattern whose scored tokens are all most likely.
         """
 
 
@@ -60,8 +59,8 @@ class Estimator(ABC):
 class LeftToRight(Estimator):
     """The chain rule from left to right, everything to the right masked; exact, L forwards.
 
-    It is the log-probability of one decoding order. Where all conditionals come from one joint
-    distribution all orders agree, and it is the joint's.
+    It is the log-probability of one decoding order, and of all orders if the conditionals come from
+    one joint distribution.
     """
 
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
@@ -77,16 +76,13 @@ class MonteCarlo(Estimator):
 
     E over l uniform on 1..L, and over sets M of l positions, of (L / l) times the sum over M of
     log p(token | tokens outside M). That is the mean over all decoding orders of the chain rule's
-    log-probability, and so at most the logarithm of the mean probability.
-
-    Numbers of masks are drawn systematically: one random offset, then equally spaced, with
-    wrap-around. That lowers the variance and leaves each of them uniform.
+    log-probability, and so at most the logarithm of the mean probability. Numbers of masks are
+    equally spaced from a random offset, with wrap-around, which lowers the variance.
 
     Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992,
     equation 6.
 
-    Differs: [MASK] and vocabulary padding have probability 0, as in decoding. The offset is a real
-    number, not a whole one.
+    Differs: [MASK] and vocabulary padding have probability 0. The offset is a real number.
 
     Attributes:
         num_samples: Patterns an answer, or an answer's block if the model is block-causal.

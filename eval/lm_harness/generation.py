@@ -1,18 +1,20 @@
-"""What a harness's task asks of a generated answer, turned into what `decode` takes."""
+"""Turns the generation options of a harness's task into those of `decode`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from eval.tasks.base import cut_at
 
 AnswerLength: TypeAlias = int | Literal["task"]
 """Tokens, or "task": as many as the task allows its answers."""
 
 DEFAULT_LENGTH = 256
 
-# Under which names tasks say how many tokens they allow; the first that is there counts.
+# Names under which tasks allow a number of tokens; the first that is there counts.
 _ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
-# What other models' options must be to change nothing.
+# Values of other models' options that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "top_p": (1,),
@@ -30,7 +32,7 @@ class Generation:
     Attributes:
         gen_length: In tokens, a multiple of the block length.
         temperature: Of the proposals.
-        until: The answer ends before the first of these that stands in it.
+        until: Strings; the answer ends before the first of them.
     """
 
     gen_length: int
@@ -47,28 +49,26 @@ class Generation:
     ) -> "Generation":
         """Reads a task's generation options.
 
-        The answer's length is the option `gen_length`, which no task sets by itself; else the
-        argument; else, if that is "task", the task's `max_gen_toks` or 256. Fixed by default, since
-        the length of the canvas changes what a diffusion model answers, and tasks' limits were
+        The answer's length is the option `gen_length`, which no task sets by itself, otherwise the
+        argument, or the task's `max_gen_toks` or 256 if the argument is "task". The length is fixed
+        by default because it changes the answers of a diffusion model, and tasks' limits were
         chosen for models that stop by themselves.
 
         Args:
             options: As in a task's `generation_kwargs`.
-            gen_length: See above.
+            gen_length: Answer length in tokens, see above.
             block_length: Tokens per block; the length is rounded up to a multiple.
-            temperature: Of all answers; None takes the task's, which is 0 unless it samples, and
-                then 1 unless it says.
+            temperature: Of all answers; None takes the task's, by default 0, or 1 if it samples.
 
         Raises:
-            ValueError: If an option is unknown, or not neutral though no decoder has it, or of the
-                wrong kind.
+            ValueError: If an option is unknown, of the wrong kind, or would have no effect.
         """
         for name, value in options.items():
             _check(name, value)
         allowed = next((options[name] for name in _ALLOWANCES if name in options), DEFAULT_LENGTH)
         length = options.get("gen_length", allowed if gen_length == "task" else gen_length)
         if not isinstance(length, int) or length < 1:
-            raise ValueError(f"An answer's length is a whole number from 1, got {length!r}.")
+            raise ValueError(f"gen_length must be a whole number from 1, got {length!r}.")
         return Generation(
             gen_length=-(-length // block_length) * block_length,
             temperature=_temperature(options) if temperature is None else temperature,
@@ -76,8 +76,8 @@ class Generation:
         )
 
     def cut(self, text: str) -> str:
-        """Returns what stands before the first stop string."""
-        return text[: min((text.find(stop) for stop in self.until if stop in text), default=None)]
+        """Returns the text before the first stop string."""
+        return cut_at(text, self.until)
 
 
 def _check(name: str, value: object) -> None:
@@ -107,5 +107,5 @@ def _until(until: object) -> tuple[str, ...]:
     stops = [until] if isinstance(until, str) else [] if until is None else until
     if not isinstance(stops, Sequence) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError(f"until must be a text or a list of texts, got {until!r}.")
-    # An empty text stands everywhere and would leave nothing.
+    # An empty text is found everywhere and would leave nothing.
     return tuple(stop for stop in stops if stop)

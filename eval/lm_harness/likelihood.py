@@ -38,16 +38,16 @@ class ScoredAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Scores answers, many mask patterns to a forward.
+    """Scores answers, many mask patterns in a forward.
 
-    The canvas is the prompt and the answer, nothing behind it. A block-causal model is scored block
-    by block, the earlier blocks without masks, and the logarithms are added. One token, be it an
-    answer or what an answer has of a block, is exact and costs one forward, whatever the estimator.
+    The canvas is the prompt and the answer. A block-causal model is scored block by block, the
+    earlier blocks without masks, and the logarithms are added. An answer of one token in a block is
+    exact and costs one forward with every estimator.
 
     Attributes:
-        model: Any mask predictor.
-        estimator: Says which patterns.
-        seed: Of the patterns. Those of an answer depend on seed, prompt and answer alone.
+        model: Any model of masked diffusion.
+        estimator: Chooses the patterns.
+        seed: Of the patterns, which depend on seed, prompt and answer alone.
         batch_size: Rows of a forward.
     """
 
@@ -70,7 +70,7 @@ class Likelihood:
         """Returns the answers' log-likelihoods, in order; that of an empty answer is 0.
 
         Raises:
-            ValueError: If a prompt is empty, or [MASK] stands in a prompt or an answer.
+            ValueError: If a prompt is empty, or has [MASK], or an answer has.
         """
         for prompt, answer in pairs:
             _check(prompt, answer, self.model.mask_id)
@@ -133,7 +133,7 @@ class Likelihood:
 
 
 class _Segment(NamedTuple):
-    """What is masked at a time: the tokens from a column on, and all that it may see."""
+    """The tokens of a block and before it; those from `start` on are masked."""
 
     tokens: list[int]
     start: int
@@ -153,7 +153,7 @@ class _Row(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What a pattern gave: its weighted log-probability, and whether all is most likely."""
+    """The weighted log-probability of a pattern, and whether all its tokens are most likely."""
 
     value: float
     hit: bool
@@ -178,7 +178,7 @@ def _stack(rows: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "B N"]:
 def _attend(
     positions: Int[Tensor, "B Q"], lengths: Int[Tensor, " B"], block_length: int
 ) -> Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"] | None:
-    """Hides what fills up short rows and, from a block-causal model, later blocks."""
+    """Hides the padding of short rows and, from a block-causal model, later blocks."""
     if not block_length and bool((lengths == positions.shape[1]).all()):
         return None
     inside = (positions < lengths[:, None])[:, None]
@@ -204,11 +204,11 @@ def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
 def _check(prompt: Sequence[int], answer: Sequence[int], mask_id: int) -> None:
     if not len(prompt):
         raise ValueError(
-            "A prompt has at least one token, got an empty one; start it with the tokenizer's "
+            "A prompt must have at least one token, got none; start it with the tokenizer's "
             "beginning-of-text token."
         )
     if mask_id in prompt or mask_id in answer:
         raise ValueError(
-            f"Prompts and answers to be scored hold no [MASK], got its id {mask_id}; "
+            f"Prompts and answers to be scored must have no [MASK], got its id {mask_id}; "
             "take its text out of the task."
         )

@@ -22,14 +22,7 @@ from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
 from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.records import CostLedger, cost_of_score
-from eval.lm_harness.requests import (
-    LmJob,
-    Prompt,
-    alike,
-    chunks,
-    distinct,
-    warn_of_unknown,
-)
+from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.settings import LmOptions, Opened
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
@@ -46,25 +39,16 @@ Answer: TypeAlias = tuple[float, bool]
 class DecodeLM(TemplateLM):
     """Answers the harness with `decode` and `Likelihood`.
 
-    The harness shares the documents out among processes; each is answered once. Requests that it
-    repeats so that all processes have as many are not computed again.
-
-    An answer does not depend on its batch-mates short of rounding, except at temperatures above 0:
-    there the noise of a row depends on which requests share its batch.
+    The harness gives each process its share of the documents. At temperature 0 an answer depends on
+    its batch-mates by rounding only; above, the noise of a row depends on its batch.
 
     Attributes:
         tokenizer: The model's.
-        settings: What decides the answers.
-        ledger: What each answer cost.
+        settings: Everything that decides the answers.
+        ledger: The cost of each answer.
     """
 
     def __init__(self, opened: Opened, ranks: Ranks) -> None:
-        """Wraps a model.
-
-        Args:
-            opened: Model, tokenizer and settings.
-            ranks: The processes that share the documents.
-        """
         super().__init__()
         self._model, self.tokenizer, self.settings = opened
         self._ranks = ranks
@@ -149,11 +133,7 @@ class DecodeLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Refuses.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Raises ValueError."""
         raise ValueError(
             "A masked-diffusion model gives the likelihood of an answer of known length to a "
             "prompt, not that of a text as it grows, which tasks of output_type "
@@ -180,7 +160,7 @@ class DecodeLM(TemplateLM):
     def _decode(self, batch: Sequence[Prompt], first: LmJob) -> DecodeOutput:
         settings, generation = self.settings, batch[0].generation
         request = first.request
-        # One for each batch, whichever process decodes it: no two rows share their noise.
+        # Each batch has its own seed, in every process: no two rows share their noise.
         key = [settings.decoding.seed, request.task_name, request.doc_id, request.idx, first.repeat]
         return decode(
             self._model,
@@ -197,7 +177,7 @@ class DecodeLM(TemplateLM):
         )
 
     def _keep(self, job: LmJob, answer: str | Answer, cost: Mapping[str, Any]) -> None:
-        """Notes the cost, and the answer in the harness' store, should the run be stopped."""
+        """Notes the cost, and the answer in the harness' store, in case the run is stopped."""
         self.ledger.add(job, cost)
         # The store has one place for all repeats of a request.
         if (job.request.repeats or 1) == 1:
@@ -215,12 +195,10 @@ class DecodeLM(TemplateLM):
         }
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Takes the harness' store of answers, unless they are those of other settings.
-
-        The harness knows an answer by its request alone, not by the sampler that gave it.
+        """Takes the harness' store of answers, which knows a request but not the settings.
 
         Raises:
-            ValueError: If the store holds answers of other settings, or of something else.
+            ValueError: If the store has answers of other settings, or of something else.
         """
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
@@ -233,7 +211,7 @@ class DecodeLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that stands before a continuation without a context."""
+        """The token before a continuation without a context."""
         return self._codec.prefix_id
 
     @property
@@ -252,7 +230,7 @@ class DecodeLM(TemplateLM):
         return self._codec.render(chat_history, add_generation_prompt=add_generation_prompt)
 
     def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Returns every process's tensor, one behind the other."""
+        """Returns every process's tensor, concatenated."""
         return self._ranks.all_gather(tensor)
 
     def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
@@ -260,16 +238,16 @@ class DecodeLM(TemplateLM):
         return self._ranks.gather(obj, dst)
 
     def barrier(self) -> None:
-        """Waits for the others, and lets the first process know what all have done.
+        """Waits for the others, and gives the first process the costs of all.
 
-        The harness calls it in every process after each type of request, and asks the first one
-        alone for `get_model_info` later, when it is too late to ask the others.
+        The harness calls it in every process after each type of request, and calls
+        `get_model_info` later in the first process alone.
         """
         self.ledger.share(self._ranks)
         self._ranks.barrier()
 
     def close(self) -> None:
-        """Takes leave of the other processes."""
+        """Ends the group of processes."""
         self._ranks.close()
 
 

@@ -1,4 +1,4 @@
-"""What the processes of one launch tell each other, on the CPU."""
+"""Exchange of values between the processes of one launch, on the CPU."""
 
 from datetime import timedelta
 from typing import TypeVar
@@ -12,20 +12,17 @@ from eval.runs.settings import ALONE, Place
 
 Value = TypeVar("Value")
 
-# Whoever has finished waits for whoever decodes the longest answers; launchers end all processes
-# when one fails.
+# Processes wait for the longest answers; launchers end all processes when one fails.
 _PATIENCE = timedelta(days=7)
 
 
 class Ranks:
-    """The processes of `accelerate launch`, `torchrun` or the like; alone, every call is trivial.
+    """The processes of `accelerate launch`, `torchrun` or the like, or this one alone.
 
-    Attributes:
-        place: Which of them this is.
+    All processes make the same calls in the same order. `place` says which of them this is.
     """
 
     def __init__(self, place: Place = ALONE) -> None:
-        """Meets the others; every process does, at the same point."""
         self.place = place
         self._owns = place.world_size > 1 and not torch.distributed.is_initialized()
         self._group = None
@@ -34,11 +31,11 @@ class Ranks:
                 "gloo", rank=place.rank, world_size=place.world_size, timeout=_PATIENCE
             )
         if place.world_size > 1:
-            # Of our own, should the group that was there before be for devices only.
+            # A group that was there before may be for devices only.
             self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
     def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Returns every process's tensor, one behind the other in order of rank."""
+        """Returns every process's tensor, concatenated in order of rank."""
         if self._group is None:
             return tensor
         own = torch.atleast_1d(tensor.cpu())
@@ -47,10 +44,7 @@ class Ranks:
         return torch.cat(parts)
 
     def gather(self, value: Value, to: int = 0) -> list[Value] | None:
-        """Returns every process's value, in order of rank, to one of them, and None to the others.
-
-        The values must be picklable.
-        """
+        """Returns every process's picklable value to one of them, and None to the others."""
         if self._group is None:
             return [value]
         is_there = self.place.rank == to
@@ -64,7 +58,7 @@ class Ranks:
             torch.distributed.barrier(group=self._group)
 
     def close(self) -> None:
-        """Takes leave; every process does."""
+        """Ends the group."""
         if self._owns:
             torch.distributed.destroy_process_group()
         self._group, self._owns = None, False

@@ -1,4 +1,4 @@
-"""What each answer to the harness cost, since its own records have no room for that."""
+"""The cost of each answer to the harness, whose own records have no room for it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _SCORED = ("length", "nfe", "query_positions", "standard_error")
 
 
 class CostLedger:
-    """The cost of every answer, once each, whatever the harness repeats."""
+    """The cost of every answer, once each, even if the harness repeats a request."""
 
     def __init__(self) -> None:
         self._own: dict[Key, dict[str, Any]] = {}
@@ -35,7 +35,7 @@ class CostLedger:
         self._own[key] = dict(zip(names, key, strict=True)) | dict(cost)
 
     def share(self, ranks: Ranks) -> None:
-        """Tells the first process what all have; every process does, at the same point."""
+        """Gives the first process the costs of all; every process calls it at the same point."""
         for own in ranks.gather(self._own) or []:
             self._everyones |= own
 
@@ -58,7 +58,7 @@ class CostLedger:
 
 
 def cost_of_score(pair: Pair, scored: ScoredAnswer) -> dict[str, Any]:
-    """Returns what scoring an answer cost, and how sure the score is."""
+    """Returns the cost of scoring an answer, and the score."""
     prompt, answer = pair
     return {
         "prompt_length": len(prompt),

@@ -1,4 +1,4 @@
-"""What the harness asks for: each request once, in batches of what goes together."""
+"""The harness' requests: each once, in batches of prompts that are decoded alike."""
 
 import warnings
 from collections import Counter
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class LmJob(NamedTuple):
-    """A request that is to be answered, and which of its repeats."""
+    """A request, and the number of its repeat."""
 
     request: Instance
     repeat: int
@@ -29,10 +29,9 @@ class Prompt(NamedTuple):
 
 
 def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
-    """Leaves out what the harness asks again so that all processes have as many requests.
+    """Returns the jobs, and for each request the number of the job that answers it.
 
-    Returns:
-        The jobs, and for each request the number of the job that answers it.
+    The harness repeats requests so that all processes have as many.
     """
     num_seen: Counter[int] = Counter()
     numbers: dict[tuple[int, int], int] = {}
@@ -52,7 +51,7 @@ def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
 def alike(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:
     """Makes batches of prompts that are decoded alike, long prompts first.
 
-    Should the memory not suffice, it shows at once; and rows of a batch are padded little.
+    Too little memory is then noticed at once, and rows are padded little.
     """
 
     def how(prompt: Prompt) -> tuple[int, float]:
@@ -69,19 +68,15 @@ def chunks(items: Sequence[Item], size: int) -> list[list[Item]]:
 
 
 def warn_of_unknown(unknown: Sequence[Instance], requests: Sequence[Instance]) -> None:
-    """Warns if accuracies will be wrong since it is not known which answers are greedy.
+    """Warns of tasks whose accuracy is wrong because `unknown` answers count as not greedy.
 
-    Where a document has several requests, its choices are compared by their likelihood.
-
-    Args:
-        unknown: The requests of whose answers it is not known.
-        requests: All of them.
+    The choices of a document with several requests are compared by their likelihood.
     """
     several = {(request.task_name, request.doc_id) for request in requests if request.idx > 0}
     tasks = {r.task_name for r in unknown if (r.task_name, r.doc_id) not in several}
     if tasks:
         warnings.warn(
-            "Whether decoding gives the very text is not known with nll='mc', so it counts as no "
-            f"in {', '.join(sorted(str(task) for task in tasks))}; nll='l2r' tells.",
+            "nll='mc' cannot tell whether greedy decoding gives the text, so 'is_greedy' is False "
+            f"in {', '.join(sorted(str(task) for task in tasks))}. Use nll='l2r'.",
             stacklevel=3,
         )

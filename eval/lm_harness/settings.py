@@ -1,4 +1,4 @@
-"""Everything that decides what the harness adapter answers, and how it is read from text."""
+"""The settings of the harness adapter, and how they are read from text."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, MutableMapping
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Nll
+from eval.arguments import Nll, Plugins
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import load
 from eval.runs.models import DTYPES
-from eval.runs.options import OPTIONS, READERS, whole
+from eval.runs.options import OPTIONS, READERS, positive
 from eval.runs.plugins import (
     check_verifier,
     parse_blocks,
@@ -30,7 +30,7 @@ _STAMP = "settings of dllm_decode"
 
 @runtime_checkable
 class LmTokenizer(tokenizer.Tokenizer, Protocol):
-    """What the adapter needs of a tokenizer besides."""
+    """A tokenizer with the names and special tokens that the adapter needs."""
 
     name_or_path: str
     bos_token_id: int | None
@@ -39,7 +39,7 @@ class LmTokenizer(tokenizer.Tokenizer, Protocol):
 
 @dataclass(frozen=True)
 class LmSettings:
-    """Everything that decides an answer beside the request itself.
+    """Everything that decides an answer, except the request itself.
 
     Attributes:
         model: Embedded name, folder or hub id.
@@ -50,7 +50,7 @@ class LmSettings:
         verifier: How a round's forwards are run, and who decides.
         estimator: How likelihoods are computed.
         decoding: All other options of the decode.
-        from_task: Those of them that a task decides: "gen_length", "temperature".
+        from_task: Options of the decode that a task decides: "gen_length", "temperature".
         batch_size: Rows of a forward.
         blocks: Which positions are open.
     """
@@ -66,10 +66,6 @@ class LmSettings:
     from_task: tuple[str, ...] = ("temperature",)
     batch_size: int = 16
     blocks: BlockSchedule = Sequential()
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     @property
     def gen_length(self) -> AnswerLength:
@@ -94,19 +90,22 @@ class LmSettings:
         return digest(self.described())
 
     def claim(self, store: MutableMapping[str, Any]) -> None:
-        """Makes a store of answers that of these settings.
+        """Marks a store of answers as belonging to these settings.
 
         Raises:
-            ValueError: If it holds answers of other settings, or of something else.
+            ValueError: If it has answers of other settings, or of something else.
         """
         own = self.described()
         if len(store) and store.get(_STAMP) != own:
             held = store.get(_STAMP) or {}
-            differing = [name for name in own if held.get(name) != own[name]]
+            differing = [
+                f"{name}: {held.get(name)!r} there, {value!r} here"
+                for name, value in own.items()
+                if held.get(name) != value
+            ]
             raise ValueError(
-                "A response cache holds answers of one setting, got one of another ("
-                + "; ".join(f"{n}: {held.get(n)!r} there, {own[n]!r} here" for n in differing)
-                + "). Give another path in use_cache."
+                "A response cache must hold answers of one setting, got one of another "
+                f"({'; '.join(differing)}). Give another path in use_cache."
             )
         store[_STAMP] = own
 
@@ -120,7 +119,7 @@ class Opened(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LmOptions:
+class LmOptions(Plugins):
     """The settings as text and numbers, as the harness' `model_args` give them.
 
     Attributes:
@@ -128,24 +127,16 @@ class LmOptions:
         revision: Branch, tag or commit of a hub id.
         device: Such as "cpu"; "cuda" is each process's own.
         dtype: Of the parameters; None keeps the checkpoint's.
-        sampler: Expression.
-        cache: Expression.
-        verifier: Expression.
-        blocks: Expression of the block schedule.
         nll: "mc" or "l2r", see `MonteCarlo` and `LeftToRight`.
         mc_num: Mask patterns an answer, for "mc".
-        batch_size: As in `LmSettings`.
-        decoding: Options of the decode by name, those that are given; `gen_length` may be "task".
+        batch_size: Rows of a forward.
+        decoding: Options of the decode that are given, by name; `gen_length` may be "task".
     """
 
     pretrained: str = "mini"
     revision: str | None = None
     device: str = "cpu"
     dtype: str | None = None
-    sampler: str = "ConfidenceThreshold(0.9)"
-    cache: str = "NoCache()"
-    verifier: str = "NoVerifier()"
-    blocks: str = "Sequential()"
     nll: str = "mc"
     mc_num: int = 128
     batch_size: int = 16
@@ -173,25 +164,21 @@ class LmOptions:
             ValueError: If a name is unknown, or a number is none.
         """
         own = {f.name for f in fields(LmOptions) if f.name != "decoding"}
-        unknown = sorted(arguments.keys() - own - OPTIONS.keys())
+        known = sorted(own | OPTIONS.keys())
+        unknown = sorted(arguments.keys() - set(known))
         if unknown:
             raise ValueError(
-                f"The model's arguments must be among {', '.join(sorted(own | OPTIONS.keys()))}, "
-                f"got {unknown[0]!r}. An expression with a comma in it needs model_args to be a "
-                "dictionary."
+                f"The model's arguments must be among {', '.join(known)}, got {unknown[0]!r}. An "
+                "expression with a comma in it needs model_args to be a dictionary."
             )
-        given = {name: value for name, value in arguments.items() if value is not None}
-        decoding = {n: _option(n, value) for n, value in given.items() if n in OPTIONS}
-        given = {name: value for name, value in given.items() if name in own}
-        given |= {n: _read(n, given[n], whole) for n in ("mc_num", "batch_size") if n in given}
-        return LmOptions(**given, decoding=decoding)
+        given = {name: _read(name, value) for name, value in arguments.items() if value is not None}
+        return LmOptions(
+            **{name: value for name, value in given.items() if name in own},
+            decoding={name: value for name, value in given.items() if name in OPTIONS},
+        )
 
     def config(self) -> DecodeConfig:
-        """Returns the options of the decode; those that a task decides have their defaults.
-
-        Raises:
-            ValueError: If one is out of its range.
-        """
+        """Returns the options of the decode; those that a task decides have their defaults."""
         return DecodeConfig(**{n: v for n, v in self.decoding.items() if v != "task"})
 
     def from_task(self) -> tuple[str, ...]:
@@ -227,15 +214,18 @@ class LmOptions:
         return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
 
 
-def _option(name: str, value: Any) -> Any:
-    """Reads an option of the decode from what the harness makes of text."""
-    if value == "task" and name == "gen_length":
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    **{name: READERS.get(kind, str) for name, kind in OPTIONS.items()},
+    "mc_num": positive,
+    "batch_size": positive,
+}
+
+
+def _read(name: str, value: Any) -> Any:
+    """Reads a number or a truth, which the harness may give as text."""
+    if name not in _READERS or (name, value) == ("gen_length", "task"):
         return value
-    return _read(name, value, READERS.get(OPTIONS[name], str))
-
-
-def _read(name: str, value: object, reader: Callable[[object], Any]) -> Any:
     try:
-        return reader(value)
+        return _READERS[name](value)
     except ArgumentTypeError as error:
         raise ValueError(f"{name} {error}.") from None

@@ -8,13 +8,13 @@ from eval.tasks.base import Turn
 
 
 class Codec:
-    """A tokenizer that knows which texts already hold their special tokens.
+    """A tokenizer that adds no special tokens to texts that have them.
 
-    Those are the texts that its chat template wrote, and texts that begin with a special token.
+    These are texts of its chat template, and texts that begin with a special token. `prefix_id` is
+    the token before texts: BOS, or EOS if there is none.
     """
 
     def __init__(self, tokenizer: LmTokenizer, eos_id: int) -> None:
-        """Wraps a tokenizer; the EOS token stands before texts if there is no other."""
         self._tokenizer = tokenizer
         self._rendered: set[str] = set()
         bos_id = tokenizer.bos_token_id
@@ -41,7 +41,7 @@ class Codec:
         return text
 
     def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
-        """Returns a text's ids; `None` adds special tokens unless the text holds them."""
+        """Returns a text's ids; `None` adds special tokens unless the text has them."""
         bare = self._tokenizer.encode(text, add_special_tokens=False)
         if add_special_tokens is None:
             special = bool(bare) and bare[0] in self._tokenizer.all_special_ids
@@ -55,12 +55,12 @@ class Codec:
     def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a context and of its continuation, encoded as one text.
 
-        Spaces at the end of the context are the continuation's: tokenizers attach them to the word
-        that follows.
+        Spaces at the end of the context belong to the continuation, because tokenizers attach them
+        to the next word.
         """
         if not context:
             ids = self.encode(continuation, add_special_tokens=False)
-            # A text that brings its own beginning needs no other.
+            # A text may begin with the prefix.
             return ([self.prefix_id], ids) if ids[:1] != [self.prefix_id] else (ids[:1], ids[1:])
         kept = context.rstrip()
         adds = None if context not in self._rendered else False
@@ -75,6 +75,6 @@ class Codec:
         return generation.cut(self._tokenizer.decode([*tokens[:end]], skip_special_tokens=True))
 
     def _token_of(self, text: str) -> list[int]:
-        """Returns the token that is this text: a special one would vanish from the answer's."""
+        """Returns the token of a stop string; decoding leaves out special ones."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids if len(ids) == 1 and self._tokenizer.decode(ids) == text else []

@@ -8,29 +8,36 @@ Row: TypeAlias = dict[str, Any]
 
 
 class Cost(NamedTuple):
-    """A way to count what a decode takes.
+    """A way to count the work of a decode.
 
     Attributes:
         name: As `--cost` takes it.
         speed: Head of the column with the tokens for this cost; more is better.
         axis: Title of the axis.
         less: Ends the sentence "X times ...".
+        rate: Field of a row with the tokens for this cost.
+        speedup: Field of a row with the speed over that of the reference.
     """
 
     name: str
     speed: str
     axis: str
     less: str
+    rate: str
+    speedup: str
 
 
 COSTS: Mapping[str, Cost] = {
     one.name: one
     for one in (
-        Cost("forwards", "tokens/forward", "tokens per forward", "fewer forwards"),
-        Cost("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns"),
-        Cost("seconds", "tokens/s", "tokens per second", "less time"),
+        Cost("forwards", "tokens/forward", "tokens per forward", "fewer forwards",
+             "tokens_per_any_forward", "forward_speedup"),
+        Cost("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns",
+             "tokens_per_thousand_columns", "compute_speedup"),
+        Cost("seconds", "tokens/s", "tokens per second", "less time",
+             "tokens_per_second", "wall_speedup"),
     )
-}
+}  # fmt: skip
 
 
 def usual_cost(rows: Sequence[Row]) -> Cost:
@@ -48,10 +55,8 @@ def speed_of(row: Row, cost: Cost) -> Row | None:
     if "speed" not in row:
         return None
     if cost.name == "seconds":
-        value = row["timing"]["tokens_per_second"]
-        return {"value": value, "low": value, "high": value}
-    names = {"forwards": "tokens_per_any_forward", "columns": "tokens_per_thousand_columns"}
-    found: Row | None = row["speed"][names[cost.name]]
+        return dict.fromkeys(("value", "low", "high"), row["timing"][cost.rate])
+    found: Row | None = row["speed"][cost.rate]
     return found
 
 
@@ -60,8 +65,7 @@ def speedup_of(row: Row, cost: Cost) -> float | None:
     against = row.get("against_reference")
     if not against or speed_of(row, cost) is None:
         return None
-    names = {"forwards": "forward_speedup", "columns": "compute_speedup", "seconds": "wall_speedup"}
-    found: float | None = {**against, **against.get("timing", {})}.get(names[cost.name])
+    found: float | None = {**against, **against.get("timing", {})}.get(cost.speedup)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Methods on the plane of speed and accuracy: fronts, curves and what they are worth."""
+"""Methods on the plane of speed and accuracy: fronts, and scores of curves."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,13 +11,7 @@ ACCURACIES = (0.8, 0.75, 0.7)
 
 
 class ExampleSet(NamedTuple):
-    """What was asked. Only answers to the same examples of the same task are compared.
-
-    Attributes:
-        task: Address.
-        version: Of the task.
-        examples: Digest of the examples.
-    """
+    """Address and version of a task, and the digest of its examples: answers to it are compared."""
 
     task: str
     version: int
@@ -25,19 +19,19 @@ class ExampleSet(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """What rows have in common that are compared with each other."""
+    """The facts that rows share if they are compared with each other."""
 
     model: str
     asked: ExampleSet
 
 
 def asked_of(settings: Mapping[str, Any]) -> ExampleSet:
-    """Returns what was asked under some settings, as `Settings.written` gives them."""
+    """Returns the examples of some settings, as `Settings.written` gives them."""
     return ExampleSet(settings["task"], settings["task_version"], settings["examples"])
 
 
 def group_of(settings: Mapping[str, Any]) -> RowGroup:
-    """Returns with which other settings some settings are compared."""
+    """Returns the group of settings with which some settings are compared."""
     return RowGroup(settings["model"], asked_of(settings))
 
 
@@ -50,7 +44,7 @@ def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
 
 
 def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
-    """Names tasks by their address; also by version or examples where that tells them apart."""
+    """Names tasks by their address; also by version or examples if several have one address."""
     known = dict.fromkeys(asked)
     titles = {}
     for one in known:
@@ -62,16 +56,13 @@ def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     return titles
 
 
-def point_of(row: Row, cost: Cost) -> TradeOff | None:
-    """Returns a row's place on the plane of a cost; None if accuracy or cost are unknown."""
-    speed = speed_of(row, cost)
-    return TradeOff(speed["value"], row["accuracy"]["value"]) if speed and row["accuracy"] else None
-
-
 def points_of(rows: Sequence[Row], cost: Cost) -> dict[int, TradeOff]:
-    """Returns the places of those rows that have one, by the number of the row from 0."""
-    found = {number: point_of(row, cost) for number, row in enumerate(rows)}
-    return {number: point for number, point in found.items() if point is not None}
+    """Returns by the number of a row its place on the plane, if accuracy and cost are known."""
+    return {
+        number: TradeOff(speed["value"], row["accuracy"]["value"])
+        for number, row in enumerate(rows)
+        if (speed := speed_of(row, cost)) and row["accuracy"]
+    }
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
@@ -83,7 +74,7 @@ def method_of(settings: Mapping[str, Any]) -> str:
 
 
 def mark_fronts(rows: Sequence[Row]) -> None:
-    """Notes, of each row, by which costs no other of its group beats it in speed and accuracy."""
+    """Adds to `fronts` of a row each cost by which no other row of its group beats it."""
     for group in groups_of(rows).values():
         for cost in COSTS.values():
             points = points_of(group, cost)

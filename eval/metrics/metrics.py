@@ -1,4 +1,4 @@
-"""What speed, quality and order of a decode mean here, each defined once."""
+"""Speed, quality and order of a decode, each defined once."""
 
 import math
 from collections import Counter
@@ -31,12 +31,8 @@ class TradeOff(NamedTuple):
 def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the sum of all answers' lengths over the sum of all their forwards.
 
-    A ratio of sums: a mean of ratios would let short answers decide. Tokens behind the first EOS
-    do not count, however they were committed.
-
-    Args:
-        lengths: Tokens of each answer up to and including its first EOS.
-        nfe: Forwards that each example took part in.
+    Lengths are in tokens, up to and including the first EOS. A mean of ratios would let short
+    answers decide.
 
     Raises:
         ValueError: If the lists differ in length or no forward was made.
@@ -45,14 +41,9 @@ def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> floa
 
 
 def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) -> float:
-    """Returns the sum of all answers' lengths over the sum of their seconds.
+    """Returns the sum of all answers' lengths over the sum of their seconds, without warm-up.
 
-    Args:
-        lengths: As for `tokens_per_forward`; without the examples of the warm-up.
-        seconds_s: Each example's share of the wall-clock time: a batch's time over its rows.
-
-    Raises:
-        ValueError: If the lists differ in length or no time passed.
+    The seconds of an example are the time of its batch over its rows. Raises as above.
     """
     return _ratio(lengths, seconds_s, "second")
 
@@ -60,7 +51,7 @@ def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) ->
 def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> float:
     """Returns the geometric mean over examples of reference seconds over seconds.
 
-    Paired by example, on the same device, with the same batches and answer length.
+    Both are of the same examples, device, batches and answer length.
     """
     return geometric_mean(a / b for a, b in zip(reference_s, seconds_s, strict=True))
 
@@ -68,7 +59,8 @@ def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> 
 def pass_at(k: int, num_answers: int, num_right: int) -> float:
     """Returns the estimated probability that at least one of k answers to a question is right.
 
-    Of n answers, c of them right, it is the share of the sets of k answers that hold a right one,
+    If c of n independent answers are right, this is the share of the sets of k answers with a right
+    one,
 
         1 - C(n - c, k) / C(n, k) = 1 - product over i = n - c + 1, ..., n of (1 - k / i),
 
@@ -77,13 +69,8 @@ def pass_at(k: int, num_answers: int, num_right: int) -> float:
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
     https://arxiv.org/abs/2107.03374, equation 1 and figure 3.
 
-    Args:
-        k: Answers that are tried, from 1 to `num_answers`.
-        num_answers: Answers that were drawn independently, n.
-        num_right: How many of them are right, c.
-
     Raises:
-        ValueError: If k exceeds n, or c is not from 0 to n.
+        ValueError: If k is not from 1 to n, or c is not from 0 to n.
     """
     if not (1 <= k <= num_answers and 0 <= num_right <= num_answers):
         raise ValueError(
@@ -91,7 +78,6 @@ def pass_at(k: int, num_answers: int, num_right: int) -> float:
             f"n={num_answers} and {num_right} right."
         )
     num_wrong = num_answers - num_right
-    # Every set of k answers holds a right one.
     if num_wrong < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(num_wrong + 1, num_answers + 1))
@@ -100,7 +86,7 @@ def pass_at(k: int, num_answers: int, num_right: int) -> float:
 def pareto_front(points: Sequence[TradeOff]) -> list[int]:
     """Returns the indices of points that no other beats in speed and accuracy, by rising speed.
 
-    Of equal points the first stays.
+    The first of equal points is kept.
     """
     order = sorted(range(len(points)), key=lambda i: (-points[i].speed, -points[i].accuracy, i))
     front: list[int] = []
@@ -116,11 +102,7 @@ def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | No
     The curve joins the points by straight lines, by rising speed. None if it never gets there.
 
     Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767, `PB` with an
-    accuracy for its index, there on points in per cent.
-
-    Args:
-        points: Settings of one method, in any order.
-        accuracy: In [0, 1].
+    accuracy, there in per cent, as its index.
     """
     curve = sorted(points)
     best = [point.speed for point in curve if point.accuracy >= accuracy]
@@ -136,19 +118,16 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
     With speeds r_1 < r_2 < ... and accuracies y_1, y_2, ... in per cent, and the weight
     W(y) = min(exp(-alpha (1 - y / y_max)), 1):
     AUP = r_1 y_1 + sum over i >= 2 of (r_i - r_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2.
-    Points with y below y_1 - 5 do not count.
+    Points with y below y_1 - 5 do not count; the authors' code refuses curves that end with one.
 
-    It is comparable only under the same `best_accuracy`, so print that beside it. Two-point curves
-    flatter: the straight line fills the gap.
+    Values are comparable only under the same `best_accuracy`, so print it next to them. Curves of
+    two points are flattered, because the straight line fills the gap.
 
     Source: Qian et al. 2025, "AUP: when Accuracy Meets Parallelism in Diffusion Language Models",
     https://hao-ai-lab.github.io/blogs/text-diffusion/.
 
-    Differs: The authors' code refuses curves whose last point is too low; here such points do
-    not count.
-
     Args:
-        points: Settings of one method, in any order; accuracies in [0, 1].
+        points: Settings of one method, in any order.
         best_accuracy: The best accuracy of all compared methods on the task, y_max.
 
     Raises:
@@ -156,10 +135,11 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
     """
     if not points:
         raise ValueError("AUP needs at least one point, got none.")
-    if max(point.accuracy for point in points) > best_accuracy:
+    own = max(point.accuracy for point in points)
+    if own > best_accuracy:
         raise ValueError(
-            "best_accuracy is the highest of all compared methods, this one included, got "
-            f"{best_accuracy} below {max(point.accuracy for point in points)}."
+            "best_accuracy must be the highest of all compared methods, this one included, got "
+            f"{best_accuracy} below {own}."
         )
     first, *others = sorted(points)
     limit = first.accuracy - AUP_TOLERANCE
@@ -198,7 +178,7 @@ def order_correlation(steps: Sequence[int]) -> float | None:
 def leftmost_share(steps: Sequence[int]) -> float | None:
     """Returns the share of steps that committed the leftmost position still masked.
 
-    1 for every left-to-right decoder, whatever its number of tokens a step. None for no positions.
+    It is 1 for every left-to-right decoder, and None if there is no position.
 
     Args:
         steps: As for `order_correlation`.
@@ -214,16 +194,12 @@ def leftmost_share(steps: Sequence[int]) -> float | None:
 
 
 def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
-    """Returns how many steps committed one token, two tokens, and so on.
-
-    Args:
-        steps: Step of each position's last commit; steps that committed none of them do not count.
-    """
+    """Returns how many steps committed one token, two tokens, and so on; `steps` as above."""
     return dict(sorted(Counter(Counter(steps).values()).items()))
 
 
 def mean_ratio(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
-    """Returns the mean over examples of tokens per forward; reported beside the ratio of sums."""
+    """Returns the mean over examples of tokens per forward."""
     return mean([length / forwards for length, forwards in zip(lengths, nfe, strict=True)])
 
 

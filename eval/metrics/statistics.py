@@ -1,7 +1,7 @@
 """Uncertainty of measured numbers: intervals, paired tests and the bootstrap.
 
-Where scipy.stats has the same estimator, numbers agree to 1e-12. It is not used: commands that need
-these numbers run without it, and it takes 110 MB and two seconds to import.
+Numbers agree to 1e-12 with scipy.stats, which is not used: it takes 110 MB, and two seconds to
+import.
 """
 
 import math
@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A paired difference with its bootstrap interval."""
+    """A value with its bootstrap interval."""
 
     value: float
     low: float
@@ -42,8 +42,8 @@ class McNemar(NamedTuple):
     """An exact McNemar test.
 
     Attributes:
-        gained: Examples that only the second is right on.
-        lost: Examples that only the first is right on.
+        gained: Examples on which only the second method is right.
+        lost: Examples on which only the first one is.
         p_value: Two-sided probability of a split at least as uneven if both were equally good.
     """
 
@@ -68,10 +68,8 @@ def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Bounds:
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference",
     https://doi.org/10.1080/01621459.1927.10502953.
 
-    Args:
-        num_right: How many examples are right; fractions of partly right ones add up.
-        num_examples: Of how many.
-        z: Quantile of the standard normal distribution; the default is 95 per cent, two-sided.
+    Partly right examples count as fractions. `z` is a quantile of the standard normal distribution,
+    by default that of 95 per cent, two-sided.
 
     Raises:
         ValueError: If there are no examples, or more right ones than examples.
@@ -92,14 +90,10 @@ def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Bounds:
 def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
     """Tests whether two methods are right equally often on the same examples.
 
-    The discordant examples split like fair coins if they are: exact binomial, two-sided.
+    The test is an exact binomial one, two-sided, of the examples on which one method is right.
 
     Source: McNemar 1947, "Note on the sampling error of the difference between correlated
     proportions or percentages", https://doi.org/10.1007/BF02295996.
-
-    Args:
-        first: Scores of the reference, 1 where it is right, an example each.
-        second: Scores of the other method on the same examples.
 
     Raises:
         ValueError: If the lengths differ or a score is neither 0 nor 1.
@@ -109,14 +103,16 @@ def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
         raise ValueError("McNemar's test needs scores of 0 or 1; use paired_bootstrap for others.")
     gained = sum(1 for a, b in zip(first, second, strict=True) if a < b)
     lost = sum(1 for a, b in zip(first, second, strict=True) if a > b)
-    return McNemar(gained, lost, _two_sided_binomial(min(gained, lost), gained + lost))
+    total = gained + lost
+    tail = sum(math.comb(total, count) for count in range(min(gained, lost) + 1))
+    return McNemar(gained, lost, min(1.0, 2 * tail / (1 << total)))
 
 
 def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> Bounds:
     """Returns the 95 per cent score interval of mean(second) - mean(first), pairs of 0 or 1.
 
-    The differences that the score test does not reject. It has width where no pair differs, or all
-    do, where a bootstrap has none.
+    It contains the differences that the score test does not reject. It has width even if no pair
+    differs, or all do, when a bootstrap interval is a point.
 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions
     for the paired-sample design", https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8.
@@ -129,7 +125,7 @@ def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> 
     value = (test.gained - test.lost) / n
 
     def score(difference: float) -> float:
-        """Returns the score statistic: standard errors from the observed to this difference."""
+        """Returns how many standard errors the observed difference is away from this one."""
         b = -test.gained - test.lost + (2 * n - test.gained + test.lost) * difference
         c = -test.lost * difference * (1 - difference)
         lost = (math.sqrt(max(0.0, b * b - 8 * n * c)) - b) / (4 * n)
@@ -143,7 +139,7 @@ def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> 
 
 
 def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
-    """Returns where a condition that holds at the left ceases to hold."""
+    """Returns the number between low and high from which on a condition no longer holds."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)
@@ -162,12 +158,6 @@ def paired_bootstrap(
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife",
     https://doi.org/10.1214/aos/1176344552; percentile interval.
 
-    Args:
-        first: Values of the reference, an example each.
-        second: Values of the other method on the same examples.
-        num_resamples: Resamples of the examples.
-        seed: Of the resampling.
-
     Raises:
         ValueError: If the lengths differ or there are no examples.
     """
@@ -182,16 +172,13 @@ def bootstrap(
 ) -> Bounds:
     """Returns the 95 per cent bootstrap interval of the mean over examples.
 
-    For values that are no counts of right and wrong; `wilson` serves those. Of equal values it is
-    a point, however few they are.
+    For counts of right and wrong use `wilson`. The interval of equal values is a point.
 
     Raises:
         ValueError: If there are no values.
     """
-    _, low, high = paired_bootstrap(
-        [0.0] * len(values), values, num_resamples=num_resamples, seed=seed
-    )
-    return Bounds(low, high)
+    zeros = [0.0] * len(values)
+    return Bounds(*paired_bootstrap(zeros, values, num_resamples=num_resamples, seed=seed)[1:])
 
 
 def ratio_of_sums(
@@ -223,9 +210,7 @@ def percentile(values: Sequence[Number], share: float) -> float:
 def detectable_difference(discordant_share: float, num_examples: int) -> float:
     """Returns the paired accuracy difference that is found with 80 per cent power at level 5.
 
-    Args:
-        discordant_share: Share of examples on which exactly one of the two methods is right.
-        num_examples: Number of paired examples.
+    `discordant_share` is the share of examples on which exactly one of both methods is right.
     """
     # 1.960 + 0.842, the quantiles of level 5 per cent two-sided and of power 80 per cent.
     return 2.802 * math.sqrt(discordant_share / num_examples)
@@ -234,20 +219,14 @@ def detectable_difference(discordant_share: float, num_examples: int) -> float:
 def _require_pairs(first: Sequence[Number], second: Sequence[Number]) -> None:
     if len(first) != len(second) or not len(first):
         raise ValueError(
-            "Paired values are equally many and at least one, got "
+            "Paired values must be equally many and at least one, got "
             f"{len(first)} and {len(second)}; compare the same examples."
         )
-
-
-def _two_sided_binomial(fewer: int, total: int) -> float:
-    tail = sum(math.comb(total, count) for count in range(fewer + 1))
-    return min(1.0, 2 * tail / (1 << total))
 
 
 def _resampled_sums(
     rows: NDArray[np.float64], num_resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Sums the columns of so many resamples of the rows."""
     generator = np.random.default_rng(seed)
     size = max(1, _CHUNK // len(rows))
     columns = np.ascontiguousarray(rows.T)

@@ -1,4 +1,4 @@
-"""What an exact model scores on list tasks: the curve that measured points are drawn against."""
+"""Accuracy of an exact model on list tasks: the curve that measured points are drawn against."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,9 +36,7 @@ def joint_of(task: Task, example: Example) -> Joint:
 def accuracy(request: Request, sizes: Sequence[int]) -> Fraction:
     """Returns the accuracy of an exact model at temperature 1 that draws items in random order.
 
-    Args:
-        request: The list operation.
-        sizes: Items drawn in each step.
+    `sizes` are the numbers of items drawn in each step.
 
     Raises:
         ValueError: If there is no formula and too many answers to enumerate.

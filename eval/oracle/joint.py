@@ -1,8 +1,8 @@
-"""Distributions over answers in exact rationals: what drawing several positions at once costs."""
+"""Distributions over answers in exact rationals: the cost of drawing several positions at once."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -64,46 +64,29 @@ class Joint:
         return self.lost_bits([range(self.length)])
 
     def lost_bits(self, partition: Partition) -> float:
-        """Returns what drawing the positions of a step independently loses, summed over the steps.
+        """Returns the bits that are lost by drawing the positions of a step independently.
 
-        The loss is the expected total correlation of the step's positions given the earlier ones.
-        The accuracy is at least 2 to the power of minus this, exactly that for symmetric tasks.
-
-        Args:
-            partition: Positions of each step; it covers all positions.
+        Summed over the steps, the expected total correlation of the step's positions given the
+        earlier ones. The accuracy is at least 2 to the power of minus this, exactly that for
+        symmetric tasks. The partition covers all positions.
         """
         self._check(partition)
         return _lost(self.answers, list(partition))
 
     def law(self, partition: Partition) -> dict[Answer, Fraction]:
-        """Returns the probability with which each possible answer comes out at temperature 1.
+        """Returns the probability of each possible answer at temperature 1.
 
-        What is missing to 1 goes to answers that are not possible.
-
-        Args:
-            partition: As for `lost_bits`.
+        They sum to less than 1 if answers are drawn that are not possible.
         """
         self._check(partition)
         return dict(_outcomes(self.answers, list(partition)))
 
-    def accuracy(
-        self, partition: Partition, accepts: Callable[[Answer], bool] = lambda answer: True
-    ) -> Fraction:
-        """Returns the exact probability that draws at temperature 1 end in a right answer.
-
-        Args:
-            partition: As for `lost_bits`.
-            accepts: Which of the possible answers count as right.
-        """
-        law = self.law(partition)
-        return sum((p for answer, p in law.items() if accepts(answer)), Fraction(0))
+    def accuracy(self, partition: Partition) -> Fraction:
+        """Returns the exact probability that draws at temperature 1 end in a possible answer."""
+        return sum(self.law(partition).values(), Fraction(0))
 
     def random_order_accuracy(self, sizes: Sequence[int]) -> Fraction:
-        """Returns the accuracy at temperature 1 when each step's positions are drawn at random.
-
-        Args:
-            sizes: Number of positions of each step; they sum to `length`.
-        """
+        """Returns the accuracy if so many positions are drawn at random for each step."""
         if sum(sizes) != self.length or min(sizes) < 1:
             raise ValueError(
                 f"sizes must be positive and sum to the answer's length {self.length}, got {sizes}."
@@ -121,10 +104,8 @@ class Joint:
 
 def left_to_right(length: int, tokens_per_step: int) -> list[range]:
     """Returns the partition that commits so many positions a step from left to right."""
-    return [
-        range(start, min(start + tokens_per_step, length))
-        for start in range(0, length, tokens_per_step)
-    ]
+    starts = range(0, length, tokens_per_step)
+    return [range(start, min(start + tokens_per_step, length)) for start in starts]
 
 
 def even_sizes(length: int, num_steps: int) -> list[int]:
@@ -151,10 +132,9 @@ def _marginals(
     total = sum(answers.values(), Fraction(0))
     marginals: dict[int, dict[int, Fraction]] = {}
     for position in positions:
-        weights: dict[int, Fraction] = defaultdict(Fraction)
+        own = marginals[position] = defaultdict(Fraction)
         for answer, weight in answers.items():
-            weights[answer[position]] += weight
-        marginals[position] = {symbol: weight / total for symbol, weight in weights.items()}
+            own[answer[position]] += weight / total
     return marginals
 
 

@@ -11,10 +11,10 @@ from dllm_decode import ForwardInputs, KVCache
 from eval.oracle.joint import Joint
 from samplers.logits.noise import mix, uniform
 
-# As good as impossible, and still finite: differences of logits stay numbers.
+# Nearly impossible, and still finite: differences of logits stay numbers.
 _IMPOSSIBLE = -1e9
 
-# Of the digits in prompts, and the most joints that can be told apart.
+# Base of the digits in prompts, and the greatest number of joints.
 _BASE = 32
 
 
@@ -23,15 +23,14 @@ class OracleModel:
     """A mask predictor that answers with the exact conditionals of joint distributions.
 
     Its logits are the logarithms of the conditional probabilities given every token that the query
-    sees; behind a joint's answer stands EOS. If what it sees is
-    impossible, all tokens are equally likely. It has no keys and values, so no cache.
+    sees; EOS follows an answer. If no answer agrees with these tokens, all tokens are equally
+    likely. It has no keys and values, so no cache.
 
-    Real models never tie, exact ones do, and then every position would pick the same token: noise
-    that is far below any difference of probabilities breaks the ties, keyed by all that
-    is seen.
+    Exact probabilities tie, and then every position would pick the same token. Noise far below any
+    difference of probabilities, keyed by all tokens that are seen, breaks the ties.
 
     Attributes:
-        joints: What prompts may ask for.
+        joints: Distributions that prompts may ask for.
         noise: Half the width of the uniform noise on the logits; 0 leaves ties.
         logit_shift: As for every mask predictor.
         num_impossible: Rows so far whose tokens no answer agrees with.
@@ -50,18 +49,18 @@ class OracleModel:
     def __post_init__(self) -> None:
         self.eos_ids: tuple[int, ...] = (max(joint.num_symbols for joint in self.joints),)
         self.mask_id = self.eos_ids[0] + 1
-        # Behind [MASK] stand the ids of prompts: their last token, and digits.
+        # The ids after [MASK] are those of prompts: their last token, and digits.
         self.vocab_size = self.mask_id + 2 + _BASE
         self.banned_ids = tuple(range(self.mask_id + 1, self.vocab_size))
         self._tables = [_Table.of(joint, self.vocab_size, self.mask_id) for joint in self.joints]
 
     def prompt(self, sample: int, joint: int = 0, length: int = 3) -> list[int]:
-        """Returns a prompt; its tokens are no symbols and are banned.
+        """Returns a prompt of at least so many tokens, which are no symbols and are banned.
 
         Args:
             sample: Repeats of a prompt differ in this number, and hence in their noise.
             joint: Index of the joint distribution that answers are drawn from.
-            length: In tokens, at least 3; more if the number of the sample needs more digits.
+            length: In tokens, at least 3.
 
         Raises:
             ValueError: If the length is below 3 or there is no such joint.
@@ -79,7 +78,7 @@ class OracleModel:
         return [*digits[::-1], zero + joint, self._end_of_prompt]
 
     def is_right(self, tokens: Sequence[int], joint: int = 0) -> bool:
-        """Says whether tokens are a possible answer, EOS behind it."""
+        """Says whether tokens are a possible answer, followed by EOS."""
         length = self.joints[joint].length
         tail = set(tokens[length:])
         return tuple(tokens[:length]) in self.joints[joint].answers and tail <= {*self.eos_ids}
@@ -121,9 +120,9 @@ class OracleModel:
         queries = torch.arange(known.shape[1]).expand(at.shape[1])
         inside = (at >= 0) & (at < table.length)
         logits = conditionals[rows, queries, at.clamp(0, table.length - 1)].log()
-        behind = torch.full_like(logits, _IMPOSSIBLE)
-        behind[..., self.eos_ids[0]] = 0.0
-        return torch.where(inside[..., None], logits.clamp(min=_IMPOSSIBLE), behind)
+        after = torch.full_like(logits, _IMPOSSIBLE)
+        after[..., self.eos_ids[0]] = 0.0
+        return torch.where(inside[..., None], logits.clamp(min=_IMPOSSIBLE), after)
 
     def _ties(
         self, inputs: ForwardInputs, visible: Bool[Tensor, "B q K"], at: Int[Tensor, "B W"]
@@ -136,14 +135,7 @@ class OracleModel:
 
 @dataclass(frozen=True)
 class _Table:
-    """A joint distribution as tensors.
-
-    Attributes:
-        symbols: The possible answers.
-        probabilities: Of the answers.
-        indicators: Whether an answer holds a token at a position.
-        mask_id: Stands where nothing is known.
-    """
+    """A joint distribution as tensors; `indicators` is 1 if an answer has a token at a position."""
 
     symbols: Int[Tensor, "S n"]
     probabilities: Float[Tensor, " S"]
@@ -168,18 +160,15 @@ class _Table:
         return self.symbols.shape[1]
 
     def known(
-        self,
-        tokens: Int[Tensor, "B K"],
-        at: Int[Tensor, "B K"],
-        visible: Bool[Tensor, "B q K"],
+        self, tokens: Int[Tensor, "B K"], at: Int[Tensor, "B K"], visible: Bool[Tensor, "B q K"]
     ) -> Int[Tensor, "B q n"]:
-        """Returns the token that is seen at each answer position, mask_id where none is."""
+        """Returns the token that is seen at each answer position, mask_id if none is."""
         inside = (at >= 0) & (at < self.length) & (tokens < self.mask_id)
         seen = visible & inside[:, None]
         held = tokens[:, None].expand_as(seen).masked_fill(~seen, self.mask_id)
         places = at.clamp(0, self.length - 1)[:, None].expand_as(seen)
         blank = torch.full((*seen.shape[:2], self.length), self.mask_id)
-        # The mask is the greatest id: the least of what stands at a place is its token.
+        # The mask is the greatest id, so that the least id at a place is its token.
         return blank.scatter_reduce(-1, places, held, "amin")
 
     def agreement(self, known: Int[Tensor, "B q n"]) -> Float[Tensor, "B q S"]:
@@ -195,7 +184,7 @@ class _Table:
 
 
 def _visible(inputs: ForwardInputs) -> Bool[Tensor, "B q K"]:
-    """Returns which columns the wanted ones see; one row of it stands for all if they agree."""
+    """Returns which columns the wanted ones see; a single row if all see the same."""
     if inputs.attend is None:
         return torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
     if inputs.attend.shape[1] == 1:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 Verdict = Literal["passed", "failed", "timed out"]
 
@@ -13,8 +13,8 @@ class Outcome:
 
     Attributes:
         verdict: "passed" only if the last line of the tests was reached.
-        compiled: Whether the candidate is a Python program.
-        loaded: Whether it ran to its end, before the tests.
+        compiled: True if the candidate is a Python program.
+        loaded: True if it ran to its end, before the tests.
         reason: Why it did not pass, in a few words; empty if it passed.
     """
 
@@ -44,29 +44,16 @@ class CodeRunner(ABC):
 class NoCode(CodeRunner):
     """Refuses to run programs, because the user has not allowed it."""
 
-    def require_ready(self, name: str) -> None:
-        """Refuses.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise _refusal(name)
+    def require_ready(self, name: str) -> NoReturn:
+        raise ValueError(
+            f"{name} is scored by running programs that the model wrote, which needs your "
+            "permission, got none; give --allow-code to run or sweep, in Python sandbox=Sandbox() "
+            "to the task. The docstring of eval/sandbox/sandbox.py says what it guards against and "
+            "what it does not."
+        )
 
     def run(self, candidate: str, tests: str) -> Outcome:
-        """Refuses.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise _refusal("This task")
+        self.require_ready("This task")
 
 
 NO_CODE = NoCode()
-
-
-def _refusal(name: str) -> ValueError:
-    return ValueError(
-        f"{name} is scored by running programs that the model wrote, which needs your permission, "
-        "got none; give --allow-code to run or sweep, in Python sandbox=Sandbox() to the task. "
-        "The docstring of eval/sandbox/sandbox.py says what it guards against and what it does not."
-    )

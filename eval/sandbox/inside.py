@@ -1,7 +1,7 @@
-"""The inside of the sandbox: runs one program within limits and reports how far it came.
+"""Runs one program within limits, inside the sandbox, and reports each stage that it reached.
 
 `eval.sandbox.sandbox` sends this text to an interpreter in the sandbox. It imports nothing but the
-standard library. Each stage that is reached is a line on standard output.
+standard library. A stage is a line on standard output.
 """
 
 import os
@@ -102,11 +102,8 @@ def run(job: dict[str, Any], tests: CodeType, report: Report) -> None:
 def reason_of(error: BaseException) -> str:
     """Returns type and message of an error, and the line of the tests that it came through."""
     said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    lines = [
-        line
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename == TESTS
-    ]
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == TESTS]
     return said[:MAX_REASON] + (f" (line {lines[-1]} of the tests)" if lines else "")
 
 

@@ -25,10 +25,10 @@ _SYSTEM_PATHS = (
 
 
 def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
-    """Returns the commands that `runner` stands for, the first choice first.
+    """Returns the commands that `Sandbox.runner` stands for, the first choice first.
 
     Args:
-        runner: As in `eval.sandbox.sandbox.Sandbox`.
+        runner: Name or command.
         memory_bytes: Memory of a container, without its temporary files.
 
     Raises:

@@ -61,7 +61,7 @@ class Sandbox(CodeRunner):
             later on Linux with its program on standard input, as on a shell's command line.
         cpu_s: Processor time, in whole seconds.
         wall_s: Time on the clock, in seconds: for programs that wait.
-        start_s: Time that the sandbox may take to start and to end besides, in seconds.
+        start_s: Further time for the sandbox to start and to end, in seconds.
         memory_bytes: Address space.
         file_bytes: Greatest size of a file.
     """
@@ -75,18 +75,17 @@ class Sandbox(CodeRunner):
 
     def __post_init__(self) -> None:
         commands_of(self.runner, self.memory_bytes)
-        if self.cpu_s < 1:
-            raise ValueError(f"cpu_s must be at least 1 second, got {self.cpu_s}.")
-        for name, value in (("wall_s", self.wall_s), ("start_s", self.start_s)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a positive number of seconds, got {value}.")
-        if self.memory_bytes < 1 << 26:
-            raise ValueError(
-                f"memory_bytes must be at least {1 << 26}, which Python itself needs, "
-                f"got {self.memory_bytes}."
-            )
-        if self.file_bytes < 1:
-            raise ValueError(f"file_bytes must be at least 1, got {self.file_bytes}.")
+        for name, value, least in (
+            ("cpu_s", self.cpu_s, 1),
+            # Python itself needs as much.
+            ("memory_bytes", self.memory_bytes, 1 << 26),
+            ("file_bytes", self.file_bytes, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        for name, seconds in (("wall_s", self.wall_s), ("start_s", self.start_s)):
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
 
     def require_ready(self, name: str) -> None:
         """Finds a runner that passes a trial program.
@@ -137,18 +136,10 @@ def outcome_of(stages: Mapping[str, str]) -> Outcome:
 
 
 def _report_of(command: Sequence[str], program: str, limit_s: float) -> tuple[bytes, str]:
-    """Runs a command in its own process group and leaves none of the group behind.
-
-    Args:
-        command: Starts Python in a sandbox; its working directory is empty.
-        program: Its standard input.
-        limit_s: Time on the clock, in seconds.
+    """Runs a command in a process group and an empty folder of its own, and ends the whole group.
 
     Returns:
         Its report, and how the command ended, with the last words of its standard error.
-
-    Raises:
-        RuntimeError: If the command cannot be started.
     """
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
     with (
@@ -202,11 +193,7 @@ def _read(report: bytes, words: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _working_command(sandbox: Sandbox) -> list[str]:
-    """Returns the first command of a sandbox that passes a trial program.
-
-    Raises:
-        ValueError: If there is none; the text says of each what is wrong.
-    """
+    """Returns the first command of a sandbox that passes a trial program."""
     wrong = {}
     for command in commands_of(sandbox.runner, sandbox.memory_bytes):
         if shutil.which(command[0]) is None:

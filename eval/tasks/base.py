@@ -1,8 +1,8 @@
-"""What a task is: examples with an id, a prompt and a reference answer, and a scorer of text."""
+"""Tasks: examples with an id, a prompt and a reference answer, and a scorer of text."""
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -29,9 +29,9 @@ class Example:
         prompt: The question as plain text, or chat turns ending with a user turn.
         target: A reference answer, as the model should write it. The task's own scorer gives it 1,
             unless the task says otherwise by `scores_own_target`.
-        meta: What the scorer needs besides the text, and where the example comes from.
-        id: Names the example within its task and split, as no other; a function of the content
-            alone. By default a hash of the prompt.
+        meta: Values that the scorer needs besides the text, and where the example comes from.
+        id: Name, unique within task and split, a function of the content alone. By default a hash
+            of the prompt.
     """
 
     prompt: str | list[Turn]
@@ -45,9 +45,7 @@ class Example:
 
     def turns(self) -> list[Turn]:
         """Returns the prompt as chat turns; plain text becomes one user turn."""
-        if isinstance(self.prompt, str):
-            return [{"role": "user", "content": self.prompt}]
-        return self.prompt
+        return conversation([], self.prompt) if isinstance(self.prompt, str) else self.prompt
 
 
 class Task(ABC):
@@ -98,10 +96,9 @@ class Task(ABC):
 
     @property
     def scores_own_target(self) -> bool:
-        """True if `score` gives every target 1; a run checks the first before it decodes anything.
+        """True if `score` gives every target 1; a run checks the first before it decodes.
 
-        False where a reference answer may miss that: people wrote it and a grammar checker judges
-        it, or the score is undefined without a package.
+        False if a grammar checker judges the target, or its score needs an optional package.
         """
         return True
 
@@ -128,7 +125,7 @@ class Task(ABC):
         """
 
     def extract(self, text: str) -> str:
-        """Returns what an answer comes to, to tell whether two answers agree; here all its text."""
+        """Returns the part of an answer in which equal answers agree; by default all its text."""
         return " ".join(cut_at(text, self.stop).split())
 
     def allowing(self, code: CodeRunner) -> "Task":
@@ -143,22 +140,14 @@ class Task(ABC):
         """
 
     def require(self, split: str, num_examples: int | None) -> None:
-        """Checks the arguments of `examples`.
-
-        Raises:
-            ValueError: If the split does not exist or `num_examples` is not positive.
-        """
+        """Raises ValueError if the split does not exist or `num_examples` is not positive."""
         if split not in self.splits:
             raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}.")
         if num_examples is not None and num_examples < 1:
             raise ValueError(f"limit must be at least 1, got {num_examples}.")
 
     def require_enough(self, split: str, num_available: int, wanted: int | None) -> None:
-        """Checks that a split has as many examples as were asked for.
-
-        Raises:
-            ValueError: If it has fewer.
-        """
+        """Raises ValueError if a split has fewer examples than were asked for."""
         if wanted is not None and wanted > num_available:
             raise ValueError(
                 f"limit must be at most {num_available}, the number of examples with distinct ids "
@@ -171,11 +160,7 @@ class GeneratedTask(Task):
 
     @abstractmethod
     def draw(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws one example of a split; repeated draws may repeat a prompt.
-
-        Args:
-            rng: Source of the randomness; the example is a function of its state.
-            split: One of `splits`.
+        """Draws one example of a split, a function of the state of `rng`; prompts may repeat.
 
         Raises:
             ValueError: If there is no such split, or no example of it is found.
@@ -184,9 +169,7 @@ class GeneratedTask(Task):
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
     ) -> Sequence[Example]:
-        """Draws examples with distinct ids.
-
-        Fewer than `num_examples` are returned if the split has no more. None is 200.
+        """Draws `num_examples` examples with distinct ids, or 200; fewer if the split has no more.
 
         Raises:
             ValueError: If the split does not exist or has no example, `num_examples` is not
@@ -209,14 +192,8 @@ class GeneratedTask(Task):
                 )
         return list(found.values())
 
-    def none_found(self, split: str, num_draws: int, remedy: str) -> ValueError:
-        """Returns the error of `draw` where it found no example.
-
-        Args:
-            split: Which split.
-            num_draws: How often it drew.
-            remedy: What the user may do.
-        """
+    def none_found(self, split: str, remedy: str, num_draws: int = MAX_DRAWS) -> ValueError:
+        """Returns the error of `draw` if it found no example in so many draws."""
         return ValueError(
             f"{self!r} must have examples of the split {split!r}, got none in {num_draws} draws; "
             f"{remedy}."
@@ -226,23 +203,18 @@ class GeneratedTask(Task):
 class SampledTask(GeneratedTask):
     """A generated task that draws any example; a hash then decides which split it is of.
 
-    There are 20 buckets. Those of `val` and of `test` are one each, so that each has about one
-    question in 20 of those that are possible, and `train` has the others. A task of which a split
-    differs in more, such as longer questions, overrides `draw`.
+    The hash puts an example into one of 20 buckets: one is `val`, one `test`, the others `train`.
+    A task whose splits differ in more, such as longer questions, overrides `draw`.
     """
 
     @abstractmethod
     def sample(self, rng: random.Random) -> Example:
-        """Draws one example of any split.
-
-        Args:
-            rng: Source of the randomness; the example is a function of its state.
-        """
+        """Draws one example of any split, a function of the state of `rng`."""
 
     def split_key(self, example: Example) -> str:
-        """Returns what decides the split; here the prompt.
+        """Returns the text whose hash decides the split, by default the prompt.
 
-        Examples that must not be in two splits, such as one problem with other names, have one key.
+        Examples that must not be in two splits, such as one problem with other names, share a key.
         """
         return str(example.prompt)
 
@@ -258,7 +230,7 @@ class SampledTask(GeneratedTask):
             if bucket_of(self.split_key(example)) in BUCKETS[split]:
                 return example
         share = f"{len(BUCKETS[split])} in {NUM_BUCKETS} of all is of this split"
-        raise self.none_found(split, MAX_DRAWS, f"make more questions possible, {share}")
+        raise self.none_found(split, f"make more questions possible, {share}")
 
 
 BUCKETS: Mapping[str, frozenset[int]] = {
@@ -278,6 +250,15 @@ def bucket_of(key: str) -> int:
 def content_id(text: str) -> str:
     """Returns a short id of a text, independent of process and PYTHONHASHSEED."""
     return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def conversation(shown: Iterable[tuple[str, str]], asked: str) -> list[Turn]:
+    """Returns demonstrations, each a user turn and an assistant turn, and then the question."""
+    turns: list[Turn] = []
+    for question, answer in shown:
+        turns.append({"role": "user", "content": question})
+        turns.append({"role": "assistant", "content": answer})
+    return [*turns, {"role": "user", "content": asked}]
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:

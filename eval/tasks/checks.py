@@ -1,7 +1,7 @@
-"""Checks, before anything is decoded, that a task gives what it must; messages name the example."""
+"""Checks of tasks before anything is decoded; messages name the example."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -11,13 +11,23 @@ from eval.tasks.base import Example, Task
 from eval.texts import is_utf8
 from samplers.checks import shown
 
+_TURN = ("role", "content")
+_TURNS = "text, or a list of chat turns such as {'role': 'user', 'content': '...'}"
+_PARTS: Mapping[str, tuple[Any, str]] = {
+    "id": (str, "text"),
+    "target": (str, "text"),
+    "meta": (Mapping, "a mapping (write Example(prompt, target, meta, id=...))"),
+    "prompt": (str | list, _TURNS),
+}
+"""By part of an example its type, and the type in words."""
+
 
 def require_examples(address: str, examples: Sequence[object]) -> None:
-    """Checks that examples hold what their types say.
+    """Checks the types of examples.
 
     Args:
         address: Of their task, for messages.
-        examples: What the task returned.
+        examples: The examples that the task returned.
 
     Raises:
         ValueError: If one is no `Example`, or a part of one is of another type.
@@ -27,9 +37,9 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
             raise ValueError(
                 f"{address}: each example must be an Example, got {shown(example)} at {number}."
             )
-        for part, (is_right, wanted) in _PARTS.items():
+        for part, (kind, wanted) in _PARTS.items():
             value = getattr(example, part)
-            if not is_right(value):
+            if not isinstance(value, kind) or (part == "prompt" and not is_prompt(value)):
                 raise ValueError(
                     f"{address}: the {part} of the example {example.id!r} must be {wanted}, got "
                     f"{shown(value)}."
@@ -44,16 +54,10 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
 
 
 def require_target_score(address: str, task: Task, example: Example) -> None:
-    """Checks that a task scores the target of an example, and by 1 if it says so.
-
-    Args:
-        address: Of the task, for messages.
-        task: Whose scorer is asked.
-        example: One of its examples.
+    """Checks that a task scores the target of an example, and by 1 if `Task.scores_own_target`.
 
     Raises:
-        ValueError: If the scorer raises, does not return the scores that a task must, or gives the
-            target less than 1 although `Task.scores_own_target`.
+        ValueError: If the scorer raises, or does not return the scores that a task must.
     """
     asked = f"the target {shown(example.target)} of the example {example.id!r}"
     try:
@@ -77,11 +81,7 @@ def require_target_score(address: str, task: Task, example: Example) -> None:
 
 
 def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
-    """Returns what `Task.score` returned, as records hold it.
-
-    Args:
-        scores: What it returned.
-        primary: Name of the task's primary score.
+    """Returns the scores of `Task.score` as records hold them.
 
     Raises:
         ValueError: If it is no mapping, the primary score is missing, or a score is not in [0, 1].
@@ -115,27 +115,7 @@ def _checked_score(name: str, score: Any) -> float | None:
 
 def is_prompt(prompt: Any) -> bool:
     """Says whether something is a prompt: text, or chat turns with the texts role and content."""
-    if isinstance(prompt, str):
-        return bool(prompt)
-    return isinstance(prompt, list) and bool(prompt) and all(map(_is_turn, prompt))
-
-
-def _is_turn(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and all(
-        isinstance(turn.get(name), str) for name in ("role", "content")
-    )
-
-
-_PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "id": (lambda value: isinstance(value, str), "text"),
-    "target": (lambda value: isinstance(value, str), "text"),
-    "meta": (
-        lambda value: isinstance(value, Mapping),
-        "a mapping (write Example(prompt, target, meta, id=...))",
-    ),
-    "prompt": (
-        is_prompt,
-        "text, or a list of chat turns such as {'role': 'user', 'content': '...'}",
-    ),
-}
-"""By part of an example what it must be."""
+    if not isinstance(prompt, list):
+        return isinstance(prompt, str) and bool(prompt)
+    texts = [turn.get(n) if isinstance(turn, Mapping) else None for turn in prompt for n in _TURN]
+    return bool(texts) and all(isinstance(text, str) for text in texts)

@@ -41,7 +41,7 @@ class Equations(SampledTask):
         return Example(prompt, f"{prompt} {result} .", {"answer": result})
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
-        """Scores an answer: `answer` is 1 where it is the whole equation, rightly solved."""
+        """Scores an answer: `answer` is 1 if it is the whole equation, rightly solved."""
         return {"answer": float(text.strip() == example.target)}
 
     def _equation(self, rng: random.Random) -> tuple[str, int]:

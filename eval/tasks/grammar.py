@@ -15,23 +15,16 @@ _WORD = re.compile(r"(?<![{\w])[a-z_]+(?![\w}])")
 
 
 class Cast(NamedTuple):
-    """Who and what generated questions are about.
-
-    Attributes:
-        names: People.
-        objects: Plural nouns.
-    """
+    """People, and plural nouns of objects, that generated questions are about."""
 
     names: tuple[str, ...]
     objects: tuple[str, ...]
 
 
 class Sentence(NamedTuple):
-    """A text with slots in braces, some of which have several wordings.
+    """A text with slots in braces, such as `{name} {owns} {before} {thing}`.
 
-    Attributes:
-        text: Words and slots, such as `{name} {owns} {before} {thing}`.
-        wordings: By slot the texts that may fill it, such as `has` and `had`. They may have slots.
+    `wordings` has by slot the texts that may fill it, such as `has` and `had`, with slots too.
     """
 
     text: str

@@ -1,25 +1,8 @@
 """How published settings of GSM8K write their prompts, and with which lengths they decode.
 
-| protocol | prompt | shots | answer / block | published for |
-| --- | --- | --- | --- | --- |
-| `lm_eval` | `Question:`, plain | 5 drawn | 256 / 32 | the harness's task `gsm8k` |
-| `fast_dllm` | `Question:`, one user turn | 5 drawn | 256 / 32 | LLaDA-8B-Instruct |
-| `fast_dllm_dream` | `Question:`, plain | 5 drawn | 256 / 32 | Dream-Base |
-| `llada` | `Question:`, steps, turns | 4 fixed | 256 / 8 | LLaDA-8B-Instruct, in blocks |
-| `llada_pure` | likewise | 4 fixed | 512 / 512 | LLaDA-8B-Instruct, no blocks |
-| `llada_1_5` | likewise | 4 fixed | 256 / 16 | LLaDA-1.5 |
-| `llada_base` | `Question:`, plain | 5 drawn | 1024 / 1024 | LLaDA-8B-Base |
-| `dparallel` | `Question:`, one user turn | none | 256 / 32 | LLaDA-8B-Instruct |
-| `d2f` | `Question:`, turns | 4 drawn | 512 / 64 | LLaDA-8B-Instruct |
-| `d3llm` | `Q:`, steps, plain | none | 256 / 32 | LLaDA-8B-Instruct |
-| `dllm` | `Q:`, turns | 5 fixed | 512 / 512 | LLaDA-8B-Instruct |
-| `dream` | `Q:`, one user turn | none | 256 / 256 | Dream-Instruct |
-| `dream_base` | `Q:`, plain | 8 fixed | 256 / 256 | Dream-Base |
-| `dparallel_dream` | `Q:`, steps, one user turn | none | 256 / 256 | Dream-Instruct |
-| `d3llm_dream` | `Q:`, steps, one user turn | none | 256 / 256 | Dream-Instruct |
-
-"Steps" asks for reasoning step by step. Fixed demonstrations are the same for every question; drawn
-ones are drawn anew for each, with seed 1234. Plain prompts stay out of the chat template.
+Prompts begin with `Question:` or `Q:`, some ask for reasoning step by step. Fixed demonstrations
+are the same for every question; drawn ones are drawn anew for each, with seed 1234. Plain prompts
+stay out of the chat template. `docs/evaluation.md` has the settings as a table.
 """
 
 import random
@@ -27,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from eval.tasks.base import Turn
+from eval.tasks.base import Turn, conversation
 
 FEWSHOT_SEED = 1234
 ENDS = ("</s>", "<|im_end|>")
@@ -102,16 +85,13 @@ def write_plain(wording: Wording, question: str, demonstrations: list[Row]) -> s
 
 def write_one_turn(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
     """Writes the plain text as one user turn."""
-    return [{"role": "user", "content": write_plain(wording, question, demonstrations)}]
+    return conversation([], write_plain(wording, question, demonstrations))
 
 
 def write_turns(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
     """Writes each demonstration as a user turn and an assistant turn, then the question."""
-    turns: list[Turn] = []
-    for row in demonstrations:
-        turns.append({"role": "user", "content": wording.ask(row.question)})
-        turns.append({"role": "assistant", "content": wording.tell(row.answer)})
-    return [*turns, {"role": "user", "content": wording.ask(question)}]
+    shown = [(wording.ask(row.question), wording.tell(row.answer)) for row in demonstrations]
+    return conversation(shown, wording.ask(question))
 
 
 class Protocol(NamedTuple):

@@ -3,16 +3,28 @@
 import re
 from dataclasses import dataclass
 
-from eval.tasks.base import Example, Turn, content_id, cut_at
-from eval.tasks.code import CodeTask, fenced, python_blocks
-from eval.tasks.code_protocols import HUMANEVAL
-from eval.tasks.problem_files import Found, hub_objects, read_objects, text_of
+import msgspec
 
-HUB_ID = "openai/openai_humaneval"
-FILES = ("HumanEval.jsonl", "HumanEval.jsonl.gz")
-SOURCE = "https://github.com/openai/human-eval"
-FIELDS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
+from eval.tasks.code import CodeTask, fenced, unix_lines
+from eval.tasks.code_protocols import HUMANEVAL
+from eval.tasks.problem_files import DataSet, typed
+
+DATA = DataSet(
+    "openai/openai_humaneval", None, ("HumanEval.jsonl", "HumanEval.jsonl.gz"),
+    "https://github.com/openai/human-eval",
+)  # fmt: skip
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+
+
+class Problem(msgspec.Struct):
+    """A problem of the official file."""
+
+    task_id: str
+    prompt: str
+    canonical_solution: str
+    test: str
+    entry_point: str
 
 
 @dataclass(frozen=True)
@@ -40,45 +52,40 @@ class HumanEval(CodeTask):
     def stop(self) -> tuple[str, ...]:
         return () if self.published.is_instruction else STOP
 
-    def problems(self, split: str) -> list[Example]:
-        if self.path is None:
-            found = hub_objects(HUB_ID, None, split, FILES)
-        else:
-            found = read_objects(self.path, FILES, SOURCE)
-        return [self._example(one) for one in found]
+    def read(self, split: str) -> list[Example]:
+        found = DATA.rows(self.path, split)
+        return [self._example(typed(unix_lines(one.fields), Problem, one.where)) for one in found]
 
     def program(self, example: Example, text: str) -> str:
         """Returns prompt and continuation, or the block that defines the function.
 
-        A block that does not define it continues the prompt. What stands in the prompt before the
-        function, such as imports, is kept.
+        A block that does not define the function continues the prompt. The lines of the prompt
+        before the function, such as imports, are kept.
         """
         prompt: str = example.meta["prompt"]
-        # A chat model answers a plain prompt with a fenced block all the same.
-        is_fenced = self.published.is_chat and bool(python_blocks(text))
-        if not self.published.is_instruction and not is_fenced:
+        blocks = self.blocks(text)
+        if blocks is None:
             return prompt + cut_at(text, self.stop)
         header = re.compile(rf"^def +{re.escape(example.meta['entry_point'])}\b", re.MULTILINE)
-        blocks = python_blocks(text) or [text]
         chosen = next((block for block in blocks if header.search(block)), None)
         if chosen is None:
             return prompt + blocks[0]
         begin = header.search(prompt)
         return (prompt[: begin.start()] if begin else "") + chosen
 
-    def _example(self, found: Found) -> Example:
-        name, prompt, solution, test, entry_point = (text_of(found, field) for field in FIELDS)
-        tests = f"{test}\ncheck({entry_point})\n"
+    def _example(self, found: Problem) -> Example:
+        prompt, solution = found.prompt, found.canonical_solution
+        tests = f"{found.test}\ncheck({found.entry_point})\n"
         plain = not self.published.is_instruction
         return Example(
-            id=f"{name}-{content_id(prompt + tests)}",
+            id=f"{found.task_id}-{content_id(prompt + tests)}",
             prompt=prompt if plain else ask(prompt),
             target=solution if plain else fenced(prompt + solution),
-            meta={"tests": tests, "prompt": prompt, "entry_point": entry_point},
+            meta={"tests": tests, "prompt": prompt, "entry_point": found.entry_point},
         )
 
 
 def ask(prompt: str) -> list[Turn]:
     """Writes a problem as one user turn."""
     wish = "Complete this Python function. Answer with the whole function in one fenced block."
-    return [{"role": "user", "content": f"{wish}\n\n{fenced(prompt)}"}]
+    return conversation([], f"{wish}\n\n{fenced(prompt)}")

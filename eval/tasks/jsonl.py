@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.tasks.base import Example, Task, content_id
+from eval.tasks.base import Example, content_id
 from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import flexible_answer, normalised
-from eval.tasks.problem_files import Found, objects_of
+from eval.tasks.problem_files import FileTask, Found, read_objects
 
-_SPACES = re.compile(r"\s+")
 _MATCHES = ("auto", "exact", "number", "contains")
 _NUMBER = re.compile(r"\s*[-+$]?[\d,]*\.?\d+\s*")
 
 
 @dataclass(frozen=True)
-class JsonLines(Task):
+class JsonLines(FileTask):
     """Questions from a file: each line has `prompt` (or `question`) and `answer`.
 
     A prompt is text or a list of chat turns. Further fields are kept in `meta`; a field `id` names
@@ -52,30 +51,13 @@ class JsonLines(Task):
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
     ) -> Sequence[Example]:
-        """Returns the first `num_examples` of the file, or all; `seed` changes nothing.
+        """Returns the first `num_examples` of the file, or all; `seed` changes nothing."""
+        return super().examples(split, num_examples)
 
-        Raises:
-            ValueError: If the file is missing or empty, or a line is not such a row.
-        """
-        self.require(split, num_examples)
-        file = Path(self.path)
-        if not file.is_file():
+    def read(self, split: str) -> list[Example]:
+        if not Path(self.path).is_file():
             raise ValueError(f"{self.path} must be a file of examples, got no such file.")
-        try:
-            rows = objects_of(file.read_text(encoding="utf-8"), self.path)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path} must be text in UTF-8, got {error}.") from None
-        found = [_example(row) for row in rows]
-        if not found:
-            raise ValueError(f"{self.path} must hold one JSON object a line, got an empty file.")
-        ids = [example.id for example in found]
-        if len(set(ids)) < len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
-            raise ValueError(
-                f"Examples of {self.path} must have distinct ids, got {twice!r} twice."
-            )
-        self.require_enough(split, len(found), num_examples)
-        return found[:num_examples]
+        return [_example(row) for row in read_objects(Path(self.path))]
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer: `answer` (primary) as `match` says."""
@@ -90,7 +72,7 @@ class JsonLines(Task):
 
 
 def _plain(text: str) -> str:
-    return _SPACES.sub(" ", text).strip().lower()
+    return " ".join(text.split()).lower()
 
 
 def _example(row: Found) -> Example:

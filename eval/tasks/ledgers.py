@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
+from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import Slots, cast, read_world, sentences, word_list
 
 LONG_STEPS = (12, 14)
@@ -16,18 +16,12 @@ MAX_BALANCE = 60
 MAX_TOTAL = 100
 MAX_CHANGE = 15
 START_BALANCES = (16, 45)
-MAX_TRIES = 10_000
 
 RESULT = re.compile(r"#### (\d+)")
 
 
 class Line(NamedTuple):
-    """One step of an answer.
-
-    Attributes:
-        sentence: Its name in `worlds/ledgers.toml`: `gain`, `loss` or `total`.
-        slots: Its words and numbers.
-    """
+    """A sentence of `worlds/ledgers.toml`, by its name, with the words and numbers of its slots."""
 
     sentence: str
     slots: Slots
@@ -35,13 +29,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """What a question tells of one person.
-
-    Attributes:
-        name: Of the person.
-        start: How many there are at first.
-        changes: What is added, or taken away where it is negative, in order.
-    """
+    """A person, the number of things at first, and the changes in order; losses are negative."""
 
     name: str
     start: int
@@ -55,11 +43,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A question's meaning.
-
-    Attributes:
-        accounts: In the order of the question.
-    """
+    """The meaning of a question: its accounts, in order."""
 
     accounts: tuple[Account, ...]
 
@@ -86,7 +70,7 @@ class Ledger:
         return lines
 
     def key(self) -> str:
-        """Returns what the split is decided on: the numbers, no names."""
+        """Returns the numbers, which decide the split, without names."""
         return ";".join(f"{each.start}{each.changes}" for each in self.accounts)
 
 
@@ -114,7 +98,7 @@ class Ledgers(GeneratedTask):
     Starts are in [16, 45], balances in [1, 60], changes in [1, 15] and different within a question,
     totals at most 100.
 
-    Splits: `train`, `val` and `test` are disjoint in their numbers, whatever the names.
+    Splits: `train`, `val` and `test` are disjoint in their numbers.
     `test_entity` has people and objects that no training question mentions, with numbers of `test`;
     `test_length` 12 to 14 steps, where the others have `min_steps` to `max_steps`.
 
@@ -146,24 +130,20 @@ class Ledgers(GeneratedTask):
         least, most = LONG_STEPS if split == "test_length" else (self.min_steps, self.max_steps)
         people, objects = cast("held_out" if split == "test_entity" else "known")
         num_steps = rng.randint(least, most)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_DRAWS):
             ledger = draw_ledger(rng, num_steps, people)
             if ledger is not None and bucket_of(ledger.key()) in buckets:
                 prompt = write_question(ledger, rng, rng.choice(objects))
-                meta = {
-                    "ledger": ledger,
-                    "num_steps": ledger.num_steps,
-                    "answer": ledger.answer,
-                }
+                meta = {"ledger": ledger, "num_steps": num_steps, "answer": ledger.answer}
                 return Example(prompt, write_answer(ledger, rng), meta)
-        raise self.none_found(split, MAX_TRIES, "widen its steps")
+        raise self.none_found(split, "widen its steps")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer by its meaning: synonyms and the order of accounts do not matter.
 
         `answer` (primary): every step is there once, in an order that its account allows, with the
-        right operands and result, and so is the number behind `####`; nothing else is written.
-        `result`: the number behind the first `####` is right. `steps`: share of the steps that the
+        right operands and result, and so is the number after `####`; nothing else is written.
+        `result`: the number after the first `####` is right. `steps`: share of the steps that the
         text gets right before its first mistake.
         """
         ledger = example.meta["ledger"]
@@ -179,16 +159,12 @@ class Ledgers(GeneratedTask):
 
 @cache
 def months() -> tuple[str, ...]:
-    """Returns when the changes of a question come, in order."""
+    """Returns the months in which the changes of a question come, in order."""
     return word_list(read_world("ledgers")["months"])
 
 
 def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
-    """Reads lines up to the first that is no right step.
-
-    Returns:
-        How many right steps the text begins with, and the text after them.
-    """
+    """Returns the number of right steps that a text begins with, and the text after them."""
     pending = ledger.changes()
     right, total = 0, 0
     while True:
@@ -218,7 +194,7 @@ def wordings(line: Line) -> Iterator[str]:
 
 
 def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Ledger | None:
-    """Draws a ledger with so many steps; None where the draw runs into a limit."""
+    """Draws a ledger with so many steps; None if a balance or the total is outside its limits."""
     num_accounts = rng.randint(max(1, num_steps - len(months())), min(MAX_ACCOUNTS, num_steps // 2))
     num_changes = num_steps - num_accounts
     cuts = sorted(rng.sample(range(1, num_changes), num_accounts - 1))
@@ -239,7 +215,7 @@ def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Le
 
 
 def added(name: str, before: int, change: int) -> dict[str, str | int]:
-    """Returns the slots of a line that adds a change, or takes it away if it is negative."""
+    """Returns the slots of a line that adds a change, which may be negative."""
     return {"name": name, "before": before, "amount": abs(change), "after": before + change}
 
 
@@ -267,7 +243,7 @@ def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
 
 
 def write_story(ledger: Ledger, rng: random.Random, thing: str) -> str:
-    """Tells what all accounts go through, one after another."""
+    """Writes the changes of all accounts, one account after another."""
     grammar, stories = sentences("ledgers", "question"), []
     for account, changes in ledger.changes().items():
         start: Slots = {"name": account.name, "before": account.start, "thing": thing}

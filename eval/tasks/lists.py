@@ -8,7 +8,7 @@ from functools import cache
 from itertools import permutations
 from math import factorial
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
+from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast
 
 Items = tuple[str, ...]
@@ -18,30 +18,25 @@ LONG_LENGTHS = (9, 10)
 NUM_SYMBOLS = 3
 MAX_SUM = 200
 MAX_ENUMERATED = 50_000
-MAX_TRIES = 10_000
 STYLES = ("brackets", "compact", "json")
 FIXED_LENGTH = ("pair_sum", "city")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a list prompt asks for.
+    """A question about a list.
 
     Attributes:
         keyword: The operation.
         items: The given list.
-        number: A 1-based position, a repeat count or a sum; None where there is none.
-        word: The new item; None where there is none.
+        number: A 1-based position, a repeat count or a sum, if the operation has one.
+        word: The new item, if the operation has one.
     """
 
     keyword: str
     items: Items
     number: int | None = None
     word: str | None = None
-
-    def arguments(self) -> list[str]:
-        """Returns number and word, those there are, as words."""
-        return [str(part) for part in (self.number, self.word) if part is not None]
 
 
 Outputs = Callable[[Request], Iterator[Items]]
@@ -99,20 +94,16 @@ class ListTask(GeneratedTask):
         return ("train", "val", "test", *(["test_length"] if lengths_vary else []))
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws one prompt of a split and one of its right answers, uniformly.
-
-        Raises:
-            ValueError: If the task has no such split, or no prompt of the split is found.
-        """
+        """Draws one prompt of a split and one of its right answers, uniformly."""
         self.require(split, None)
         buckets = BUCKETS.get(split)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_DRAWS):
             request = self._draw_request(rng, split)
             prompt = self._prompt(request)
             if buckets is None or bucket_of(prompt) in buckets:
                 answer = draw_output(request, rng)
                 return Example(prompt, render(answer, self.style), {"request": request})
-        raise self.none_found(split, MAX_TRIES, "choose a greater n")
+        raise self.none_found(split, "choose a greater n")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
@@ -128,8 +119,9 @@ class ListTask(GeneratedTask):
         return {"answer": float(right), "answer_strict": float(strict)}
 
     def _prompt(self, request: Request) -> str:
-        words = [self.keyword, *request.arguments(), ":"]
-        return " ".join(words + ([render(request.items, self.style)] if request.items else []))
+        arguments = [str(part) for part in (request.number, request.word) if part is not None]
+        given = [render(request.items, self.style)] if request.items else []
+        return " ".join([self.keyword, *arguments, ":", *given])
 
     def _draw_request(self, rng: random.Random, split: str) -> Request:
         lengths = LONG_LENGTHS if split == "test_length" else TRAIN_LENGTHS
@@ -142,12 +134,8 @@ class ListTask(GeneratedTask):
             number = rng.randint(3, MAX_SUM)
         elif greatest is not None:
             number = rng.randint(1, greatest)
-        return Request(
-            keyword=self.keyword,
-            items=tuple(items),
-            number=number,
-            word=word if self.keyword.startswith(("replace_", "insert_")) else None,
-        )
+        new = word if self.keyword.startswith(("replace_", "insert_")) else None
+        return Request(self.keyword, tuple(items), number, new)
 
 
 @cache
@@ -161,7 +149,8 @@ def words_of_lists() -> Items:
 
 def placed(items: Items, start: int, end: int, word: str | None) -> Items:
     """Returns the items with those in [start, end) replaced by the word, if there is one."""
-    return (*items[:start], *((word,) if word is not None else ()), *items[end:])
+    new = () if word is None else (word,)
+    return items[:start] + new + items[end:]
 
 
 def position(request: Request) -> int:
@@ -177,9 +166,8 @@ def edited(width: int) -> Outputs:
     """
 
     def outputs(request: Request) -> Iterator[Items]:
-        is_placed = request.keyword.endswith("_at")
-        last = len(request.items) - width
-        starts = (position(request),) if is_placed else range(last + 1)
+        anywhere = range(len(request.items) - width + 1)
+        starts = (position(request),) if request.keyword.endswith("_at") else anywhere
         return (placed(request.items, i, i + width, request.word) for i in starts)
 
     return outputs

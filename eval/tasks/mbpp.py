@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated
 
-from eval.tasks.base import Example, Turn, content_id, cut_at
-from eval.tasks.code import OF_PROTOCOL, CodeTask, fenced, python_blocks
+import msgspec
+from msgspec import Meta
+
+from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
+from eval.tasks.code import CodeTask, fenced, unix_lines
 from eval.tasks.code_protocols import MBPP
-from eval.tasks.problem_files import Found, hub_objects, read_objects, text_of, texts_of
+from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found, typed
 
-HUB_ID = "google-research-datasets/mbpp"
-HUB_SPLITS = {"test": "test", "val": "validation", "train": "train", "prompt": "prompt"}
-FILES = ("mbpp.jsonl", "sanitized-mbpp.json")
-SOURCE = "https://github.com/google-research/google-research/tree/master/mbpp"
+DATA = DataSet(
+    "google-research-datasets/mbpp", "full", ("mbpp.jsonl", "sanitized-mbpp.json"),
+    "https://github.com/google-research/google-research/tree/master/mbpp",
+)  # fmt: skip
 
 NUMBERS: Mapping[str, range] = {
     "test": range(11, 511),
@@ -27,22 +30,20 @@ SHOWN = (2, 3, 4, 1, 5, 6, 7, 8, 9, 10)
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
-class Problem(NamedTuple):
-    """A problem of MBPP.
+class Problem(msgspec.Struct):
+    """A problem of the official files; the sanitized one says `prompt` in place of `text`."""
 
-    Attributes:
-        number: Its `task_id`.
-        text: What is to be written.
-        code: The reference solution.
-        shown: The assertions, which the prompt shows.
-        tests: Imports, set-up and assertions, as they are run.
-    """
-
-    number: int
+    task_id: Annotated[int, Meta(ge=1, le=974)]
     text: str
     code: str
-    shown: str
-    tests: str
+    test_list: Annotated[list[str], Meta(min_length=1)]
+    test_setup_code: str = ""
+    test_imports: list[str] = []
+
+    @property
+    def tests(self) -> str:
+        """Imports, set-up and assertions, as they are run."""
+        return "\n".join([*self.test_imports, self.test_setup_code, *self.test_list, ""])
 
 
 @dataclass(frozen=True)
@@ -83,31 +84,25 @@ class Mbpp(CodeTask):
     def stop(self) -> tuple[str, ...]:
         return () if self.published.is_instruction else (DONE,)
 
-    def problems(self, split: str) -> list[Example]:
-        asked = self._read(split)
-        shown = self._read("prompt") if self.num_fewshot else []
-        by_number = {problem.number: problem for problem in shown}
+    def read(self, split: str) -> list[Example]:
+        asked = self._problems(split)
+        shown = self._problems("prompt") if self.num_fewshot else []
+        by_number = {problem.task_id: problem for problem in shown}
         pool = [by_number[number] for number in SHOWN if number in by_number]
         return [self._example(problem, self._demonstrations(problem, pool)) for problem in asked]
 
     def program(self, example: Example, text: str) -> str:
         """Returns the text before `[DONE]`, or the first block of Python."""
-        # A chat model answers a plain prompt with a fenced block all the same.
-        is_fenced = self.published.is_chat and bool(python_blocks(text))
-        if not self.published.is_instruction and not is_fenced:
-            return cut_at(text, self.stop)
-        return (python_blocks(text) or [text])[0]
+        blocks = self.blocks(text)
+        return cut_at(text, self.stop) if blocks is None else blocks[0]
 
-    def _read(self, split: str) -> list[Problem]:
-        if self.path is None:
-            found = hub_objects(HUB_ID, "full", HUB_SPLITS[split], FILES)
-        else:
-            found = read_objects(self.path, FILES, SOURCE)
+    def _problems(self, split: str) -> list[Problem]:
+        found = DATA.rows(self.path, "validation" if split == "val" else split)
         problems = [problem_of(one) for one in found]
-        return [problem for problem in problems if problem.number in NUMBERS[split]]
+        return [problem for problem in problems if problem.task_id in NUMBERS[split]]
 
     def _demonstrations(self, asked: Problem, pool: list[Problem]) -> list[Problem]:
-        others = [problem for problem in pool if problem.number != asked.number]
+        others = [problem for problem in pool if problem.task_id != asked.task_id]
         if len(others) < self.num_fewshot:
             raise ValueError(
                 f"num_fewshot must be at most the number of other problems with task_id 1 to 10, "
@@ -118,7 +113,7 @@ class Mbpp(CodeTask):
     def _example(self, problem: Problem, demonstrations: list[Problem]) -> Example:
         plain = not self.published.is_instruction
         return Example(
-            id=f"MBPP/{problem.number}-{content_id(problem.text + problem.tests)}",
+            id=f"MBPP/{problem.task_id}-{content_id(problem.text + problem.tests)}",
             prompt=(write_plain if plain else write_turns)(problem, demonstrations),
             target=f"{problem.code}\n{DONE}" if plain else fenced(problem.code),
             meta={"tests": problem.tests},
@@ -133,38 +128,16 @@ def write_plain(asked: Problem, demonstrations: list[Problem]) -> str:
 
 def write_turns(asked: Problem, demonstrations: list[Problem]) -> list[Turn]:
     """Writes each demonstration as a user turn and an assistant turn, then the problem."""
-    turns: list[Turn] = []
-    for one in demonstrations:
-        turns.append({"role": "user", "content": ask(one)})
-        turns.append({"role": "assistant", "content": fenced(one.code)})
-    return [*turns, {"role": "user", "content": ask(asked)}]
+    return conversation([(ask(one), fenced(one.code)) for one in demonstrations], ask(asked))
 
 
 def ask(problem: Problem) -> str:
     """Writes description and assertions of a problem."""
-    return f"Task for a Python programmer: {problem.text} These tests must pass:\n\n{problem.shown}"
+    tests = "\n".join(problem.test_list)
+    return f"Task for a Python programmer: {problem.text} These tests must pass:\n\n{tests}"
 
 
 def problem_of(found: Found) -> Problem:
-    """Reads a problem; the sanitized file says `prompt` where the full one says `text`.
-
-    Raises:
-        ValueError: If a field is missing or holds something else.
-    """
-    number = found.fields.get("task_id")
-    if not isinstance(number, int) or not any(number in split for split in NUMBERS.values()):
-        raise ValueError(
-            f"{found.where} must have a 'task_id' from 1 to 974, which decides its split, got "
-            f"{number!r}; repair or remove it."
-        )
-    assertions = texts_of(found, "test_list")
-    if not assertions:
-        raise ValueError(f"{found.where} must have a test in 'test_list', got none; remove it.")
-    setup = text_of(found, "test_setup_code") if "test_setup_code" in found.fields else ""
-    return Problem(
-        number=number,
-        text=text_of(found, "text", "prompt"),
-        code=text_of(found, "code"),
-        shown="\n".join(assertions),
-        tests="\n".join([*texts_of(found, "test_imports"), setup, *assertions, ""]),
-    )
+    """Reads a problem of either official file."""
+    fields = {"text": found.fields.get("prompt"), **found.fields}
+    return typed(unix_lines(fields), Problem, found.where)

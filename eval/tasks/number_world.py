@@ -51,15 +51,7 @@ class Interval(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step as indices into the values.
-
-    Attributes:
-        left: Index of the left operand.
-        operator: One of `+ - * /`.
-        right: Index of the right operand.
-        result: Index of the result.
-        fresh: The operands that are slots no earlier step has drawn.
-    """
+    """One step as indices into the values; `fresh` operands are slots that this step draws."""
 
     left: int
     operator: str
@@ -69,13 +61,7 @@ class StepPlan(NamedTuple):
 
 
 class SlotPlan(NamedTuple):
-    """How to draw one slot.
-
-    Attributes:
-        slot: Its index.
-        known: Index of the value that decides what is possible.
-        choices: By that value the numbers that the slot can have, in ascending order.
-    """
+    """How to draw one slot: its index, and its possible numbers, given the value of `known`."""
 
     slot: int
     known: int
@@ -89,7 +75,7 @@ class Plan(NamedTuple):
         template: The template.
         names: Slots, constants and results (`s1`, ...), in the order of the values.
         start: Values before the first step; constants are in place.
-        steps: The steps, each with how to draw its fresh slots, in order.
+        steps: The steps, each with its fresh slots, in order.
         ranges: By index of a value its least and greatest number.
         max_factor: Greatest value of a product's smaller factor, and of a divisor.
     """
@@ -154,12 +140,10 @@ def tighten(ranges: list[Interval], steps: list[StepPlan], max_factor: int) -> b
 def bounds(
     step: StepPlan, ranges: Sequence[Interval], max_factor: int
 ) -> list[tuple[int, Interval]]:
-    """Returns what a step implies for the ranges of its three values."""
-    total, one, other = (
-        (step.result, step.left, step.right)
-        if step.operator in "+*"
-        else (step.left, step.result, step.right)
-    )
+    """Returns the ranges that a step allows its three values."""
+    total, one, other = step.left, step.result, step.right
+    if step.operator in "+*":
+        total, one = one, total
     whole, x, y = ranges[total], ranges[one], ranges[other]
     if step.operator in "+-":
         return [(total, x.plus(y)), (one, whole.minus(y)), (other, whole.minus(x))]
@@ -189,7 +173,7 @@ def slots_of(step: StepPlan, ranges: Sequence[Interval], max_factor: int) -> tup
 def choices_of(
     step: StepPlan, ranges: Sequence[Interval], max_factor: int, *, slot: int
 ) -> Choices:
-    """Returns the function that lists what an operand can be, given the other operand."""
+    """Returns the function that lists the possible values of an operand, given the other one."""
     known = step.right if slot == step.left else step.left
 
     @cache
@@ -236,10 +220,7 @@ def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
 
 
 def is_rich_enough(plan: Plan) -> bool:
-    """Says whether 500 different number tuples are found in 20,000 seeded attempts.
-
-    The search gives up after 1,000 attempts in a row without a new tuple.
-    """
+    """Says whether 500 number tuples are found in 20,000 attempts, each in 1,000 attempts."""
     uniform = random.Random("is_rich_enough").random
     found: set[tuple[int, ...]] = set()
     last = 0

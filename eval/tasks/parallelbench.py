@@ -1,24 +1,25 @@
 """ParallelBench, from a user's own checkout or copy."""
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.tasks.base import Example, Task, Turn, content_id, cut_at
+from eval.tasks.base import Example, content_id, conversation, cut_at
 from eval.tasks.parallelbench_files import SPLIT, V1, Row, sources
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
+from eval.tasks.problem_files import FileTask
 
 GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
 OTHER_GEN_LENGTH = 64
 
 
 @dataclass(frozen=True)
-class ParallelBench(Task):
+class ParallelBench(FileTask):
     r"""A task of ParallelBench. Prompts, demonstrations and labels are those of the files.
 
-    Layouts, all below `path`; the first that has the task is read:
+    With seed 0 examples are the first of the file, in its order, which is short lists before long
+    ones. Layouts, all below `path`; the first that has the task is read:
 
     - v1 (October 2025, commit 72de8f7): `dataset/parallel_bench/data/output/test` with
       `<category>/<task>.jsonl` and `<category>/task_config.yaml`.
@@ -62,19 +63,7 @@ class ParallelBench(Task):
     def gen_length(self) -> int:
         return GEN_LENGTHS.get(self.task.partition("/")[0], OTHER_GEN_LENGTH)
 
-    def examples(
-        self, split: str = SPLIT, num_examples: int | None = None, seed: int = 0
-    ) -> Sequence[Example]:
-        """Returns the questions of the task.
-
-        With seed 0 they are the first of the file, in its order, which is short lists before long
-        ones; other seeds draw from the file.
-
-        Raises:
-            ValueError: If the folder, the task or a row is not as it should be, there are fewer
-                than `num_examples` rows, or the task has no score `primary`.
-        """
-        self.require(split, num_examples)
+    def read(self, split: str) -> list[Example]:
         there = sources(Path(self.path))
         if self.task not in there:
             raise ValueError(
@@ -82,20 +71,19 @@ class ParallelBench(Task):
                 "those that v2 only has rules for come with its hub copy or `pb data`."
             )
         rows = there[self.task].rows()
-        wanted = len(rows) if num_examples is None else num_examples
         if not rows:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        self.require_enough(split, len(rows), wanted)
-        known = SCORERS.get(rows[0].metric, UNKNOWN).names
+        known = SCORERS.get(rows[0].config.metric, UNKNOWN).names
         if self.primary not in known:
             raise ValueError(
                 f"{self.name} has the scores {', '.join(known)}, got primary={self.primary!r}."
             )
-        chosen = list(range(wanted))
-        if seed != 0:
-            chosen = random.Random(f"{self.name};{seed}").sample(range(len(rows)), wanted)
-        stop = () if there[self.task].version == V1 else (self._blank,)
-        return [self._example(rows[i], i, stop) for i in chosen]
+        blank = "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
+        stop = () if there[self.task].version == V1 else (blank,)
+        return [_example(row, i, stop) for i, row in enumerate(rows)]
+
+    def seed_of(self, split: str, seed: int) -> str:
+        return f"{self.name};{seed}"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer as its scorer in `eval.tasks.parallelbench_scores` says.
@@ -106,36 +94,29 @@ class ParallelBench(Task):
         text = cut_at(text, meta["stop"])
         return SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
 
-    @property
-    def _blank(self) -> str:
-        return "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
 
-    def _example(self, row: Row, number: int, stop: tuple[str, ...]) -> Example:
-        needs = SCORERS.get(row.metric, UNKNOWN).needs
-        if needs and (not isinstance(row.answer, dict) or not set(needs) <= row.answer.keys()):
-            raise ValueError(
-                f"{row.where} has an answer with the fields {', '.join(needs)}, got "
-                f"{str(row.answer)[:60]!r}; repair or remove it."
-            )
-        turns: list[Turn] = []
-        for shown in row.input.get("icl_examples") or []:
-            turns.append({"role": "user", "content": filled(row, shown["input"])})
-            turns.append({"role": "assistant", "content": text_of(shown["answer"])})
-        turns.append({"role": "user", "content": filled(row, row.input)})
-        given = {key: value for key, value in row.input.items() if key != "icl_examples"}
-        meta = {"input": given, "label": row.answer, "metric": row.metric, "stop": stop}
-        own = content_id(turns[-1]["content"])
-        return Example(turns, text_of(row.answer), meta, id=f"{SPLIT}-{number}-{own}")
+def _example(row: Row, number: int, stop: tuple[str, ...]) -> Example:
+    needs = SCORERS.get(row.config.metric, UNKNOWN).needs
+    if needs and (not isinstance(row.answer, dict) or not set(needs) <= row.answer.keys()):
+        raise ValueError(
+            f"{row.where} has an answer with the fields {', '.join(needs)}, got "
+            f"{str(row.answer)[:60]!r}; repair or remove it."
+        )
+    shown = [(filled(row, one.input), text_of(one.answer)) for one in row.shown]
+    asked = filled(row, row.input)
+    meta = {"input": row.input, "label": row.answer, "metric": row.config.metric, "stop": stop}
+    name = f"{SPLIT}-{number}-{content_id(asked)}"
+    return Example(conversation(shown, asked), text_of(row.answer), meta, id=name)
 
 
 def filled(row: Row, given: Mapping[str, Any]) -> str:
     r"""Returns the prompt with its inputs; a literal `\n`, as some files have it, breaks a line."""
     try:
-        return row.prompt.format_map(given).replace("\\n", "\n")
+        return row.config.prompt.format_map(given).replace("\\n", "\n")
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(
             f"{row.where} has what its prompt names, got {sorted(given)} for "
-            f"{row.prompt[:60]!r} ({error}); repair or remove it."
+            f"{row.config.prompt[:60]!r} ({error}); repair or remove it."
         ) from None
 
 

@@ -1,12 +1,13 @@
 """Where a ParallelBench checkout or copy keeps its tasks, and how they are read."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval.tasks.problem_files import objects_of
+import msgspec
+
+from eval.tasks.problem_files import Found, read_objects, typed
 
 SPLIT = "test"
 CONFIG = "task_config.yaml"
@@ -21,7 +22,7 @@ OUTPUTS = (
 """Folders of `<split>/<category>/<task>.jsonl`, relative to the given one, with their version."""
 
 TABLES = (f"{SPLIT}-*.parquet", f"{SPLIT}/*.parquet", f"{SPLIT}/data-*.arrow", "data-*.arrow")
-"""What a hub copy's folder of one task may hold."""
+"""Files that a hub copy's folder of one task may hold."""
 
 RECIPES = f"parallelbench/datasets/data/task_configs/{SPLIT}"
 PREBUILT = "parallelbench/datasets/data/resources"
@@ -32,31 +33,46 @@ HOW = (
 )
 
 
+class Config(msgspec.Struct):
+    """A template with the names of inputs in braces, and upstream's name of the scorer."""
+
+    prompt: str
+    metric: str
+
+
+class Demonstration(msgspec.Struct):
+    """A question with its answer, shown before the question that is asked."""
+
+    input: dict[str, Any]
+    answer: Any
+
+
+class Input(msgspec.Struct):
+    """The part of a row's inputs that does not fill the prompt."""
+
+    icl_examples: list[Demonstration] | None = None
+
+
 class Row(NamedTuple):
     """One question as the files hold it.
 
     Attributes:
         where: Names file and line, for messages.
-        input: What fills the prompt; `icl_examples` in it are demonstrations.
+        input: Values that fill the prompt.
+        shown: Demonstrations.
         answer: The label: a text, or fields of which `example` may be a right answer.
-        prompt: Template with the names of inputs in braces.
-        metric: Upstream's name of the scorer.
+        config: Template and scorer.
     """
 
     where: str
     input: Mapping[str, Any]
+    shown: Sequence[Demonstration]
     answer: Any
-    prompt: str
-    metric: str
+    config: Config
 
 
 class Source(NamedTuple):
-    """A task that is there.
-
-    Attributes:
-        version: `v1` or `v2`.
-        rows: Reads its rows.
-    """
+    """A task that is there: its version, `v1` or `v2`, and the function that reads its rows."""
 
     version: str
     rows: Callable[[], list[Row]]
@@ -83,19 +99,16 @@ def _generated(root: Path) -> Iterator[tuple[str, Source]]:
         for file in sorted((root / relative / SPLIT).glob("*/*.jsonl")):
             if (file.parent / CONFIG).is_file():
                 name = f"{file.parent.name}/{file.stem}"
-                yield name, Source(version, partial(_read_lines, file, name))
+                yield name, Source(version, partial(_read_generated, file, name))
 
 
-def _read_lines(file: Path, name: str) -> list[Row]:
-    config_file = file.parent / CONFIG
-    config = _mapping(_yaml(config_file).get(name), f"{name!r} in {config_file}")
-    prompt, metric = _texts(config, ("prompt", "metric"), f"{name!r} in {config_file}")
-    return _rows(file, prompt, metric)
+def _read_generated(file: Path, name: str) -> list[Row]:
+    config = file.parent / CONFIG
+    return _read_lines(file, typed(_yaml(config).get(name), Config, f"{name!r} in {config}"))
 
 
-def _rows(file: Path, prompt: str, metric: str) -> list[Row]:
-    found = objects_of(file.read_text(encoding="utf-8"), file)
-    return [_row(fields, prompt, metric, where) for fields, where in found]
+def _read_lines(file: Path, config: Config) -> list[Row]:
+    return [_row(found, config) for found in read_objects(file)]
 
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, Source]]:
@@ -105,68 +118,49 @@ def _hub_copy(root: Path) -> Iterator[tuple[str, Source]]:
                 yield folder.name.replace("-", "/", 1), Source(V2, partial(_read_tables, files))
 
 
-def _read_tables(files: Iterable[Path]) -> list[Row]:
-    rows = []
-    for file in files:
-        for number, fields in enumerate(_table(file), start=1):
-            where = f"Row {number} of {file}"
-            prompt, metric = _texts(fields, ("prompt", "metric"), where)
-            rows.append(_row(fields, prompt, metric, where))
-    return rows
+def _read_tables(files: Sequence[Path]) -> list[Row]:
+    found = [
+        Found(fields, f"Row {number} of {file}")
+        for file in files
+        for number, fields in enumerate(_table(file), start=1)
+    ]
+    return [_row(one, typed(one.fields, Config, one.where)) for one in found]
 
 
 def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
     for recipe in sorted((root / RECIPES).glob("*.yaml")):
         tasks = _yaml(recipe).get("tasks")
         # The other recipes are rules, or name another file.
-        for name, config in tasks.items() if isinstance(tasks, dict) else ():
-            is_built = isinstance(config, dict) and config.get("type") == "prebuilt"
-            file = root / PREBUILT / str(config.get("source")) if is_built else root
+        for name, given in tasks.items() if isinstance(tasks, dict) else ():
+            is_built = isinstance(given, dict) and given.get("type") == "prebuilt"
+            file = root / PREBUILT / str(given.get("source")) if is_built else root
             if file.is_file():
-                prompt, metric = _texts(config, ("prompt", "metric"), f"{name!r} in {recipe}")
-                yield f"{recipe.stem}/{name}", Source(V2, partial(_rows, file, prompt, metric))
+                config = typed(given, Config, f"{name!r} in {recipe}")
+                yield f"{recipe.stem}/{name}", Source(V2, partial(_read_lines, file, config))
 
 
-def _row(fields: Mapping[str, Any], prompt: str, metric: str, where: str) -> Row:
-    if "input" not in fields or "answer" not in fields:
+def _row(found: Found, config: Config) -> Row:
+    if not {"input", "answer"} <= found.fields.keys():
         raise ValueError(
-            f"{where} must have an 'input' and an 'answer', got {sorted(fields)}; "
+            f"{found.where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
             "repair or remove it."
         )
-    # The hub's tables hold both as text; a label that is a list stays one, as in the files.
-    given, answer = (_unpacked(fields[name], where) for name in ("input", "answer"))
-    given = _mapping(given, f"The input of {where}")
-    for shown in given.get("icl_examples") or []:
-        if not isinstance(shown, dict) or not {"input", "answer"} <= shown.keys():
-            raise ValueError(
-                f"Demonstrations of {where} have an 'input' and an 'answer', got "
-                f"{str(shown)[:60]!r}; repair or remove it."
-            )
-    return Row(where, given, answer, prompt, metric)
+    # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
+    given, answer = (_unpacked(found.fields[name], found.where) for name in ("input", "answer"))
+    shown = typed(given, Input, f"The input of {found.where}").icl_examples or []
+    inputs = {name: value for name, value in given.items() if name != "icl_examples"}
+    return Row(found.where, inputs, shown, answer, config)
 
 
 def _unpacked(value: Any, where: str) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     try:
-        return json.loads(value)
+        return msgspec.json.decode(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{where} holds JSON in its fields, got {value[:60]!r} ({error}); repair it."
+            f"{where} must hold JSON in its fields, got {value[:60]!r} ({error}); repair it."
         ) from None
-
-
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} holds named fields, got {str(value)[:60]!r}; repair it.")
-    return value
-
-
-def _texts(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> list[str]:
-    missing = [name for name in names if not isinstance(fields.get(name), str)]
-    if missing:
-        raise ValueError(f"{where} must have the texts {', '.join(names)}, got no {missing[0]!r}.")
-    return [fields[name] for name in names]
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -177,7 +171,7 @@ def _yaml(file: Path) -> Mapping[str, Any]:
             f"{file} is read by the package `pyyaml`, got none; install the extra `eval`."
         ) from error
     try:
-        return _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file))
+        return typed(yaml.safe_load(file.read_text(encoding="utf-8")), dict[str, Any], str(file))
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not valid YAML: {str(error).splitlines()[0]}.") from error
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from eval.tasks.lists import placed
-from eval.tasks.puzzles import sudoku_grids
+from eval.tasks.puzzles import is_latin, sudoku_grids
 from eval.tasks.text_scores import bleu, grammar, includes, product, rouge
 
 Scores = Mapping[str, float | None]
@@ -14,11 +14,11 @@ _STRICT_ITEMS = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 
 
 class Scorer(NamedTuple):
-    """A scorer with the names of its scores.
+    """Scores a text, given the inputs of the prompt and the label.
 
     Attributes:
-        names: Of its scores.
-        score: Scores a text, given the inputs of the prompt and the label.
+        names: Names of the scores.
+        score: The function.
         needs: Fields that the label must have.
     """
 
@@ -28,14 +28,14 @@ class Scorer(NamedTuple):
 
 
 def lenient_items(text: str) -> list[str]:
-    """Reads what stands after the last `[` up to the next `]`, split at commas, without quotes."""
+    """Reads the items after the last `[` up to the next `]`, split at commas, without quotes."""
     inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
     items = (item.strip(" \n\t\"'") for item in inner.split(","))
     return [item for item in items if item]
 
 
 def strict_items(text: str) -> list[str] | None:
-    """Reads the same, None unless it is `["A", "B"]` to the letter."""
+    """Reads these items if they are written as `["A", "B"]` to the letter, otherwise None."""
     _, opened, rest = text.rpartition("[")
     inner, closed, _ = rest.partition("]")
     if not opened or not closed or not _STRICT_ITEMS.fullmatch(inner):
@@ -86,17 +86,15 @@ def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     lines = [line for line in lines if line != [""]]
     # A row with a cell too many may have the right set of symbols; sorted lists tell it apart.
     rows = [line for line in lines if sorted(line) == symbols][: len(symbols)]
-    columns = [sorted(column) for column in zip(*rows, strict=True)]
-    right = len(rows) == len(symbols) and all(column == symbols for column in columns)
+    right = is_latin(rows, symbols)
     return {"answer": float(right), "answer_strict": float(right and rows == lines)}
 
 
 def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a sudoku of side 4; None for other sides.
 
-    `answer`: the digits, of lines with four, solve the puzzle. `answer_strict`: and nothing else
-    stands there. `answer_label`: they are the stored solution, which some puzzles of v2 have beside
-    others.
+    `answer`: the digits, of lines with four, solve the puzzle. `answer_strict`: nothing else is
+    written. `answer_label`: they are the stored solution; some puzzles of v2 have several.
     """
     puzzle = str(given.get("sudoku", given.get("puzzle", ""))).split()
     if [len(line) for line in puzzle] != [4, 4, 4, 4]:
@@ -169,4 +167,4 @@ SCORERS: Mapping[str, Scorer] = {
 }
 
 UNKNOWN = Scorer(("answer",), lambda text, given, label: {"answer": None})
-"""For a scorer that there is none of here."""
+"""For scorers that are not known here."""

@@ -1,11 +1,102 @@
-"""Reads problems from official files and from the hub; errors name file and line."""
+"""Tasks that are read from files or from the hub; errors name file and line."""
 
 import gzip
-import json
+import random
 import zlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from eval.tasks.base import Example, Task
+
+OF_PROTOCOL = -1
+
+Value = TypeVar("Value")
+
+
+class FileTask(Task):
+    """A task whose examples are read, each split in a fixed order."""
+
+    @abstractmethod
+    def read(self, split: str) -> Sequence[Example]:
+        """Returns every example of a split."""
+
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> Sequence[Example]:
+        """Returns the first examples of a split with seed 0; other seeds draw from the split.
+
+        Raises:
+            ValueError: If the split cannot be read, or has fewer than `num_examples`.
+        """
+        self.require(split, num_examples)
+        found = self.read(split)
+        self.require_enough(split, len(found), num_examples)
+        wanted = len(found) if num_examples is None else num_examples
+        if seed == 0:
+            return found[:wanted]
+        return random.Random(self.seed_of(split, seed)).sample(found, wanted)
+
+    def seed_of(self, split: str, seed: int) -> str:
+        """Returns the seed of the draw from a split."""
+        return f"{self.name};{split};{seed}"
+
+
+class Lengths(Protocol):
+    """Lengths of a published setting: of the answer, and of its blocks; None is the model's own."""
+
+    @property
+    def gen_length(self) -> int: ...
+
+    @property
+    def block_length(self) -> int | None: ...
+
+
+Setting = TypeVar("Setting", bound=Lengths)
+
+
+@dataclass(frozen=True)
+class PublishedTask(FileTask, Generic[Setting]):
+    """A public data set under settings by which papers measured models.
+
+    Attributes:
+        path: A file in the official format, or a folder with one; None asks the hub through
+            `datasets`.
+        protocol: Name of a published setting.
+        gen_length: Default answer length in tokens; -1 is the protocol's.
+    """
+
+    path: str | None = None
+    protocol: str = "lm_eval"
+    gen_length: int = OF_PROTOCOL
+
+    @property
+    @abstractmethod
+    def protocols(self) -> Mapping[str, Setting]:
+        """The published settings by name."""
+
+    def __post_init__(self) -> None:
+        if self.protocol not in self.protocols:
+            raise ValueError(
+                f"protocol must be one of {', '.join(self.protocols)}, got {self.protocol!r}."
+            )
+        if self.gen_length == OF_PROTOCOL:
+            object.__setattr__(self, "gen_length", self.published.gen_length)
+        if self.gen_length < 1:
+            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
+
+    @property
+    def published(self) -> Setting:
+        """The setting that `protocol` names."""
+        return self.protocols[self.protocol]
+
+    @property
+    def block_length(self) -> int | None:
+        return self.published.block_length
 
 
 class Found(NamedTuple):
@@ -15,139 +106,105 @@ class Found(NamedTuple):
     where: str
 
 
-def read_objects(path: str, names: Sequence[str], source: str) -> list[Found]:
+class DataSet(NamedTuple):
+    """A public data set.
+
+    Attributes:
+        hub_id: Of its copy on the hub.
+        config: Configuration of the copy.
+        names: Names of the official files.
+        source: Address of the official files.
+    """
+
+    hub_id: str
+    config: str | None
+    names: Sequence[str]
+    source: str
+
+    def rows(self, path: str | None, split: str) -> list[Found]:
+        """Returns the rows of a file or folder; those of the hub's split if the path is None.
+
+        Raises:
+            ValueError: If the file is missing, empty or damaged, `datasets` is not installed, or
+                the hub cannot be reached.
+        """
+        return self._hub_rows(split) if path is None else read_objects(self._file_of(path))
+
+    def _file_of(self, path: str) -> Path:
+        file = Path(path)
+        if file.is_dir():
+            there = [file / name for name in self.names if (file / name).is_file()]
+            file = there[0] if there else file / self.names[0]
+        if not file.is_file():
+            raise ValueError(
+                f"Problems are read from {file}, got no such file; download "
+                f"{' or '.join(self.names)} from {self.source} and give its path."
+            )
+        return file
+
+    def _hub_rows(self, split: str) -> list[Found]:
+        remedy = f"give path=, a folder with {' or '.join(self.names)}"
+        try:
+            from datasets import load_dataset
+
+            table = load_dataset(self.hub_id, self.config, split=split)
+        except ImportError as error:
+            raise ValueError(
+                f"{self.hub_id} without a path needs the package `datasets`, got none; install it "
+                f"or {remedy}."
+            ) from error
+        except OSError as error:
+            raise ValueError(
+                f"Without a path the hub's {self.hub_id} is needed, got {type(error).__name__}; "
+                f"{remedy}."
+            ) from error
+        return [Found(row, f"Row {i} of {self.hub_id}") for i, row in enumerate(table, start=1)]
+
+
+def read_objects(file: Path) -> list[Found]:
     """Reads a file of JSON lines, or of one JSON list; `.gz` is decompressed.
 
-    Args:
-        path: The file, or a folder that holds one of `names`.
-        names: File names of the official data.
-        source: Where they can be had.
-
     Raises:
-        ValueError: If the file is missing, empty or damaged.
+        ValueError: If the file is empty or damaged.
     """
-    file = _file_of(path, names, source)
+    remedy = "repair it or download it again"
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        if text.lstrip().startswith("["):
+            entries = msgspec.json.decode(text, type=list[dict[str, Any]])
+            return [Found(one, f"Entry {i} of {file}") for i, one in enumerate(entries, start=1)]
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ValueError(
-            f"{file} is text in UTF-8, with .gz compressed, got {error}; download it again."
+            f"{file} must be JSON lines or a JSON list in UTF-8, with .gz compressed, got: "
+            f"{error}; {remedy}."
         ) from error
-    if text.lstrip().startswith("["):
-        return _listed(text, file)
-    found = objects_of(text, file)
-    if not found:
-        raise ValueError(
-            f"{file} must hold one JSON object a line, got no line; download it again."
-        )
-    return found
-
-
-def objects_of(text: str, file: Path | str) -> list[Found]:
-    """Reads JSON objects, one a line; empty lines are skipped.
-
-    Args:
-        text: The lines.
-        file: Where they come from, for messages.
-
-    Raises:
-        ValueError: If a line holds something else.
-    """
-    found = []
     # U+2028 is allowed in JSON and must not end a line.
-    for number, line in enumerate(text.split("\n"), start=1):
-        where = f"Line {number} of {file}"
-        if line.strip():
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{where} must be a JSON object, got {line[:60]!r} ({error}); "
-                    "repair or remove the line."
-                ) from None
-            found.append(_object(fields, where))
+    lines = enumerate(text.split("\n"), start=1)
+    found = [_line(line, f"Line {number} of {file}") for number, line in lines if line.strip()]
+    if not found:
+        raise ValueError(f"{file} must hold one JSON object a line, got no line; {remedy}.")
     return found
 
 
-def hub_objects(hub_id: str, config: str | None, split: str, names: Sequence[str]) -> list[Found]:
-    """Loads a split from the hub.
-
-    Raises:
-        ValueError: If `datasets` is not installed or the hub cannot be reached.
-    """
-    remedy = f"give path=, a folder with {' or '.join(names)}"
+def _line(line: str, where: str) -> Found:
     try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            f"{hub_id} without a path needs the package `datasets`, got none; install it or "
-            f"{remedy}."
-        ) from error
-    try:
-        table = load_dataset(hub_id, config, split=split)
-    except OSError as error:
-        raise ValueError(
-            f"Without a path the hub's {hub_id} is needed, got {type(error).__name__}; {remedy}."
-        ) from error
-    return [Found(fields, f"Row {i} of {hub_id}") for i, fields in enumerate(table, start=1)]
-
-
-def text_of(found: Found, *names: str) -> str:
-    """Returns the text in the first of the fields that is there.
-
-    Raises:
-        ValueError: If none is there, or it holds no text.
-    """
-    for name in names:
-        if name in found.fields and isinstance(found.fields[name], str):
-            return str(found.fields[name]).replace("\r\n", "\n")
-    wanted = " or ".join(repr(name) for name in names)
-    raise ValueError(
-        f"{found.where} has a text {wanted}, got {sorted(found.fields)}; repair or remove it."
-    )
-
-
-def texts_of(found: Found, name: str) -> list[str]:
-    """Returns the texts listed in a field; none if the field is not there.
-
-    Raises:
-        ValueError: If the field holds something else.
-    """
-    texts = found.fields.get(name)
-    if texts is None:
-        return []
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            f"{found.where} lists texts in {name!r}, got {texts!r}; repair or remove it."
-        )
-    return [text.replace("\r\n", "\n") for text in texts]
-
-
-def _file_of(path: str, names: Sequence[str], source: str) -> Path:
-    given = Path(path)
-    if given.is_dir():
-        here = [given / name for name in names if (given / name).is_file()]
-        given = here[0] if here else given / names[0]
-    if not given.is_file():
-        raise ValueError(
-            f"Problems are read from {given}, got no such file; download {' or '.join(names)} "
-            f"from {source} and give its path."
-        )
-    return given
-
-
-def _listed(text: str, file: Path) -> list[Found]:
-    try:
-        rows = json.loads(text)
+        return Found(msgspec.json.decode(line, type=dict[str, Any]), where)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is a JSON list, got {error}; download it again.") from error
-    return [_object(fields, f"Entry {i} of {file}") for i, fields in enumerate(rows, start=1)]
-
-
-def _object(fields: object, where: str) -> Found:
-    if not isinstance(fields, dict):
         raise ValueError(
-            f"{where} must be a JSON object, got {str(fields)[:60]}; repair or remove it."
-        )
-    return Found(fields, where)
+            f"{where} must be a JSON object, got {line[:60]!r} ({error}); repair or remove it."
+        ) from None
+
+
+def typed(value: object, kind: type[Value], where: str) -> Value:
+    """Reads a value as a declared type; fields that the type does not declare are ignored.
+
+    Raises:
+        ValueError: If a field is missing or of another type.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{where} must be in its official form, got: {error}; repair or remove it."
+        ) from None

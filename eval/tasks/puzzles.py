@@ -2,19 +2,21 @@
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 
-from eval.tasks.base import BUCKETS, Example, GeneratedTask, SampledTask, bucket_of
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, SampledTask, bucket_of
 from eval.tasks.lists import words_of_lists
 
 Grid = tuple[tuple[int, ...], ...]
 
 ROW_END = "|"
 BLANK = "_"
-MAX_TRIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class LatinSquare(GeneratedTask):
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws symbols of a split and a square over them, uniformly."""
         self.require(split, None)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_DRAWS):
             symbols = tuple(rng.sample(words_of_lists(), self.order))
             prompt = f"latin {self.order} : [ {' '.join(symbols)} ]"
             if bucket_of(prompt) in BUCKETS[split]:
                 grid = rng.choice(latin_squares(self.order))
                 rows = [" ".join(symbols[cell] for cell in row) for row in grid]
                 return Example(prompt, f" {ROW_END} ".join(rows), {"symbols": symbols})
-        raise self.none_found(split, MAX_TRIES, "choose another seed")
+        raise self.none_found(split, "choose another seed")
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
@@ -60,12 +62,7 @@ class LatinSquare(GeneratedTask):
         `answer` (primary): the rows, separated by `|` or line breaks, are a Latin square over the
         symbols of the prompt.
         """
-        symbols: tuple[str, ...] = example.meta["symbols"]
-        rows = parse_rows(text)
-        square = len(rows) == len(symbols) and all(len(row) == len(symbols) for row in rows)
-        lines = [*rows, *zip(*rows, strict=True)] if square else []
-        wanted = sorted(symbols)
-        return {"answer": float(square and all(sorted(line) == wanted for line in lines))}
+        return {"answer": float(is_latin(parse_rows(text), example.meta["symbols"]))}
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,8 @@ class Sudoku4(SampledTask):
             )
 
     def sample(self, rng: random.Random) -> Example:
-        """Draws a puzzle; puzzles with several solutions are drawn again.
-
-        Raises:
-            ValueError: If no puzzle with one solution is found.
-        """
-        for _ in range(MAX_TRIES):
+        """Draws a puzzle; puzzles with several solutions are drawn again."""
+        for _ in range(MAX_DRAWS):
             solution = rng.choice(sudoku_grids())
             num_blanks = rng.randint(self.min_blanks, self.max_blanks)
             blanks = frozenset(rng.sample(range(16), num_blanks))
@@ -110,7 +103,7 @@ class Sudoku4(SampledTask):
                 meta = {"solution": solution, "blanks": blanks}
                 return Example(prompt, written(solution, frozenset()), meta)
         raise ValueError(
-            f"{self!r} must have puzzles with one solution, got none in {MAX_TRIES} draws; use "
+            f"{self!r} must have puzzles with one solution, got none in {MAX_DRAWS} draws; use "
             "fewer blanks."
         )
 
@@ -146,37 +139,36 @@ def latin_squares(order: int) -> tuple[Grid, ...]:
     return tuple(completions(()))
 
 
+def is_latin(rows: Sequence[Sequence[str]], symbols: Sequence[str]) -> bool:
+    """Says whether every row and every column holds each symbol once."""
+    wanted = sorted(symbols)
+    is_square = [len(row) for row in rows] == [len(wanted)] * len(wanted)
+    return is_square and all(sorted(line) == wanted for line in (*rows, *zip(*rows, strict=True)))
+
+
 @cache
 def sudoku_grids() -> tuple[Grid, ...]:
     """Returns all 288 solved four-by-four sudokus over 1, ..., 4."""
     squares = (tuple(tuple(cell + 1 for cell in row) for row in s) for s in latin_squares(4))
-    return tuple(grid for grid in squares if all(len(set(box)) == 4 for box in boxes(grid)))
+    corners = [(top, left) for top in (0, 2) for left in (0, 2)]
 
+    def box(grid: Grid, top: int, left: int) -> set[int]:
+        return {*grid[top][left : left + 2], *grid[top + 1][left : left + 2]}
 
-def boxes(grid: Grid) -> Iterator[tuple[int, ...]]:
-    """Yields the four two-by-two boxes of a grid."""
-    for top in (0, 2):
-        for left in (0, 2):
-            yield (*grid[top][left : left + 2], *grid[top + 1][left : left + 2])
+    return tuple(g for g in squares if all(len(box(g, *corner)) == 4 for corner in corners))
 
 
 @cache
-def packed_grids() -> tuple[int, ...]:
-    """Returns the solved grids as whole numbers, so that comparing two is one operation."""
-    return tuple(packed(grid) for grid in sudoku_grids())
-
-
-def packed(grid: Grid) -> int:
-    """Returns a grid as a whole number, two bits a cell, the first cell lowest."""
-    cells = [cell for row in grid for cell in row]
-    return sum((cell - 1) << (2 * i) for i, cell in enumerate(cells))
+def sudoku_cells() -> NDArray[np.int64]:
+    """Returns the solved sudokus, 288 rows of 16 cells."""
+    return np.array(sudoku_grids()).reshape(-1, 16)
 
 
 def num_solutions(grid: Grid, blanks: frozenset[int]) -> int:
     """Returns how many solved grids agree with a grid outside the blanks (0 to 15, row by row)."""
-    given = sum(0b11 << (2 * i) for i in range(16) if i not in blanks)
-    wanted = packed(grid) & given
-    return sum(1 for other in packed_grids() if other & given == wanted)
+    given = [i for i in range(16) if i not in blanks]
+    agrees = sudoku_cells()[:, given] == np.array(grid).reshape(16)[given]
+    return int(agrees.all(axis=1).sum())
 
 
 def written(grid: Grid, blanks: frozenset[int]) -> str:

@@ -3,6 +3,7 @@
 The packages come with the extra `eval-text`.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ def words_of(text: str) -> list[str]:
 
 
 def includes(text: str, words: Sequence[str]) -> bool:
-    """Says whether every word stands in the text, whole, whatever its case.
+    """Says whether a text has every word, whole, in any case; one word can be a phrase.
 
     Inflected forms do not count: `boats` does not include `boat`, but `boat-house` and `boat.` do.
-    A word asked for twice must stand there twice; one of several words stands there as a phrase.
+    A word asked for twice must come twice.
     """
     found = _spaced(text)
     wanted = Counter(_spaced(word) for word in words)
@@ -50,13 +51,11 @@ def is_one_sentence(text: str) -> bool:
 
 
 def grammar(text: str) -> float | None:
-    """Returns 1 where a grammar checker finds nothing wrong, 0 where it does or there is no text.
+    """Returns 1 if a grammar checker finds nothing wrong, 0 if it does or there is no text.
 
     Remarks on style, such as a missing serial comma, do not count, and capitalised words that it
-    does not know are taken for names. American English.
-
-    A low bar: of 1000 sentences of GSM8K's questions 95 % pass, and so do 66 % of the same
-    sentences with their words shuffled.
+    does not know are taken for names. American English. The bar is low: 95 % of 1000 sentences of
+    GSM8K's questions pass, and 66 % of the same sentences with their words shuffled.
 
     Source: Harper 2.13, https://github.com/Automattic/harper, by the package `harper-py` 0.2.
     Differs: ParallelBench asks LanguageTool, whose rules are others; the rates do not compare.
@@ -100,13 +99,9 @@ def bleu(text: str, reference: str) -> float | None:
 
 
 def product(*scores: float | None) -> float | None:
-    """Returns the product; None if a factor is, even beside 0, so that no zeros stand alone."""
-    result = 1.0
-    for score in scores:
-        if score is None:
-            return None
-        result *= score
-    return result
+    """Returns the product; None if a factor is None, even if another one is 0."""
+    known = [score for score in scores if score is not None]
+    return math.prod(known, start=1.0) if len(known) == len(scores) else None
 
 
 def _spaced(text: str) -> str:

@@ -11,11 +11,7 @@ from eval.tasks.grammar import one_line, read_world, words_in
 class Step(NamedTuple):
     """One line of a solution: `prefix left operator right = result`.
 
-    Attributes:
-        prefix: Words before the equation, with slots for people and objects.
-        left: A number slot, an earlier result (`s1`) or a constant (`2`).
-        operator: One of `+ - * /`.
-        right: As `left`.
+    An operand is a number slot, an earlier result (`s1`) or a constant (`2`).
     """
 
     prefix: str
@@ -33,7 +29,7 @@ class Template:
         slots: Number slots in order, each with its range in the world of three-digit numbers.
         question: Text of the question with its slots.
         steps: The steps of the solution.
-        held_out: Whether the family belongs to the split `test_template` instead of `train`.
+        held_out: True if it belongs to the split `test_template` instead of `train`.
     """
 
     id: str

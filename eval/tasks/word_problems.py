@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,9 +16,6 @@ MINI_TEMPLATES = word_list(
     "share_bill"
 )
 """The templates that the embedded model `mini` was trained on."""
-
-Accepts = Callable[[Plan, list[int]], bool]
-"""Says whether a problem with these numbers is of a split."""
 
 SPLITS = ("train", "val", "test", "test_template", "test_entity", "test_large")
 MAX_TRIES = 200_000
@@ -42,7 +39,7 @@ class WordProblems(GeneratedTask):
     steps. A template is left out of a world in which fewer than 500 number tuples are found
     (`excluded`). Number tuples are not uniform: a slot is uniform over what the earlier ones allow.
 
-    Splits: `train`, `val` and `test` are disjoint in (template, numbers), whatever the names.
+    Splits: `train`, `val` and `test` are disjoint in (template, numbers).
     `test_template` has the held-out templates, `test_entity` people and objects that no training
     problem mentions, `test_large` solutions with a number above two thirds of the greatest that the
     template allows; the numbers of the last two are numbers of `test`.
@@ -85,7 +82,7 @@ class WordProblems(GeneratedTask):
     @property
     def excluded(self) -> tuple[str, ...]:
         """Ids of the chosen templates that this world is too narrow for."""
-        kept = {plan.template.id for plan in self._plans}
+        kept = {plan.template.id for plans in self._plans.values() for plan in plans}
         return tuple(template.id for template in self._chosen if template.id not in kept)
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
@@ -94,23 +91,27 @@ class WordProblems(GeneratedTask):
         Raises:
             ValueError: If no template of the split is left in this world, or no problem is found.
         """
-        plans = self._plans_of(split)
-        uniform = rng.random
-        plan = plans[int(uniform() * len(plans))]
-        accepts = ACCEPTS[split]
+        self.require(split, None)
+        plans = self._plans[split == "test_template"]
+        if not plans:
+            raise ValueError(
+                f"Split {split!r} needs a template with at least 500 problems, got none from "
+                f"{self!r}; raise max_value or name other templates."
+            )
+        plan = plans[int(rng.random() * len(plans))]
         for _ in range(MAX_TRIES):
-            values = draw(plan, uniform)
-            if values is not None and accepts(plan, values):
+            values = draw(plan, rng.random)
+            if values is not None and is_of(split, plan, values):
                 return example_of(plan, values, rng, split)
         remedy = f"raise max_value or leave the template {plan.template.id!r} out"
-        raise self.none_found(split, MAX_TRIES, remedy)
+        raise self.none_found(split, remedy, MAX_TRIES)
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
 
         `answer` (primary): the first `#### n` is right. `answer_flexible`: the last number is
         right. `steps_valid`: share of the equations that are true. `consistent`: every operand
-        stands in the question, is an earlier result, or is a constant the question implies.
+        is in the question, is an earlier result, or is a constant that the question implies.
         `format`: the text is steps and then `#### n`, nothing else. Without an equation
         `steps_valid` and `consistent` are 0.
         """
@@ -137,31 +138,18 @@ class WordProblems(GeneratedTask):
         return tuple(template for name, template in templates().items() if name in wanted)
 
     @cached_property
-    def _plans(self) -> tuple[Plan, ...]:
-        found = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
-        return tuple(plan for plan in found if plan is not None)
-
-    @cached_property
-    def _plans_by_role(self) -> dict[bool, tuple[Plan, ...]]:
+    def _plans(self) -> Mapping[bool, tuple[Plan, ...]]:
+        """By `held_out` the plans of the templates that the world is wide enough for."""
+        found = [plan_of(template, self.max_value, self.max_factor) for template in self._chosen]
+        plans = [plan for plan in found if plan is not None]
         return {
-            held_out: tuple(plan for plan in self._plans if plan.template.held_out == held_out)
+            held_out: tuple(plan for plan in plans if plan.template.held_out == held_out)
             for held_out in (False, True)
         }
 
-    def _plans_of(self, split: str) -> tuple[Plan, ...]:
-        if split not in ACCEPTS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
-        plans = self._plans_by_role[split == "test_template"]
-        if not plans:
-            raise ValueError(
-                f"Split {split!r} needs a template with at least 500 problems, got none from "
-                f"{self!r}; raise max_value or name other templates."
-            )
-        return plans
-
 
 def key_of(plan: Plan, values: list[int]) -> str:
-    """Returns what the split is decided on: the template and its numbers, no names."""
+    """Returns the template and its numbers, which decide the split, without names."""
     numbers = zip(plan.template.slots, values, strict=False)
     return f"{plan.template.id};{','.join([f'{slot}={value}' for slot, value in numbers])}"
 
@@ -183,24 +171,14 @@ def example_of(plan: Plan, values: list[int], rng: random.Random, split: str) ->
     return Example(template.question.format_map(slots), template.answer.format_map(slots), meta)
 
 
-def accept_bucket(split: str) -> Accepts:
-    """Returns the rule that a problem's numbers hash into the split."""
-    buckets = BUCKETS[split]
-    return lambda plan, values: bucket_of(key_of(plan, values)) in buckets
-
-
-def accept_large(plan: Plan, values: list[int]) -> bool:
-    """Says whether a problem is of `test` and has a number in its template's top third."""
+def is_of(split: str, plan: Plan, values: list[int]) -> bool:
+    """Says whether a problem with these numbers is of a split."""
+    if split == "test_template":
+        return True
     greatest = max(interval.greatest for interval in plan.ranges)
-    return 3 * max(values) > 2 * greatest and ACCEPTS["test"](plan, values)
-
-
-ACCEPTS: Mapping[str, Accepts] = {
-    **{split: accept_bucket(split) for split in ("train", "val", "test")},
-    "test_template": lambda plan, values: True,
-    "test_entity": accept_bucket("test"),
-    "test_large": accept_large,
-}
+    if split == "test_large" and 3 * max(values) <= 2 * greatest:
+        return False
+    return bucket_of(key_of(plan, values)) in BUCKETS.get(split, BUCKETS["test"])
 
 
 def distinct(pool: tuple[str, ...], count: int, rng: random.Random) -> list[str]:

@@ -83,10 +83,9 @@ class WordsToSentence(SampledTask):
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
 
-        `answer` (primary) is the product of the others. `included`: every word stands in the text,
-        whole and uninflected, whatever its case. `sentence`: the text has the form of one sentence.
-        `grammar`: Harper finds nothing wrong. Without the package `harper-py`, `grammar` and
-        `answer` are None.
+        `answer` (primary) is the product of the others. `included`: the text has every word, whole
+        and uninflected. `sentence`: it has the form of one sentence. `grammar`: Harper finds
+        nothing wrong. Without the package `harper-py`, `grammar` and `answer` are None.
         """
         included = float(includes(text, example.meta["words"]))
         sentence = float(is_one_sentence(text))

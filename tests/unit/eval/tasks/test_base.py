@@ -14,7 +14,6 @@ from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id, cut_at
 from eval.tasks.checks import require_examples, require_target_score
-from eval.tasks.gsm8k_protocols import PROTOCOLS
 
 ROOT = Path(__file__).parents[4]
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
@@ -84,37 +83,18 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
             require_target_score(name, task, example)
 
 
-@pytest.mark.parametrize(
-    ("options", "answer"),
-    [
-        ("", "42"),
-        ("?match=number", "42"),
-        ("?match=number", "so 6 * 7 = 42"),
-        ("?match=contains", "forty two"),
-    ],
-)
-def test_a_file_of_questions_scores_its_own_targets(
-    tmp_path: Path, options: str, answer: str
-) -> None:
-    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
-    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl{options}")
-    selection.require_scores(selection.examples())
-
-
-def test_an_answer_without_a_number_is_refused_where_numbers_are_compared(tmp_path: Path) -> None:
-    """All was decoded, and whatever was answered counted as wrong."""
-    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": "many"}))
-    selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match=number")
+def test_a_file_of_questions_scores_its_own_targets_if_they_can_match(tmp_path: Path) -> None:
+    """All was decoded, and every answer counted as wrong if the target had no number."""
+    for match, answer in (
+        ("auto", "42"), ("number", "42"), ("number", "so 6 * 7 = 42"), ("contains", "forty two"),
+        ("number", "many"),
+    ):  # fmt: skip
+        (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
+        selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match={match}")
+        if answer != "many":
+            selection.require_scores(selection.examples())
     with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
         selection.require_scores(selection.examples())
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_gsm8k_scores_its_own_targets(tmp_path: Path, protocol: str) -> None:
-    row = {"question": "6 * 7 ?", "answer": "It is 6*7=<<6*7=42>>42.\n#### 1,042"}
-    (tmp_path / "test.jsonl").write_text(json.dumps(row))
-    selection = parse_task(f"gsm8k?path={tmp_path}&protocol={protocol}&num_fewshot=0")
-    selection.require_scores(selection.examples())
 
 
 @dataclass(frozen=True)
@@ -198,12 +178,7 @@ def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
     turns = [{"role": "user", "content": "why ?"}]
     assert Example("why ?", "so").id == Example("why ?", "because").id != Example(turns, "so").id
     assert Example("why ?", "so", id="first").id == "first"
-
-
-def test_plain_text_becomes_one_user_turn() -> None:
-    assert Example("why ?", "#### 1").turns() == [{"role": "user", "content": "why ?"}]
-    turns = [{"role": "user", "content": "why ?"}]
-    assert Example(turns, "#### 1").turns() == turns
+    assert Example("why ?", "so").turns() == Example(turns, "so").turns() == turns
 
 
 def test_text_is_cut_at_the_first_stop_string() -> None:

@@ -1,28 +1,111 @@
-"""GSM8K: reading, prompts and answer extraction."""
+"""GSM8K: published settings, prompts, demonstrations, and where answers state a number."""
 
 import json
 from pathlib import Path
 
+import eval_runs
 import pytest
 
+from eval.runs.names import parse_task
+from eval.runs.settings import Run
+from eval.runs.sweep import Loaded, Sweep, decoding_of
 from eval.tasks.gsm8k import Gsm8k, flexible_answer, strict_answer
+from eval.tasks.gsm8k_protocols import PROTOCOLS
+from samplers import FixedSchedule
 
 OFFICIAL = Path(__file__).parents[5] / "shared" / "data" / "gsm8k"
 
 
 def row(i: int) -> dict[str, str]:
     return {
-        "question": f"Ann has {i} pens and finds {i} more. How many pens?",
-        "answer": f"Ann has {i}+{i}=<<{i}+{i}={2 * i}>>{2 * i} pens.\n#### {2 * i}",
+        "question": f"How much is {i} and {i}?",
+        "answer": f"It is {i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}.\nSo\n#### {2 * i}",
     }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, numbers in (("test", range(1000, 1006)), ("train", range(1, 13))):
+    for name, numbers in (("test", range(101, 103)), ("train", range(1, 13))):
         text = "".join(json.dumps(row(i)) + "\n" for i in numbers)
         (tmp_path / f"{name}.jsonl").write_text(text)
     return tmp_path
+
+
+ASKED = "How much is 101 and 101?"
+QUESTION = f"Question: {ASKED}\nAnswer:"
+STEPS = f"Question: {ASKED}\nLet's think step by step\nAnswer:"
+SHORT = f"Q: {ASKED}\nA:"
+SHORT_STEPS = f"Q: {ASKED}\nA: Let's think step by step."
+
+# name: end of the prompt, demonstrations, turns (0: plain text), answer length, block length.
+PUBLISHED = {
+    "lm_eval": (QUESTION, 5, 0, 256, 32),
+    "fast_dllm": (QUESTION, 5, 1, 256, 32),
+    "fast_dllm_dream": (QUESTION, 5, 0, 256, 32),
+    "llada": (STEPS, 4, 9, 256, 8),
+    "llada_pure": (STEPS, 4, 9, 512, 512),
+    "llada_1_5": (STEPS, 4, 9, 256, 16),
+    "llada_base": (QUESTION, 5, 0, 1024, 1024),
+    "dparallel": (QUESTION, 0, 1, 256, 32),
+    "d2f": (QUESTION, 4, 9, 512, 64),
+    "d3llm": (SHORT_STEPS, 0, 0, 256, 32),
+    "dllm": (SHORT, 5, 11, 512, 512),
+    "dream": (SHORT, 0, 1, 256, 256),
+    "dream_base": (SHORT, 8, 0, 256, 256),
+    "dparallel_dream": (SHORT_STEPS, 0, 1, 256, 256),
+    "d3llm_dream": (SHORT_STEPS, 0, 1, 256, 256),
+}
+
+
+def test_every_protocol_is_tested() -> None:
+    assert PUBLISHED.keys() == PROTOCOLS.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_address_alone_gives_the_published_setting(folder: Path, name: str) -> None:
+    ending, num_shown, num_turns, gen_length, block_length = PUBLISHED[name]
+    selection = parse_task(f"gsm8k?path={folder}&protocol={name}")
+    example = selection.examples()[0]
+    selection.require_scores([example])
+    turns = [] if isinstance(example.prompt, str) else example.prompt
+    text = "".join(turn["content"] for turn in example.turns())
+    assert text.endswith(ending)
+    assert text.count("How much is") == num_shown + 1
+    assert len(turns) == num_turns
+    assert "<<" not in text + example.target
+    run = Run(
+        eval_runs.model(), eval_runs.TOKENIZER, selection, FixedSchedule(8),
+        decoding=decoding_of(selection, {}),
+    )  # fmt: skip
+    settings = run.settings(selection.examples())
+    assert settings.decoding.gen_length == gen_length
+    assert settings.block_length == block_length
+    assert settings.prompts == ("chat" if num_turns else "plain")
+
+
+def test_a_demonstration_is_worded_as_its_protocol_words_answers(folder: Path) -> None:
+    plain = str(Gsm8k(str(folder), protocol="dream_base").examples()[0].prompt)
+    assert plain.startswith(
+        "Q: How much is 1 and 1?\nA: It is 1+1=2. So The answer is 2.\n\nQ: How much is 2 and 2?"
+    )
+    turns = Gsm8k(str(folder), protocol="d2f").examples()[0].turns()
+    i = int(turns[0]["content"].removeprefix("Question: How much is ").split()[0])
+    assert turns[1]["content"] == f"It is {i}+{i}={2 * i}.\nSo\n#### {2 * i}"
+    fixed = [example.turns()[:-1] for example in Gsm8k(str(folder), protocol="dllm").examples()]
+    assert fixed[0] == fixed[1]
+    drawn = [example.turns()[:-1] for example in Gsm8k(str(folder), protocol="d2f").examples()]
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("protocol", ["lm_eval", "llada"])
+def test_a_question_is_never_its_own_demonstration(folder: Path, protocol: str) -> None:
+    for example in Gsm8k(str(folder), num_fewshot=4, protocol=protocol).examples("train"):
+        question = row(example.meta["row"] + 1)["question"]
+        text = "".join(turn["content"] for turn in example.turns())
+        assert text.count(question) == 1
+        assert text.count("Question: ") == 5
+    with pytest.raises(ValueError, match="number of training rows, 12, got 12"):
+        Gsm8k(str(folder), num_fewshot=12).examples()
 
 
 @pytest.mark.parametrize(
@@ -45,115 +128,46 @@ def test_numbers_are_extracted(text: str, strict: str | None, flexible: str | No
     assert flexible_answer(text) == flexible
 
 
-def test_a_folder_and_a_file_give_the_same_examples(folder: Path) -> None:
-    by_folder = Gsm8k(str(folder)).examples()
-    assert by_folder == Gsm8k(str(folder / "test.jsonl")).examples()
-    assert [e.meta["row"] for e in by_folder] == list(range(6))
-    # The file has 1000+1000=<<1000+1000=2000>>2000.
-    assert by_folder[0].target == "Ann has 1000+1000=2000 pens.\n#### 2000"
-
-
-def test_the_plain_prompt_has_demonstrations_drawn_anew(folder: Path) -> None:
-    first, second = Gsm8k(str(folder)).examples(num_examples=2)
-    assert isinstance(first.prompt, str)
-    assert first.prompt.count("Question: ") == 6
-    assert first.prompt.endswith(
-        "Question: Ann has 1000 pens and finds 1000 more. How many pens?\nAnswer:"
-    )
-    assert str(second.prompt).split("Question: ")[1:-1] != first.prompt.split("Question: ")[1:-1]
-
-
-def test_a_prompt_does_not_depend_on_the_other_examples(folder: Path) -> None:
-    task = Gsm8k(str(folder))
-    every = {e.id: e for e in task.examples()}
-    chosen = task.examples(num_examples=3, seed=4)
-    assert len(chosen) == 3
-    assert all(every[e.id] == e for e in chosen)
-
-
-@pytest.mark.parametrize("protocol", ["lm_eval", "llada"])
-def test_a_question_is_never_its_own_demonstration(folder: Path, protocol: str) -> None:
-    for example in Gsm8k(str(folder), num_fewshot=4, protocol=protocol).examples("train"):
-        question = row(example.meta["row"] + 1)["question"]
-        text = "".join(turn["content"] for turn in example.turns())
-        assert text.count(question) == 1
-        assert text.count("Question: ") == 5
-
-
-def test_the_answer_is_cut_where_the_next_question_starts(folder: Path) -> None:
-    task = Gsm8k(str(folder), num_fewshot=0)
-    example = task.examples(num_examples=1)[0]
-    text = f"{example.target}\n\nQuestion: and 5?\nAnswer: 5\n#### 5"
-    assert task.score(example, text) == {"answer": 1.0, "answer_flexible": 1.0}
-    assert task.score(example, "#### 1999") == {"answer": 0.0, "answer_flexible": 0.0}
-
-
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("protocol", "text", "strict", "flexible"),
     [
-        ('{"question": "a", ', r"Line 2 of .* must be a JSON object, got .*; repair or remove"),
-        ('{"question": "a"}', r"Line 2 of .* 'question' and 'answer', got \['question'\]"),
-        ('{"question": 3, "answer": "#### 1"}', r"Line 2 of .* must have the texts"),
-        ("[1]", r"Line 2 of .* must be a JSON object, got \[1\]"),
-        ('{"question": "a", "answer": "b"}', r"Line 2 of .* ends with '#### number', got 'b'"),
+        ("lm_eval", "It is 202.\n#### 202\n\nQuestion: and 5?\nAnswer: 5\n#### 5", 1.0, 1.0),
+        ("lm_eval", "#### 1999", 0.0, 0.0),
+        ("dream", " 101+101. The answer is 202.", 1.0, 1.0),
+        # At the end of the text the number counts whole.
+        ("dream", "The answer is 202", 1.0, 1.0),
+        ("dream", "The answer is 202.\nQ: and 5?\nA: The answer is 10.", 1.0, 1.0),
+        ("dream", "#### 202", 0.0, 1.0),
+        ("dream", "The answer is 20.", 0.0, 0.0),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps(row(1)) + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        Gsm8k(str(path), num_fewshot=0).examples()
-
-
-def test_an_empty_or_missing_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "test.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="got no line; download it again"):
-        Gsm8k(str(tmp_path), num_fewshot=0).examples()
-    with pytest.raises(ValueError, match=r"got no such file; download train\.jsonl"):
-        Gsm8k(str(tmp_path)).examples("train")
-
-
-def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path: Path) -> None:
-    """JSON text may hold U+2028 unescaped; it must not split a row in two."""
-    fields = {"question": "one\u2028two", "answer": "#### 1"}
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps(fields, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert len(Gsm8k(str(path), num_fewshot=0).examples()) == 1
-
-
-def test_too_many_examples_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"limit must be at most 6, .* got 7"):
-        Gsm8k(str(folder)).examples(num_examples=7)
-    with pytest.raises(ValueError, match="number of training rows, 12, got 12"):
-        Gsm8k(str(folder), num_fewshot=12).examples()
-
-
-def test_without_a_path_and_offline_the_remedy_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
+def test_answers_are_scored_up_to_the_next_question(
+    folder: Path, protocol: str, text: str, strict: float, flexible: float
 ) -> None:
-    datasets = pytest.importorskip("datasets")
-
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise ConnectionError("Couldn't reach the hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match="got ConnectionError; give path="):
-        Gsm8k(num_fewshot=0).examples()
+    task = Gsm8k(str(folder), num_fewshot=0, protocol=protocol)
+    found = task.score(task.examples()[0], text)
+    assert found == {"answer": strict, "answer_flexible": flexible}
 
 
-def test_without_the_package_the_remedy_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match="install it or give path="):
-        Gsm8k(num_fewshot=0).examples()
+def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> None:
+    address = f"gsm8k?path={folder}&protocol=d2f"
+    assert parse_task(f"{address}&gen_length=128").task.gen_length == 128
+    selection = parse_task(address)
+    config = decoding_of(selection, {"gen_length": 96, "block_length": 48})
+    assert (config.gen_length, config.block_length) == (96, 48)
+    # The published blocks of 64 are longer than the answer.
+    assert decoding_of(selection, {"gen_length": 40}).block_length == 40
+    task = Gsm8k(protocol="llada_base")
+    assert task == eval(repr(task))
 
 
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="protocol must be one of lm_eval"):
-        Gsm8k(protocol="mine")
-    with pytest.raises(ValueError, match="num_fewshot must be at least 0, got -1"):
-        Gsm8k(num_fewshot=-1)
-    with pytest.raises(ValueError, match="gen_length must be at least 1, got 0"):
-        Gsm8k(gen_length=0)
+def test_a_sweep_leaves_the_block_length_to_each_task(folder: Path) -> None:
+    tasks = (f"gsm8k?path={folder}&protocol=llada", "word_problems?limit=1")
+    sweep = Sweep(("toy",), tasks, ("FixedSchedule()",))
+    loaded = {"toy": Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float32")}
+    runs = list(sweep.runs(loaded, sweep.selections(), trace=False))
+    found = [run.settings(run.selection.examples()).block_length for run in runs]
+    assert found == [8, 32]
 
 
 @pytest.mark.skipif(not OFFICIAL.is_dir(), reason="the official files are not here")

@@ -1,0 +1,170 @@
+"""Tasks that are read from files or from the hub: what is read, chosen and refused."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.tasks import Gsm8k, HumanEval, Mbpp
+from eval.tasks.problem_files import FileTask
+
+
+def sums(i: int) -> dict[str, Any]:
+    return {"question": f"How much is {i} and {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"}
+
+
+def function(i: int) -> dict[str, Any]:
+    return {
+        "task_id": f"Own/{i}", "prompt": "def f():\n", "canonical_solution": "    return 1\n",
+        "test": "def check(f): assert f()\n", "entry_point": "f",
+    }  # fmt: skip
+
+
+def chore(i: int) -> dict[str, Any]:
+    return {"task_id": i, "text": "Write f.", "code": "def f(): return 1", "test_list": ["f()"]}
+
+
+TASKS: dict[str, tuple[Callable[[str | None], FileTask], str, Callable[[int], dict[str, Any]]]] = {
+    "gsm8k": (lambda path: Gsm8k(path, num_fewshot=0), "test.jsonl", sums),
+    "humaneval": (HumanEval, "HumanEval.jsonl", function),
+    "mbpp": (lambda path: Mbpp(path, num_fewshot=0), "mbpp.jsonl", chore),
+}
+
+
+def write(path: Path, *rows: object) -> str:
+    """Writes rows; texts are lines already."""
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_file_a_folder_a_compressed_file_and_a_list_give_the_same(
+    name: str, tmp_path: Path
+) -> None:
+    make, file, row = TASKS[name]
+    path = Path(write(tmp_path / file, row(11), "", row(12)))
+    wanted = make(str(path)).examples()
+    assert len(wanted) == 2
+    assert make(str(tmp_path)).examples() == wanted
+    packed = path.with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert make(str(packed)).examples() == wanted
+    packed.with_suffix(".json").write_text(json.dumps([row(11), row(12)], indent=1))
+    assert make(str(packed.with_suffix(".json"))).examples() == wanted
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_examples_are_the_first_or_drawn(name: str, tmp_path: Path) -> None:
+    make, file, row = TASKS[name]
+    task = make(write(tmp_path / file, *map(row, range(11, 17))))
+    every = task.examples()
+    assert task.examples(num_examples=3) == every[:3]
+    drawn = task.examples(num_examples=3, seed=4)
+    assert drawn == task.examples(num_examples=3, seed=4) != every[:3]
+    assert all(example in every for example in drawn)
+    with pytest.raises(ValueError, match=r"limit must be at most 6, .* got 7"):
+        task.examples(num_examples=7)
+
+
+def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path: Path) -> None:
+    """JSON text may hold U+2028 unescaped; it must not split a row in two."""
+    path = write(tmp_path / "test.jsonl", {**sums(1), "question": "one\u2028two"})
+    assert len(Gsm8k(path, num_fewshot=0).examples()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("gsm8k", '{"question": ', "be a JSON object, got .*; repair or remove it"),
+        ("gsm8k", "[1]", r"be a JSON object, got '\[1\]'"),
+        ("gsm8k", {"answer": None}, r"got `null` - at `\$.answer`; repair or remove it"),
+        ("gsm8k", {"answer": "b"}, r"`str` matching regex '#### .*' - at `\$.answer`"),
+        ("humaneval", {"test": None}, r"got: Expected `str`, got `null` - at `\$.test`"),
+        ("mbpp", {"task_id": 975}, r"got: Expected `int` <= 974 - at `\$.task_id`"),
+        ("mbpp", {"text": None}, r"got `null` - at `\$.text`"),
+        ("mbpp", {"test_list": []}, r"`array` of length >= 1 - at `\$.test_list`"),
+        ("mbpp", {"test_list": [1]}, r"got `int` - at `\$.test_list\[0\]`"),
+    ],
+)
+def test_a_bad_row_is_named(name: str, changed: Any, message: str, tmp_path: Path) -> None:
+    make, file, row = TASKS[name]
+    bad = changed if isinstance(changed, str) else {**row(11), **changed}
+    with pytest.raises(ValueError, match=rf"^Line 2 of .* must .*{message}"):
+        make(write(tmp_path / file, row(12), bad)).examples()
+
+
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got no such file; download HumanEval\.jsonl or"):
+        HumanEval(str(tmp_path)).examples()
+    with pytest.raises(
+        ValueError, match=r"train\.jsonl, got no such file; download test\.jsonl or"
+    ):
+        Gsm8k(str(tmp_path)).examples("train")
+    file = tmp_path / "HumanEval.jsonl.gz"
+    for content in (gzip.compress(json.dumps(function(1)).encode())[:-20], b"plain text"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"with \.gz compressed, got: .*; repair it or downl"):
+            HumanEval(str(file)).examples()
+    for text, message in (("", "got no line; repair"), ("[{", "trunc"), ("[1]", "got `int` - at")):
+        with pytest.raises(ValueError, match=message):
+            Mbpp(write(tmp_path / "mbpp.jsonl", text)).examples()
+
+
+def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load(name: str, config: str | None, split: str) -> list[dict[str, Any]]:
+        asked.append((name, config, split))
+        if name.startswith("openai"):
+            return [function(1)]
+        return [chore(n) for n in ((2, 3, 4) if split == "prompt" else (511,))]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert HumanEval().examples()[0].prompt == "def f():\n"
+    assert len(Mbpp().examples("val")) == 1
+    assert asked == [
+        ("openai/openai_humaneval", None, "test"),
+        ("google-research-datasets/mbpp", "full", "validation"),
+        ("google-research-datasets/mbpp", "full", "prompt"),
+    ]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_without_hub_or_package_the_remedy_is_one_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    make, file, _ = TASKS[name]
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Couldn't reach the hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match=f"got ConnectionError; give path=, a folder with {file}"):
+        make(None).examples()
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ValueError, match=f"install it or give path=, a folder with {file}"):
+        make(None).examples()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HumanEval(protocol="mine"), "one of lm_eval, instruct, .*got 'mine'"),
+        (lambda: Gsm8k(protocol="mine"), "protocol must be one of lm_eval"),
+        (lambda: Mbpp(gen_length=0), "gen_length must be at least 1, got 0"),
+        (lambda: Mbpp(num_fewshot=10), "num_fewshot is 0 to 9, got 10"),
+        (lambda: Gsm8k(num_fewshot=-1), "num_fewshot must be at least 0, got -1"),
+        (lambda: HumanEval().examples("train"), "split must be one of test, got 'train'"),
+    ],
+)
+def test_bad_settings_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
