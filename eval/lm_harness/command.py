@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 from rich.console import Console
 
 from eval.lm_harness.generation import Generation
-from eval.lm_harness.settings import LmOptions
+from eval.lm_harness.settings import DEFAULTS, read_arguments
 from eval.runs.files import require_folder
 from eval.runs.options import OPTIONS
 
@@ -44,12 +43,11 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
         torch.set_num_threads(options.threads)
-    own = {one.name for one in fields(LmOptions)} | OPTIONS.keys()
-    arguments = {name: value for name, value in vars(options).items() if name in own}
-    arguments = {name: value for name, value in arguments.items() if value not in (None, "")}
-    arguments["pretrained"] = options.model
+    given = {**vars(options), "pretrained": options.model}
+    own = [name for name in (*DEFAULTS, *OPTIONS) if given.get(name) not in (None, "")]
+    arguments = {name: given[name] for name in own}
     # Checked before the thousands of tasks are listed and the model is loaded.
-    LmOptions.of(arguments)
+    read_arguments(arguments)
     gen_kwargs = _gen_kwargs(options)
     manager = _task_manager(options.tasks, options.include_path)
     lm = DecodeLM.create_from_arg_obj(arguments)
@@ -89,7 +87,7 @@ def _evaluate(
         tasks=options.tasks,
         num_fewshot=options.num_fewshot,
         limit=options.limit,
-        use_cache=_cache_path(lm, options.use_cache),
+        use_cache=f"{path}-{lm.settings.fingerprint()}" if (path := options.use_cache) else None,
         system_instruction=options.system_instruction,
         apply_chat_template=options.apply_chat_template,
         fewshot_as_multiturn=options.apply_chat_template,
@@ -101,27 +99,21 @@ def _evaluate(
     return found
 
 
-def _cache_path(lm: "DecodeLM", path: str | None) -> str | None:
-    return f"{path}-{lm.settings.fingerprint()}" if path else None
-
-
 def _task_manager(tasks: list[str], include_path: str | None) -> Any:
     """Finds the tasks; the harness' own thousands are listed only if they are needed."""
     from lm_eval.tasks import TaskManager
 
     if include_path is not None and not Path(include_path).is_dir():
         raise ValueError(f"include_path must be a folder with task files, got {include_path!r}.")
-    manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
-    missing = [name for name in tasks if not manager.match_tasks([name])]
-    if missing and include_path is not None:
-        manager = TaskManager(include_path=include_path)
+    for include_defaults in (False, True) if include_path else (True,):
+        manager = TaskManager(include_path=include_path, include_defaults=include_defaults)
         missing = [name for name in tasks if not manager.match_tasks([name])]
-    if missing:
-        raise ValueError(
-            f"Tasks must be known to the harness, got {', '.join(missing)}. Put task files of your "
-            "own in a folder and name it with --include-path."
-        )
-    return manager
+        if not missing:
+            return manager
+    raise ValueError(
+        f"Tasks must be known to the harness, got {', '.join(missing)}. Put task files of your own "
+        "in a folder and name it with --include-path."
+    )
 
 
 def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) -> None:
@@ -132,8 +124,7 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
 
     samples = results.pop("samples", {})
     shown = [make_table(results)]
-    if results.get("groups"):
-        shown.append(make_table(results, "groups"))
+    shown += [make_table(results, "groups")] if results.get("groups") else []
     shown += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)

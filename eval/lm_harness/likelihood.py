@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -105,31 +106,28 @@ class Likelihood:
 
     def _read(self, rows: Sequence["_Row"]) -> list["_Reading"]:
         """Runs one forward."""
-        model, width = self.model, max(len(row.columns) for row in rows)
+        model = self.model
+        on_device = partial(torch.tensor, device=model.device)
         tokens = _stack([row.tokens for row in rows], model.eos_ids[0]).to(model.device)
-        lengths = torch.tensor([len(row.tokens) for row in rows], device=model.device)
-        counts = torch.tensor([len(row.columns) for row in rows], device=model.device)
         columns = _stack([row.columns for row in rows], rows[0].columns[0]).to(model.device)
-        positions = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
-        inputs = ForwardInputs(
-            tokens=tokens,
-            positions=positions,
-            wanted=columns - model.logit_shift,
-            attend=_attend(positions, lengths, model.causal_block_length),
-        )
-        logits = model.predict(inputs)
-        banned = torch.tensor(sorted({model.mask_id, *model.banned_ids}), device=model.device)
-        logits = logits.index_fill_(-1, banned, -torch.inf)
         targets = _stack([row.targets for row in rows], rows[0].targets[0]).to(model.device)
+        positions = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
+        attend = _attend(
+            positions, on_device([len(row.tokens) for row in rows]), model.causal_block_length
+        )
+        wanted = columns - model.logit_shift
+        inputs = ForwardInputs(tokens=tokens, positions=positions, wanted=wanted, attend=attend)
+        logits = model.predict(inputs)
+        banned = on_device(sorted({model.mask_id, *model.banned_ids}))
+        logits = logits.index_fill_(-1, banned, -torch.inf)
         best = most_likely(logits)
         logs = gather(logits, targets) - log_normaliser(logits, best)
-        wanted = torch.arange(width, device=model.device) < counts[:, None]
-        sums = logs.double().masked_fill(~wanted, 0.0).sum(-1).tolist()
-        hits = ((best == targets) | ~wanted).all(-1).tolist()
-        return [
-            _Reading(row.weight * value, hit)
-            for row, value, hit in zip(rows, sums, hits, strict=True)
-        ]
+        counts = on_device([len(row.columns) for row in rows])
+        unwanted = torch.arange(columns.shape[1], device=model.device) >= counts[:, None]
+        sums = logs.double().masked_fill(unwanted, 0.0).sum(-1).tolist()
+        hits = ((best == targets) | unwanted).all(-1).tolist()
+        found = zip(rows, sums, hits, strict=True)
+        return [_Reading(row.weight * value, hit) for row, value, hit in found]
 
 
 class _Segment(NamedTuple):
@@ -160,14 +158,11 @@ class _Reading(NamedTuple):
 
 
 def _row(segment: _Segment, pattern: Pattern, mask_id: int) -> _Row:
-    masked = {segment.start + position for position in pattern.masked}
+    tokens = list(segment.tokens)
+    for position in pattern.masked:
+        tokens[segment.start + position] = mask_id
     columns = [segment.start + position for position in pattern.scored]
-    return _Row(
-        tokens=[mask_id if i in masked else token for i, token in enumerate(segment.tokens)],
-        columns=columns,
-        targets=[segment.tokens[column] for column in columns],
-        weight=pattern.weight,
-    )
+    return _Row(tokens, columns, [segment.tokens[column] for column in columns], pattern.weight)
 
 
 def _stack(rows: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "B N"]:
@@ -190,15 +185,14 @@ def _attend(
 def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
     """Adds up the segments of an answer, whose estimates are independent."""
     estimates = [part.estimate for part in parts]
-    greedy = [estimate.is_greedy for estimate in estimates]
+    greedy = [one.is_greedy for one in estimates]
     estimate = Estimate(
-        sum(estimate.log_likelihood for estimate in estimates),
-        math.hypot(*(estimate.standard_error for estimate in estimates)),
+        sum(one.log_likelihood for one in estimates),
+        math.hypot(*(one.standard_error for one in estimates)),
         None if None in greedy else all(greedy),
     )
-    return ScoredAnswer(
-        estimate, sum(part.nfe for part in parts), sum(part.query_positions for part in parts)
-    )
+    num_columns = sum(part.query_positions for part in parts)
+    return ScoredAnswer(estimate, sum(part.nfe for part in parts), num_columns)
 
 
 def _check(prompt: Sequence[int], answer: Sequence[int], mask_id: int) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from jaxtyping import Shaped
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
@@ -23,7 +24,7 @@ from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
 from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.records import CostLedger, cost_of_score
 from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
-from eval.lm_harness.settings import LmOptions, Opened
+from eval.lm_harness.settings import Opened, open_model
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
 from eval.runs.records import digest
@@ -55,14 +56,10 @@ class DecodeLM(TemplateLM):
         self._rank, self._world_size = ranks.place.rank, ranks.place.world_size
         self._device = self._model.device
         self._codec = Codec(self.tokenizer, self.eot_token_id)
-        self._likelihood = Likelihood(
-            self._model,
-            self.settings.estimator,
-            self.settings.decoding.seed,
-            self.settings.batch_size,
-        )
+        settings, seed = self.settings, self.settings.decoding.seed
+        self._likelihood = Likelihood(self._model, settings.estimator, seed, settings.batch_size)
         own = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
-        asked = self.settings.decoding.block_length or self.settings.blocks.block_length
+        asked = settings.decoding.block_length or settings.blocks.block_length
         self._block_length = asked or own
         self.ledger = CostLedger()
 
@@ -70,14 +67,9 @@ class DecodeLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> "DecodeLM":
-        """Loads a model; the names are those of `LmOptions`.
-
-        Raises:
-            OSError: If the model is not there.
-            ValueError: If the arguments do not fit.
-        """
+        """Loads a model as `open_model` does."""
         added = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        return cls(LmOptions.of({**arg_dict, **added}).open(), Ranks(Place.of_launch()))
+        return cls(open_model({**arg_dict, **added}), Ranks(Place.of_launch()))
 
     @classmethod
     def create_from_arg_string(
@@ -87,11 +79,7 @@ class DecodeLM(TemplateLM):
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Decodes answers to (prompt, options); see `Generation.of` for the options.
-
-        Raises:
-            ValueError: If an option is unknown, or `decode` refuses the settings.
-        """
+        """Decodes answers to (prompt, options); see `Generation.of` for the options."""
         jobs, places = distinct(requests)
         prompts = [self._prompt(i, *job.request.args) for i, job in enumerate(jobs)]
         batches = alike(prompts, self.settings.batch_size)
@@ -108,11 +96,7 @@ class DecodeLM(TemplateLM):
     def loglikelihood(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[Answer]:
-        """Scores (context, continuation) pairs.
-
-        Raises:
-            ValueError: If [MASK] stands in a text.
-        """
+        """Scores (context, continuation) pairs."""
         jobs, places = distinct(requests)
         pairs = [self._codec.pair(*job.request.args) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
@@ -148,12 +132,9 @@ class DecodeLM(TemplateLM):
         return [_answer(one) for one in scored]
 
     def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> Prompt:
-        settings = self.settings
+        length, temperature = self.settings.gen_length, self.settings.temperature
         generation = Generation.of(
-            options,
-            gen_length=settings.gen_length,
-            block_length=self._block_length,
-            temperature=settings.temperature,
+            options, gen_length=length, block_length=self._block_length, temperature=temperature
         )
         return Prompt(number, self._codec.prompt(text), generation)
 
@@ -163,18 +144,12 @@ class DecodeLM(TemplateLM):
         # Each batch has its own seed, in every process: no two rows share their noise.
         key = [settings.decoding.seed, request.task_name, request.doc_id, request.idx, first.repeat]
         return decode(
-            self._model,
-            [prompt.tokens for prompt in batch],
-            settings.sampler,
-            cache=settings.cache,
-            verifier=settings.verifier,
-            blocks=settings.blocks,
-            config=settings.decoding,
-            gen_length=generation.gen_length,
-            block_length=self._block_length,
-            temperature=generation.temperature,
+            self._model, [prompt.tokens for prompt in batch], settings.sampler,
+            cache=settings.cache, verifier=settings.verifier, blocks=settings.blocks,
+            config=settings.decoding, gen_length=generation.gen_length,
+            block_length=self._block_length, temperature=generation.temperature,
             seed=int(digest(key)[:15], 16),
-        )
+        )  # fmt: skip
 
     def _keep(self, job: LmJob, answer: str | Answer, cost: Mapping[str, Any]) -> None:
         """Notes the cost, and the answer in the harness' store, in case the run is stopped."""
@@ -231,20 +206,20 @@ class DecodeLM(TemplateLM):
 
     def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Returns every process's tensor, concatenated."""
-        return self._ranks.all_gather(tensor)
+        return torch.cat(self._ranks.all(torch.atleast_1d(tensor.cpu())))
 
     def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
         """Returns every process's object to one of them."""
-        return self._ranks.gather(obj, dst)
+        found = self._ranks.all(obj)
+        return found if self.rank == dst else None
 
     def barrier(self) -> None:
-        """Waits for the others, and gives the first process the costs of all.
+        """Waits for the others, and shares the costs.
 
         The harness calls it in every process after each type of request, and calls
         `get_model_info` later in the first process alone.
         """
         self.ledger.share(self._ranks)
-        self._ranks.barrier()
 
     def close(self) -> None:
         """Ends the group of processes."""

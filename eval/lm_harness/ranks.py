@@ -3,10 +3,7 @@
 from datetime import timedelta
 from typing import TypeVar
 
-import torch
 import torch.distributed
-from jaxtyping import Shaped
-from torch import Tensor
 
 from eval.runs.settings import ALONE, Place
 
@@ -34,28 +31,12 @@ class Ranks:
             # A group that was there before may be for devices only.
             self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
-    def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Returns every process's tensor, concatenated in order of rank."""
-        if self._group is None:
-            return tensor
-        own = torch.atleast_1d(tensor.cpu())
-        parts = [torch.empty_like(own) for _ in range(self.place.world_size)]
-        torch.distributed.all_gather(parts, own, group=self._group)
-        return torch.cat(parts)
-
-    def gather(self, value: Value, to: int = 0) -> list[Value] | None:
-        """Returns every process's picklable value to one of them, and None to the others."""
-        if self._group is None:
-            return [value]
-        is_there = self.place.rank == to
-        values: list[Value] | None = [value] * self.place.world_size if is_there else None
-        torch.distributed.gather_object(value, values, dst=to, group=self._group)
-        return values
-
-    def barrier(self) -> None:
-        """Waits until every process is here."""
+    def all(self, value: Value) -> list[Value]:
+        """Returns the values of all processes, which must be picklable, in order of rank."""
+        values = [value] * self.place.world_size
         if self._group is not None:
-            torch.distributed.barrier(group=self._group)
+            torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
 
     def close(self) -> None:
         """Ends the group."""

@@ -35,8 +35,8 @@ class CostLedger:
         self._own[key] = dict(zip(names, key, strict=True)) | dict(cost)
 
     def share(self, ranks: Ranks) -> None:
-        """Gives the first process the costs of all; every process calls it at the same point."""
-        for own in ranks.gather(self._own) or []:
+        """Gives every process the costs of all; each calls it at the same point."""
+        for own in ranks.all(self._own):
             self._everyones |= own
 
     def records(self) -> list[dict[str, Any]]:

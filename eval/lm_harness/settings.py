@@ -2,16 +2,15 @@
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Nll, Plugins
+from eval.arguments import Dtype, Nll
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import load
-from eval.runs.models import DTYPES
 from eval.runs.options import OPTIONS, READERS, positive
 from eval.runs.plugins import (
     check_verifier,
@@ -118,101 +117,83 @@ class Opened(NamedTuple):
     settings: LmSettings
 
 
-@dataclass(frozen=True)
-class LmOptions(Plugins):
-    """The settings as text and numbers, as the harness' `model_args` give them.
+DEFAULTS: Mapping[str, Any] = {
+    "pretrained": "mini", "revision": None, "device": "cpu", "dtype": None,
+    "sampler": "ConfidenceThreshold(0.9)", "cache": "NoCache()", "verifier": "NoVerifier()",
+    "blocks": "Sequential()", "nll": "mc", "mc_num": 128, "batch_size": 16,
+}  # fmt: skip
+"""The harness' `model_args`, besides the options of the decode.
 
-    Attributes:
-        pretrained: Embedded name, folder or hub id of the model.
-        revision: Branch, tag or commit of a hub id.
-        device: Such as "cpu"; "cuda" is each process's own.
-        dtype: Of the parameters; None keeps the checkpoint's.
-        nll: "mc" or "l2r", see `MonteCarlo` and `LeftToRight`.
-        mc_num: Mask patterns an answer, for "mc".
-        batch_size: Rows of a forward.
-        decoding: Options of the decode that are given, by name; `gen_length` may be "task".
+`pretrained`, `revision`, `device` and `dtype` are those of `load`; plug-ins are expressions; `nll`
+is "mc" with `mc_num` mask patterns, or "l2r"; `batch_size` is in rows. `gen_length` may be "task".
+"""
+
+
+def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `model_args` with their defaults, checked; None and texts of numbers are taken.
+
+    Raises:
+        ValueError: If a name is unknown, or a value is wrong.
     """
-
-    pretrained: str = "mini"
-    revision: str | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    nll: str = "mc"
-    mc_num: int = 128
-    batch_size: int = 16
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.nll not in get_args(Nll):
-            raise ValueError(f"nll must be one of {', '.join(get_args(Nll))}, got {self.nll!r}.")
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(
-                f"dtype must be one of {', '.join(filter(None, DTYPES))}, got {self.dtype!r}."
-            )
-        # Wrong values are refused before the model is loaded.
-        self.config()
-        parse_sampler(self.sampler)
-        parse_cache(self.cache)
-        parse_blocks(self.blocks)
-        check_verifier(self.verifier)
-
-    @staticmethod
-    def of(arguments: Mapping[str, Any]) -> "LmOptions":
-        """Takes options by name; those that are None keep their defaults.
-
-        Raises:
-            ValueError: If a name is unknown, or a number is none.
-        """
-        own = {f.name for f in fields(LmOptions) if f.name != "decoding"}
-        known = sorted(own | OPTIONS.keys())
-        unknown = sorted(arguments.keys() - set(known))
-        if unknown:
-            raise ValueError(
-                f"The model's arguments must be among {', '.join(known)}, got {unknown[0]!r}. An "
-                "expression with a comma in it needs model_args to be a dictionary."
-            )
-        given = {name: _read(name, value) for name, value in arguments.items() if value is not None}
-        return LmOptions(
-            **{name: value for name, value in given.items() if name in own},
-            decoding={name: value for name, value in given.items() if name in OPTIONS},
+    known = sorted(DEFAULTS.keys() | OPTIONS.keys())
+    unknown = sorted(arguments.keys() - set(known))
+    if unknown:
+        raise ValueError(
+            f"The model's arguments must be among {', '.join(known)}, got {unknown[0]!r}. An "
+            "expression with a comma in it needs model_args to be a dictionary."
         )
+    given = {name: _read(name, value) for name, value in arguments.items() if value is not None}
+    found = {**DEFAULTS, **given}
+    for name, allowed in (("nll", get_args(Nll)), ("dtype", (None, *get_args(Dtype)))):
+        if found[name] not in allowed:
+            wanted = ", ".join(filter(None, allowed))
+            raise ValueError(f"{name} must be one of {wanted}, got {found[name]!r}.")
+    decoding_of(found)
+    for name, check in _CHECKS.items():
+        check(found[name])
+    return found
 
-    def config(self) -> DecodeConfig:
-        """Returns the options of the decode; those that a task decides have their defaults."""
-        return DecodeConfig(**{n: v for n, v in self.decoding.items() if v != "task"})
 
-    def from_task(self) -> tuple[str, ...]:
-        """Returns the options that a task decides."""
-        length = ("gen_length",) if self.decoding.get("gen_length") == "task" else ()
-        temperature = () if "temperature" in self.decoding else ("temperature",)
-        return length + temperature
+def decoding_of(arguments: Mapping[str, Any]) -> DecodeConfig:
+    """Returns the options of the decode; those that a task decides have their defaults."""
+    given = {name: arguments[name] for name in OPTIONS if arguments.get(name, "task") != "task"}
+    return DecodeConfig(**given)
 
-    def open(self) -> Opened:
-        """Loads the model, and the verifier's target if it has one.
 
-        Raises:
-            OSError: As `load_model`.
-            ValueError: As `load_model`, or if there is no tokenizer.
-        """
-        own = load(
-            self.pretrained, device=self.device, dtype=self.dtype, revision=self.revision or ""
-        )
-        settings = LmSettings(
-            model=self.pretrained,
-            revision=self.revision,
-            dtype=own.dtype,
-            sampler=parse_sampler(self.sampler),
-            cache=parse_cache(self.cache),
-            verifier=parse_verifier(self.verifier, own.target),
-            blocks=parse_blocks(self.blocks),
-            estimator=MonteCarlo(self.mc_num) if self.nll == "mc" else LeftToRight(),
-            decoding=self.config(),
-            from_task=self.from_task(),
-            batch_size=self.batch_size,
-        )
-        # A tokenizer of transformers has all of it.
-        return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
+def open_model(arguments: Mapping[str, Any]) -> Opened:
+    """Loads a model, and the verifier's target if it has one.
 
+    Raises:
+        OSError: As `load_model`.
+        ValueError: As `read_arguments` and `load_model`, or if there is no tokenizer.
+    """
+    given = read_arguments(arguments)
+    source, revision = given["pretrained"], given["revision"]
+    own = load(source, device=given["device"], dtype=given["dtype"], revision=revision or "")
+    is_open = {"gen_length": given.get("gen_length") == "task",
+               "temperature": "temperature" not in given}  # fmt: skip
+    settings = LmSettings(
+        model=source,
+        revision=revision,
+        dtype=own.dtype,
+        sampler=parse_sampler(given["sampler"]),
+        cache=parse_cache(given["cache"]),
+        verifier=parse_verifier(given["verifier"], own.target),
+        blocks=parse_blocks(given["blocks"]),
+        estimator=MonteCarlo(given["mc_num"]) if given["nll"] == "mc" else LeftToRight(),
+        decoding=decoding_of(given),
+        from_task=tuple(name for name, is_tasks in is_open.items() if is_tasks),
+        batch_size=given["batch_size"],
+    )
+    # A tokenizer of transformers has all of it.
+    return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
+
+
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "sampler": parse_sampler, "cache": parse_cache, "blocks": parse_blocks,
+    "verifier": check_verifier,
+}  # fmt: skip
+"""By expression the function that refuses mistakes, before a model is loaded."""
 
 _READERS: Mapping[str, Callable[[object], Any]] = {
     **{name: READERS.get(kind, str) for name, kind in OPTIONS.items()},
@@ -222,7 +203,6 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
 
 
 def _read(name: str, value: Any) -> Any:
-    """Reads a number or a truth, which the harness may give as text."""
     if name not in _READERS or (name, value) == ("gen_length", "task"):
         return value
     try:

@@ -146,13 +146,7 @@ def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def paired_bootstrap(
-    first: Sequence[Number],
-    second: Sequence[Number],
-    *,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-) -> Difference:
+def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Difference:
     """Returns mean(second) - mean(first) with its 95 per cent bootstrap interval over examples.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife",
@@ -163,13 +157,11 @@ def paired_bootstrap(
     """
     _require_pairs(first, second)
     differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
-    means = _resampled_sums(differences[:, None], num_resamples, seed)[:, 0] / len(differences)
+    means = _resampled_sums(differences[:, None])[:, 0] / len(differences)
     return Difference(float(differences.mean()), *_central_95(means))
 
 
-def bootstrap(
-    values: Sequence[Number], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
-) -> Bounds:
+def bootstrap(values: Sequence[Number]) -> Bounds:
     """Returns the 95 per cent bootstrap interval of the mean over examples.
 
     For counts of right and wrong use `wilson`. The interval of equal values is a point.
@@ -177,17 +169,10 @@ def bootstrap(
     Raises:
         ValueError: If there are no values.
     """
-    zeros = [0.0] * len(values)
-    return Bounds(*paired_bootstrap(zeros, values, num_resamples=num_resamples, seed=seed)[1:])
+    return Bounds(*paired_bootstrap([0.0] * len(values), values)[1:])
 
 
-def ratio_of_sums(
-    numerators: Sequence[Number],
-    denominators: Sequence[Number],
-    *,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-) -> Difference:
+def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) -> Difference:
     """Returns sum(numerators) / sum(denominators) with its 95 per cent bootstrap interval.
 
     Raises:
@@ -197,7 +182,7 @@ def ratio_of_sums(
     if min(denominators) <= 0:
         raise ValueError(f"Denominators must be positive, got {min(denominators)}.")
     pairs = np.stack([numerators, denominators], axis=1).astype(np.float64)
-    sums = _resampled_sums(pairs, num_resamples, seed)
+    sums = _resampled_sums(pairs)
     total = pairs.sum(axis=0)
     return Difference(float(total[0] / total[1]), *_central_95(sums[:, 0] / sums[:, 1]))
 
@@ -224,15 +209,14 @@ def _require_pairs(first: Sequence[Number], second: Sequence[Number]) -> None:
         )
 
 
-def _resampled_sums(
-    rows: NDArray[np.float64], num_resamples: int, seed: int
-) -> NDArray[np.float64]:
-    generator = np.random.default_rng(seed)
+def _resampled_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the sums of the columns of 10,000 resamples of the rows, with seed 0."""
+    generator = np.random.default_rng(0)
     size = max(1, _CHUNK // len(rows))
     columns = np.ascontiguousarray(rows.T)
     sums = []
-    for start in range(0, num_resamples, size):
-        count = min(size, num_resamples - start)
+    for start in range(0, NUM_RESAMPLES, size):
+        count = min(size, NUM_RESAMPLES - start)
         chosen = generator.integers(len(rows), size=(count, len(rows)))
         # Column by column: the same sums along contiguous numbers take a tenth of the time.
         sums.append(np.stack([own.take(chosen).sum(axis=1) for own in columns], axis=1))

@@ -6,20 +6,19 @@ time, wall time, memory, processes, open files and the size of a file; no core d
 ends, with all processes in it, when the program has ended or its time is up, and bubblewrap's also
 if the evaluation is killed. A container's own clock ends the container in that case.
 
-Limits of the guard:
+It does not guard against:
 
-- A hole in the kernel. Programs share it; only a virtual machine or another computer does not.
-- A program made to forge its verdict. Tests run in the candidate's interpreter, because they call
-  the candidate; a candidate that walks up the frames of the interpreter or searches its memory for
-  the secret words of the report, or redefines equality or a builtin that the tests call, can pass.
-  Ending early with any status, printing any text, emptying or reading the report, and replacing
-  `exec` do not.
+- A hole in the kernel, which programs share.
+- A program made to forge its verdict. Tests run in the candidate's interpreter; a candidate that
+  walks up its frames or searches its memory for the secret words of the report, or redefines
+  equality or a builtin that the tests call, can pass. Ending early, printing any text, emptying or
+  reading the report, and replacing `exec` do not help.
 - Reading the Python installation with all its packages, and the system's libraries.
-- Many processes, if this process is root without the rights to make namespaces outside a user
-  namespace, and the runner is bubblewrap. They end with the program's time.
+- Many processes until the program's time is up, if bubblewrap is run by a root that cannot make
+  namespaces outside a user namespace.
 - An empty folder left among the temporary files if the evaluation is killed.
-- A command of the user's own: the command decides on everything but the limits of one process, and
-  gets the few variables of the environment that podman and docker need.
+- A command of the user's own, which decides on everything but the limits of one process, and gets
+  the few variables of the environment that podman and docker need.
 """
 
 import math
@@ -41,6 +40,7 @@ from eval.sandbox.runners import ENVIRONMENT, REMEDY, commands_of
 
 INSIDE = Path(__file__).with_name("inside.py")
 STAGES = ("ready", "compiled", "loaded", "passed", "failed", "late")
+FILE_BYTES = 1 << 22
 MAX_REPORT_BYTES = 1 << 16
 MAX_COMPLAINT_BYTES = 300
 # Variables by which podman and docker find their images, their settings and the service.
@@ -63,7 +63,6 @@ class Sandbox(CodeRunner):
         wall_s: Time on the clock, in seconds: for programs that wait.
         start_s: Further time for the sandbox to start and to end, in seconds.
         memory_bytes: Address space.
-        file_bytes: Greatest size of a file.
     """
 
     runner: str = "auto"
@@ -71,16 +70,13 @@ class Sandbox(CodeRunner):
     wall_s: float = 15.0
     start_s: float = 30.0
     memory_bytes: int = 1 << 30
-    file_bytes: int = 1 << 22
 
     def __post_init__(self) -> None:
         commands_of(self.runner, self.memory_bytes)
+        # Python itself needs 64 MiB.
         for name, value, least in (
-            ("cpu_s", self.cpu_s, 1),
-            # Python itself needs as much.
-            ("memory_bytes", self.memory_bytes, 1 << 26),
-            ("file_bytes", self.file_bytes, 1),
-        ):
+            ("cpu_s", self.cpu_s, 1), ("memory_bytes", self.memory_bytes, 1 << 26)
+        ):  # fmt: skip
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
         for name, seconds in (("wall_s", self.wall_s), ("start_s", self.start_s)):
@@ -88,11 +84,7 @@ class Sandbox(CodeRunner):
                 raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
 
     def require_ready(self, name: str) -> None:
-        """Finds a runner that passes a trial program.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """Raises ValueError if no runner passes a trial program."""
         _working_command(self)
 
     def run(self, candidate: str, tests: str) -> Outcome:
@@ -112,7 +104,7 @@ class Sandbox(CodeRunner):
         job = {
             "candidate": candidate, "tests": tests, "words": words, "cpu_s": self.cpu_s,
             "wall_s": self.wall_s, "memory_bytes": self.memory_bytes,
-            "file_bytes": self.file_bytes, "packages": site.getsitepackages(),
+            "file_bytes": FILE_BYTES, "packages": site.getsitepackages(),
         }  # fmt: skip
         inside = INSIDE.read_text(encoding="utf-8")
         program = f"{inside}\nmain({job!a})\n"

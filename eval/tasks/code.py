@@ -1,14 +1,23 @@
-"""The parts that tasks scored by running programs share: permission, scores, finding the code."""
+"""The parts that tasks scored by running programs share: settings, scores, finding the code.
+
+Source: Settings of papers: the evaluation scripts of LLaDA, https://github.com/ML-GSAI/LLaDA,
+Fast-dLLM, https://github.com/NVlabs/Fast-dLLM, dParallel, https://github.com/czg1225/dParallel,
+D2F, https://github.com/zhijie-group/Discrete-Diffusion-Forcing, and Dream,
+https://github.com/DreamLM/Dream.
+
+Differs: Where the scripts ask an instruction-tuned model for a fenced block, the words are our own.
+LLaDA's setting holds EOS back, and Dream's draws at temperature 0.1 with top_p 0.9: options of the
+decode, not of a prompt.
+"""
 
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
-from eval.tasks.code_protocols import CodeProtocol
 from eval.tasks.problem_files import PublishedTask
 
 PYTHON = ("", "python", "python3", "py")
@@ -16,12 +25,58 @@ PYTHON = ("", "python", "python3", "py")
 _FENCED = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
+class CodeProtocol(NamedTuple):
+    """A published setting.
+
+    Attributes:
+        is_instruction: The prompt asks for a fenced block; else the answer continues the prompt.
+        is_chat: The prompt is put into the chat template.
+        num_fewshot: Demonstrations.
+        gen_length: Answer length in tokens.
+        block_length: Tokens per block, the answer's length where the setting has no blocks; None:
+            the model's own.
+    """
+
+    is_instruction: bool
+    is_chat: bool
+    num_fewshot: int
+    gen_length: int
+    block_length: int | None
+
+
+HUMANEVAL: Mapping[str, CodeProtocol] = {
+    "lm_eval": CodeProtocol(False, False, 0, 512, None),
+    "instruct": CodeProtocol(True, True, 0, 512, None),
+    # The plain prompt as one user turn.
+    "fast_dllm": CodeProtocol(False, True, 0, 256, 32),
+    "fast_dllm_dream": CodeProtocol(False, False, 0, 256, 32),
+    "llada": CodeProtocol(True, True, 0, 512, 512),
+    "llada_1_5": CodeProtocol(True, True, 0, 512, 32),
+    "llada_base": CodeProtocol(False, False, 0, 1024, 1024),
+    "dparallel": CodeProtocol(False, True, 0, 256, 32),
+    "d2f": CodeProtocol(False, True, 0, 512, 32),
+    "dream": CodeProtocol(True, True, 0, 768, 768),
+    "dream_base": CodeProtocol(False, False, 0, 512, 512),
+}
+
+MBPP: Mapping[str, CodeProtocol] = {
+    "lm_eval": CodeProtocol(False, False, 3, 256, None),
+    "instruct": CodeProtocol(True, True, 3, 256, None),
+    "fast_dllm": CodeProtocol(False, True, 3, 256, 32),
+    "fast_dllm_dream": CodeProtocol(False, False, 3, 256, 32),
+    "llada_base": CodeProtocol(False, False, 3, 1024, 1024),
+    "dparallel": CodeProtocol(False, True, 3, 256, 32),
+    "d2f": CodeProtocol(False, True, 3, 512, 32),
+    "dream": CodeProtocol(True, True, 0, 1024, 1024),
+}
+
+
 @dataclass(frozen=True)
 class CodeTask(PublishedTask[CodeProtocol]):
     """A task whose answers are programs, right if they pass the problem's tests.
 
-    Protocols are those of `eval.tasks.code_protocols`: `lm_eval`, plain text that the answer
-    continues; `instruct`, a chat turn answered by a fenced block; or a published one.
+    Protocols are `lm_eval`, plain text that the answer continues; `instruct`, a chat turn answered
+    by a fenced block; and published settings.
 
     Attributes:
         sandbox: Runs the programs. By default none is run, and scoring is refused.

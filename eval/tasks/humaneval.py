@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
-from eval.tasks.code import CodeTask, fenced, unix_lines
-from eval.tasks.code_protocols import HUMANEVAL
+from eval.tasks.code import HUMANEVAL, CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import DataSet, typed
 
 DATA = DataSet(

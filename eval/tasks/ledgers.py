@@ -89,11 +89,11 @@ class Ledgers(GeneratedTask):
         march ben gets 5 : 25 + 5 = 30 , so now ben has 30 .
         with ben added : 44 + 30 = 74 , so the total is now 74 . #### 74
 
-    (on one line of text). A change depends on the earlier changes of its account and on nothing
-    else, a total on its account and on the total before it. So the lines of different accounts may
-    be found at once, and accounts written in any order. In each line the verb (`gains` or `gets`,
-    `loses` or `drops`) and the connective (`so now` or `which means`) are free. A line has 17
-    tokens; an answer has 87 to 189, in `test_length` 206 to 240.
+    (on one line of text). A change depends on the earlier changes of its account alone, a total on
+    its account and on the total before it, so that the lines of different accounts can be found at
+    once, and accounts written in any order. In each line the verb (`gains` or `gets`, `loses` or
+    `drops`) and the connective (`so now` or `which means`) are free. A line has 17 tokens; an
+    answer has 87 to 189, in `test_length` 206 to 240.
 
     Starts are in [16, 45], balances in [1, 60], changes in [1, 15] and different within a question,
     totals at most 100.

@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
-from eval.tasks.code import CodeTask, fenced, unix_lines
-from eval.tasks.code_protocols import MBPP
+from eval.tasks.code import MBPP, CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found, typed
 
 DATA = DataSet(

@@ -35,14 +35,14 @@ class WordProblems(GeneratedTask):
     Every operand, intermediate and result is a whole number in [1, max_value]; one factor of each
     product, and each divisor, is at most `max_factor`; divisions are exact.
 
-    A template's own ranges are clipped to the world and tightened by interval arithmetic over its
-    steps. A template is left out of a world in which fewer than 500 number tuples are found
-    (`excluded`). Number tuples are not uniform: a slot is uniform over what the earlier ones allow.
+    A template's ranges are clipped to the world and tightened by interval arithmetic. A template
+    with fewer than 500 number tuples is left out (`excluded`). A slot is uniform over the numbers
+    that the earlier slots allow.
 
     Splits: `train`, `val` and `test` are disjoint in (template, numbers).
-    `test_template` has the held-out templates, `test_entity` people and objects that no training
-    problem mentions, `test_large` solutions with a number above two thirds of the greatest that the
-    template allows; the numbers of the last two are numbers of `test`.
+    `test_template` has the held-out templates. With numbers of `test`, `test_entity` has people and
+    objects that no training problem mentions, and `test_large` solutions with a number above two
+    thirds of the greatest that the template allows.
 
     The defaults are the world of the embedded models `mini` and `mini-ar`.
 
@@ -86,11 +86,7 @@ class WordProblems(GeneratedTask):
         return tuple(template.id for template in self._chosen if template.id not in kept)
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws one problem; templates are equally likely.
-
-        Raises:
-            ValueError: If no template of the split is left in this world, or no problem is found.
-        """
+        """Draws one problem; templates are equally likely."""
         self.require(split, None)
         plans = self._plans[split == "test_template"]
         if not plans:

@@ -21,7 +21,7 @@ from eval.cli import EVAL_COMMANDS as COMMANDS
 from eval.cli import evaluate as main
 from eval.cli import make_eval_parser as make_parser
 from eval.grid import show_grid
-from eval.lm_harness.settings import LmOptions
+from eval.lm_harness.settings import read_arguments
 from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of, positive
 from eval.runs.sweep import Sweep, read_sweep
 
@@ -127,7 +127,7 @@ def test_every_plug_in_arrives_in_a_sweep_and_in_the_harness(
     lines = [f"{key} = {value}\n" for key, value in head.items()]
     file.write_text("".join(['model = "mini"\ntasks = ["lists/copy"]\n', *lines]))
     assert getattr(read_sweep(file), axis) == (PLUGINS[name],)
-    assert getattr(LmOptions.of({name: PLUGINS[name]}), name) == PLUGINS[name]
+    assert read_arguments({name: PLUGINS[name]})[name] == PLUGINS[name]
 
 
 @pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
@@ -144,10 +144,10 @@ def test_every_option_of_the_decode_arrives_in_a_sweep_and_in_the_harness(
     assert read_sweep(file).decoding == {name: (value,)}
     file.write_text(f"{head}{name} = [{text}]\n")
     assert read_sweep(file).decoding == {name: (value,)}
-    assert getattr(LmOptions.of({name: value}).config(), name) == value
+    assert read_arguments({name: value})[name] == value
     # As the harness gives it, from text.
     plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    assert getattr(LmOptions.of({name: plain}).config(), name) == value
+    assert read_arguments({name: plain})[name] == value
 
 
 def test_several_values_of_an_option_are_compared() -> None:

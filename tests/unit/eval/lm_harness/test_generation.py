@@ -77,8 +77,8 @@ def test_options_without_effect_are_taken_where_they_are_neutral() -> None:
         ({"until": [3]}, r"until must be a text or a list of texts, got \[3\]"),
         ({"temperature": "hot"}, "temperature must be a number from 0, got 'hot'"),
         ({"temperature": -1}, "temperature must be a number from 0, got -1"),
-        ({"gen_length": 0}, "An answer's length is a whole number from 1, got 0"),
-        ({"gen_length": 1.5}, "An answer's length is a whole number from 1, got 1.5"),
+        ({"gen_length": 0}, "gen_length must be a whole number from 1, got 0"),
+        ({"gen_length": 1.5}, "gen_length must be a whole number from 1, got 1.5"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused_by_name(

@@ -165,9 +165,9 @@ def test_the_numbers_of_masks_are_equally_spaced(length: int, num_samples: int) 
 @pytest.mark.parametrize(
     ("prompt", "answer", "message"),
     [
-        ([], [1], "A prompt has at least one token"),
-        ([23], [1], "hold no \\[MASK\\], got its id 23"),
-        ([1], [2, 23], "hold no \\[MASK\\], got its id 23"),
+        ([], [1], "A prompt must have at least one token"),
+        ([23], [1], "have no \\[MASK\\], got its id 23"),
+        ([1], [2, 23], "have no \\[MASK\\], got its id 23"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(

@@ -30,7 +30,7 @@ from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.lm_harness.ranks import Ranks
-from eval.lm_harness.settings import LmOptions, LmSettings, Opened
+from eval.lm_harness.settings import LmSettings, Opened, open_model
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from eval.runs.settings import Place
@@ -99,14 +99,13 @@ class Relayed(Ranks):
         self._counts = counts
         self._mail = mail
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        assert int(tensor) == self._counts[self.place.rank]
-        return torch.tensor([self._counts[0], self._counts[1]])
-
-    def gather(self, value: Any, to: int = 0) -> list[Any] | None:
+    def all(self, value: Any) -> list[Any]:
+        if isinstance(value, Tensor):
+            assert int(value) == self._counts[self.place.rank]
+            return [torch.tensor([count]) for count in self._counts.values()]
         if self.place.rank:
             self._mail.append(value)
-            return None
+            return [value]
         return [value, self._mail.pop(0)]
 
 
@@ -242,7 +241,7 @@ def test_accuracies_that_need_to_know_what_is_greedy_are_warned_of() -> None:
     )
     choices = [scored("1", " 2 3", idx=0), scored("1", " 3 2", idx=1)]
     lm.loglikelihood(choices, disable_tqdm=True)
-    with pytest.warns(UserWarning, match="counts as no in toy; nll='l2r' tells"):
+    with pytest.warns(UserWarning, match="'is_greedy' is False in toy. Use nll='l2r'"):
         lm.loglikelihood([*choices, scored("1", " 2 3", doc_id=1)], disable_tqdm=True)
 
 
@@ -335,7 +334,7 @@ def _by_hand(folder: Path, num_docs: int) -> tuple[list[str], list[int]]:
 def test_greedy_solutions_are_found_by_the_chain_rule_alone(folder: Path) -> None:
     found = evaluate(mini(nll="l2r"), folder, "words_score", limit=5)
     assert found["results"]["words_score"]["acc,none"] >= 0.4
-    with pytest.warns(UserWarning, match="counts as no in words_score"):
+    with pytest.warns(UserWarning, match="False in words_score"):
         found = evaluate(mini(mc_num=2), folder, "words_score", limit=2)
     assert found["results"]["words_score"]["acc,none"] == 0.0
 
@@ -367,9 +366,7 @@ def test_two_processes_score_every_document_once(folder: Path, task: str) -> Non
     whole = evaluate(mini(nll="l2r"), folder, task)
     per_doc = 1 if task == "words_generate" else 2
     counts, mail = {0: 4 * per_doc, 1: 3 * per_doc}, []
-    model, tokenizer, settings = LmOptions.of(
-        {"pretrained": "mini", "gen_length": 64, "nll": "l2r", "dtype": "float32"}
-    ).open()
+    model, tokenizer, settings = open_model({"gen_length": 64, "nll": "l2r", "dtype": "float32"})
     lms = [
         DecodeLM(Opened(model, tokenizer, settings), Relayed(rank, counts, mail))
         for rank in range(2)
@@ -457,7 +454,7 @@ def test_a_block_schedule_decides_what_is_open() -> None:
         ({"gen_length": 0}, "gen_length must be between 1 and .* got 0"),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"nll": "exact"}, "nll must be one of mc, l2r, got 'exact'"),
-        ({"mc_num": 0}, "num_samples must be at least 1, got 0"),
+        ({"mc_num": 0}, "mc_num must be at least 1, got 0"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
         ({"cache": "Nothing()"}, "'Nothing' is not known here"),
@@ -474,7 +471,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
     ("arguments", "message"),
     [
         (["--gen-kwargs", "num_beams=4"], "got num_beams=4"),
-        (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature is given once"),
+        (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature must be given once"),
         (
             ["--include-path", "nowhere"],
             "include_path must be a folder with task files, got 'nowhere'",

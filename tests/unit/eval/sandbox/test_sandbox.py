@@ -212,14 +212,12 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
 
 
 def test_limits_that_no_program_fits_into_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="cpu_s must be at least 1 second, got 0"):
+    with pytest.raises(ValueError, match="cpu_s must be at least 1, got 0"):
         Sandbox(cpu_s=0)
     with pytest.raises(ValueError, match="wall_s must be a positive number of seconds, got inf"):
         Sandbox(wall_s=float("inf"))
     with pytest.raises(ValueError, match="memory_bytes must be at least"):
         Sandbox(memory_bytes=1 << 20)
-    with pytest.raises(ValueError, match="file_bytes must be at least"):
-        Sandbox(file_bytes=0)
 
 
 def test_without_permission_nothing_is_run() -> None:
