@@ -10,13 +10,7 @@ from eval.metrics.statistics import mean, standard_error
 
 
 class Pattern(NamedTuple):
-    """A mask pattern over an answer.
-
-    Attributes:
-        masked: Positions that are [MASK].
-        scored: Masked positions whose log-probabilities are added.
-        weight: Factor of their sum.
-    """
+    """Masked positions of an answer, the scored ones among them, and a factor of their score."""
 
     masked: Sequence[int]
     scored: Sequence[int]
@@ -24,13 +18,11 @@ class Pattern(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A log-likelihood.
+    """A log-likelihood in nats.
 
-    Attributes:
-        log_likelihood: In nats.
-        standard_error: As if draws were independent, too much for systematic ones; 0 if exact.
-        is_greedy: True if decoding one token at a time, left to right, gives this answer; `None`
-            if the patterns do not tell.
+    `standard_error` is 0 if it is exact, and too large for systematic draws. `is_greedy` says
+    whether decoding from left to right, one token at a time, gives this answer; None if that is not
+    known.
     """
 
     log_likelihood: float

@@ -27,13 +27,7 @@ _KNOWN = ("until", "do_sample", "temperature", "gen_length", *_ALLOWANCES)
 
 @dataclass(frozen=True)
 class Generation:
-    """How one answer is decoded and cut.
-
-    Attributes:
-        gen_length: In tokens, a multiple of the block length.
-        temperature: Of the proposals.
-        until: Strings; the answer ends before the first of them.
-    """
+    """How one answer is decoded, and cut before the first of the strings `until`."""
 
     gen_length: int
     temperature: float
@@ -49,16 +43,12 @@ class Generation:
     ) -> "Generation":
         """Reads a task's generation options.
 
-        The answer's length is the option `gen_length`, which no task sets by itself, otherwise the
-        argument, or the task's `max_gen_toks` or 256 if the argument is "task". The length is fixed
-        by default because it changes the answers of a diffusion model, and tasks' limits were
-        chosen for models that stop by themselves.
-
-        Args:
-            options: As in a task's `generation_kwargs`.
-            gen_length: Answer length in tokens, see above.
-            block_length: Tokens per block; the length is rounded up to a multiple.
-            temperature: Of all answers; None takes the task's, by default 0, or 1 if it samples.
+        The answer's length in tokens is the option `gen_length`, which no task sets by itself,
+        otherwise the argument, or the task's `max_gen_toks` or 256 if the argument is "task"; it is
+        rounded up to whole blocks. It is fixed by default because it changes the answers of a
+        diffusion model, and tasks' limits were chosen for models that stop by themselves.
+        `temperature` is that of all answers; None takes the task's, by default 0, or 1 if the task
+        samples.
 
         Raises:
             ValueError: If an option is unknown, of the wrong kind, or would have no effect.

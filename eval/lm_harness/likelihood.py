@@ -24,13 +24,7 @@ Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
 
 class ScoredAnswer(NamedTuple):
-    """An estimate and its cost.
-
-    Attributes:
-        estimate: The log-likelihood.
-        nfe: Mask patterns, each a row of some forward.
-        query_positions: Columns computed for them.
-    """
+    """An estimate, the number of its mask patterns, and the columns computed for them."""
 
     estimate: Estimate
     nfe: int
@@ -77,7 +71,7 @@ class Likelihood:
             _check(prompt, answer, self.model.mask_id)
         cut = [(i, part) for i, pair in enumerate(pairs) for part in self._segments(*pair)]
         rows = ((n, row) for n, (_, part) in enumerate(cut) for row in self._rows(part))
-        read: list[list[_Reading]] = [[] for _ in cut]
+        read: list[list[tuple[float, bool]]] = [[] for _ in cut]
         while batch := list(islice(rows, self.batch_size)):
             for (n, _), reading in zip(batch, self._read([row for _, row in batch]), strict=True):
                 read[n].append(reading)
@@ -104,8 +98,8 @@ class Likelihood:
         patterns = self._estimator(segment).patterns(segment.length, random.Random(key))
         return [_row(segment, pattern, self.model.mask_id) for pattern in patterns]
 
-    def _read(self, rows: Sequence["_Row"]) -> list["_Reading"]:
-        """Runs one forward."""
+    def _read(self, rows: Sequence["_Row"]) -> list[tuple[float, bool]]:
+        """Returns weighted log-probabilities, and whether all scored tokens are most likely."""
         model = self.model
         on_device = partial(torch.tensor, device=model.device)
         tokens = _stack([row.tokens for row in rows], model.eos_ids[0]).to(model.device)
@@ -126,8 +120,8 @@ class Likelihood:
         unwanted = torch.arange(columns.shape[1], device=model.device) >= counts[:, None]
         sums = logs.double().masked_fill(unwanted, 0.0).sum(-1).tolist()
         hits = ((best == targets) | unwanted).all(-1).tolist()
-        found = zip(rows, sums, hits, strict=True)
-        return [_Reading(row.weight * value, hit) for row, value, hit in found]
+        values = [row.weight * value for row, value in zip(rows, sums, strict=True)]
+        return list(zip(values, hits, strict=True))
 
 
 class _Segment(NamedTuple):
@@ -148,13 +142,6 @@ class _Row(NamedTuple):
     columns: list[int]
     targets: list[int]
     weight: float
-
-
-class _Reading(NamedTuple):
-    """The weighted log-probability of a pattern, and whether all its tokens are most likely."""
-
-    value: float
-    hit: bool
 
 
 def _row(segment: _Segment, pattern: Pattern, mask_id: int) -> _Row:

@@ -40,18 +40,8 @@ class LmTokenizer(tokenizer.Tokenizer, Protocol):
 class LmSettings:
     """Everything that decides an answer, except the request itself.
 
-    Attributes:
-        model: Embedded name, folder or hub id.
-        revision: Branch, tag or commit of a hub id.
-        dtype: Of the parameters.
-        sampler: Which positions to commit.
-        cache: Which columns to recompute.
-        verifier: How a round's forwards are run, and who decides.
-        estimator: How likelihoods are computed.
-        decoding: All other options of the decode.
-        from_task: Options of the decode that a task decides: "gen_length", "temperature".
-        batch_size: Rows of a forward.
-        blocks: Which positions are open.
+    `decoding` has all options of the decode besides the plug-ins; `from_task` names those of them
+    that a task decides, "gen_length" and "temperature". `batch_size` is in rows of a forward.
     """
 
     model: str
@@ -130,7 +120,7 @@ is "mc" with `mc_num` mask patterns, or "l2r"; `batch_size` is in rows. `gen_len
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `model_args` with their defaults, checked; None and texts of numbers are taken.
+    """Returns the `model_args` with their defaults; numbers may be texts.
 
     Raises:
         ValueError: If a name is unknown, or a value is wrong.

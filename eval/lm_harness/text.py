@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.settings import LmTokenizer
+from eval.runs.prompts import require_template
 from eval.tasks.base import Turn
 
 
@@ -21,16 +22,8 @@ class Codec:
         self.prefix_id = eos_id if bos_id is None else bos_id
 
     def render(self, turns: list[Turn], *, add_generation_prompt: bool) -> str:
-        """Writes turns in the chat template; without a generation prompt the last one goes on.
-
-        Raises:
-            ValueError: If the tokenizer has no chat template.
-        """
-        if not self._tokenizer.chat_template:
-            raise ValueError(
-                "A chat prompt needs a tokenizer with a chat template, got one without; "
-                "leave the chat template out."
-            )
+        """Writes turns in the chat template; without a generation prompt the last one goes on."""
+        require_template(self._tokenizer)
         text = self._tokenizer.apply_chat_template(
             turns,
             tokenize=False,

@@ -10,13 +10,9 @@ Row: TypeAlias = dict[str, Any]
 class Cost(NamedTuple):
     """A way to count the work of a decode.
 
-    Attributes:
-        name: As `--cost` takes it.
-        speed: Head of the column with the tokens for this cost; more is better.
-        axis: Title of the axis.
-        less: Ends the sentence "X times ...".
-        rate: Field of a row with the tokens for this cost.
-        speedup: Field of a row with the speed over that of the reference.
+    `name` is that of `--cost`, `speed` heads the column with the tokens for this cost, `axis` is
+    the title of the axis, and `less` ends the sentence "X times ...". `rate` and `speedup` are
+    fields of a row.
     """
 
     name: str

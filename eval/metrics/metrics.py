@@ -17,12 +17,7 @@ AUP_TOLERANCE = 0.05
 
 
 class TradeOff(NamedTuple):
-    """One setting of a method on the plane of speed and quality.
-
-    Attributes:
-        speed: Tokens per forward, or for another cost; a ratio of sums.
-        accuracy: In [0, 1].
-    """
+    """One setting of a method: tokens for a cost, a ratio of sums, and accuracy in [0, 1]."""
 
     speed: float
     accuracy: float
@@ -155,16 +150,13 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
 
 
 def order_correlation(steps: Sequence[int]) -> float | None:
-    """Returns Kendall's tau-b between positions and the steps that committed them.
+    """Returns Kendall's tau-b between positions and the steps of their last commits, left to right.
 
     1 is left to right, -1 right to left, near 0 no order. None if it is undefined: fewer than two
     positions, or all of them in one step.
 
     Source: Kendall 1945, "The treatment of ties in ranking problems",
     https://doi.org/10.1093/biomet/33.3.239.
-
-    Args:
-        steps: Step of each position's last commit, left to right, up to and including EOS.
     """
     values = np.asarray(steps)
     upper = np.triu_indices(len(values), k=1)
@@ -178,10 +170,7 @@ def order_correlation(steps: Sequence[int]) -> float | None:
 def leftmost_share(steps: Sequence[int]) -> float | None:
     """Returns the share of steps that committed the leftmost position still masked.
 
-    It is 1 for every left-to-right decoder, and None if there is no position.
-
-    Args:
-        steps: As for `order_correlation`.
+    It is 1 for left-to-right decoders. `steps` are as above; None if there are none.
     """
     if not len(steps):
         return None

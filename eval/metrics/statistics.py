@@ -39,12 +39,9 @@ class Difference(NamedTuple):
 
 
 class McNemar(NamedTuple):
-    """An exact McNemar test.
+    """An exact McNemar test: examples on which only the second or the first method is right.
 
-    Attributes:
-        gained: Examples on which only the second method is right.
-        lost: Examples on which only the first one is.
-        p_value: Two-sided probability of a split at least as uneven if both were equally good.
+    `p_value` is the two-sided probability of a split at least as uneven if both were equally good.
     """
 
     gained: int

@@ -37,9 +37,6 @@ class Joint:
         """Returns the distribution under which the given answers are equally likely.
 
         Symbols are numbered in the order in which they first appear.
-
-        Raises:
-            ValueError: If there are none, or of several lengths.
         """
         numbers: dict[Hashable, int] = {}
         listed = {

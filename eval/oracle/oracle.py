@@ -55,15 +55,9 @@ class OracleModel:
         self._tables = [_Table.of(joint, self.vocab_size, self.mask_id) for joint in self.joints]
 
     def prompt(self, sample: int, joint: int = 0, length: int = 3) -> list[int]:
-        """Returns a prompt of at least so many tokens, which are no symbols and are banned.
+        """Returns a prompt of at least so many tokens, which asks for a joint.
 
-        Args:
-            sample: Repeats of a prompt differ in this number, and hence in their noise.
-            joint: Index of the joint distribution that answers are drawn from.
-            length: In tokens, at least 3.
-
-        Raises:
-            ValueError: If the length is below 3 or there is no such joint.
+        Repeats of a prompt differ in the number of their sample, and hence in their noise.
         """
         if length < 3 or not 0 <= joint < min(_BASE, len(self.joints)):
             raise ValueError(

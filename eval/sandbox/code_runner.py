@@ -9,13 +9,9 @@ Verdict = Literal["passed", "failed", "timed out"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running a program.
+    """The result of running a program: whether it is Python, and ran to its end before the tests.
 
-    Attributes:
-        verdict: "passed" only if the last line of the tests was reached.
-        compiled: True if the candidate is a Python program.
-        loaded: True if it ran to its end, before the tests.
-        reason: Why it did not pass, in a few words; empty if it passed.
+    It "passed" only if the last line of the tests was reached; otherwise `reason` says why not.
     """
 
     verdict: Verdict

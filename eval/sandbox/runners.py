@@ -27,12 +27,8 @@ _SYSTEM_PATHS = (
 def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
     """Returns the commands that `Sandbox.runner` stands for, the first choice first.
 
-    Args:
-        runner: Name or command.
-        memory_bytes: Memory of a container, without its temporary files.
-
-    Raises:
-        ValueError: If it is empty or not quoted as in a shell.
+    `memory_bytes` is the memory of a container, without its temporary files. Raises ValueError if
+    the text is empty or not quoted as in a shell.
     """
     try:
         words = shlex.split(runner)

@@ -90,8 +90,6 @@ class Sandbox(CodeRunner):
     def run(self, candidate: str, tests: str) -> Outcome:
         """Runs a candidate and then, in the same namespace, its tests.
 
-        The name of the module is not `__main__`, and hashes of text are the same in every run.
-
         Raises:
             ValueError: If no runner works here.
             RuntimeError: If the sandbox did not start, or the tests are no Python.

@@ -23,15 +23,7 @@ _PARTS: Mapping[str, tuple[Any, str]] = {
 
 
 def require_examples(address: str, examples: Sequence[object]) -> None:
-    """Checks the types of examples.
-
-    Args:
-        address: Of their task, for messages.
-        examples: The examples that the task returned.
-
-    Raises:
-        ValueError: If one is no `Example`, or a part of one is of another type.
-    """
+    """Raises ValueError if an example of a task is no `Example`, or a part has another type."""
     for number, example in enumerate(examples):
         if not isinstance(example, Example):
             raise ValueError(

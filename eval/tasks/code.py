@@ -26,15 +26,12 @@ _FENCED = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL |
 
 
 class CodeProtocol(NamedTuple):
-    """A published setting.
+    """A published setting; lengths are in tokens, and a block length of None is the model's own.
 
     Attributes:
         is_instruction: The prompt asks for a fenced block; else the answer continues the prompt.
         is_chat: The prompt is put into the chat template.
         num_fewshot: Demonstrations.
-        gen_length: Answer length in tokens.
-        block_length: Tokens per block, the answer's length where the setting has no blocks; None:
-            the model's own.
     """
 
     is_instruction: bool
@@ -92,14 +89,10 @@ class CodeTask(PublishedTask[CodeProtocol]):
         return "chat" if self.published.is_chat else "plain"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
-        """Scores an answer by running it.
+        """Scores an answer by running it, which the user must have allowed.
 
         `passed` (primary): it passes every test within the sandbox's limits. `loads`: it runs to
         its end, before the tests, without an error. `compiles`: it is Python.
-
-        Raises:
-            ValueError: If programs may not be run.
-            RuntimeError: If the problem's own tests are no Python.
         """
         outcome = self.sandbox.run(self.program(example, text), example.meta["tests"])
         return {

@@ -28,11 +28,8 @@ class Row(NamedTuple):
 class Wording(NamedTuple):
     """The words around a question and its answer.
 
-    Attributes:
-        ask: Puts a question into a text that the answer continues.
-        tell: Writes the worked answer of a demonstration.
-        stop: Strings that end an answer.
-        strict: Finds the number where an answer in this wording states it.
+    `ask` writes a question that the answer continues, `tell` the worked answer of a demonstration;
+    one of `stop` ends an answer, and `strict` finds the number where the answer states it.
     """
 
     ask: Callable[[str], str]
@@ -95,15 +92,11 @@ def write_turns(wording: Wording, question: str, demonstrations: list[Row]) -> l
 
 
 class Protocol(NamedTuple):
-    """One published setting, short of model, sampler and temperature.
+    """One published setting, without model, sampler and temperature.
 
-    Attributes:
-        num_fewshot: Number of demonstrations.
-        choose: Lists at least `count` demonstrations for each of `num_questions` questions.
-        write: Puts a question and its demonstrations into a prompt.
-        wording: The words around them.
-        gen_length: Answer length in tokens.
-        block_length: Tokens per block; the answer's length where the setting has no blocks.
+    `choose` lists at least `num_fewshot` demonstrations for each of so many questions, `write` puts
+    a question and its demonstrations into a prompt. Lengths are in tokens; a setting without blocks
+    has blocks as long as the answer.
     """
 
     num_fewshot: int

@@ -142,9 +142,9 @@ class Ledgers(GeneratedTask):
         """Scores an answer by its meaning: synonyms and the order of accounts do not matter.
 
         `answer` (primary): every step is there once, in an order that its account allows, with the
-        right operands and result, and so is the number after `####`; nothing else is written.
-        `result`: the number after the first `####` is right. `steps`: share of the steps that the
-        text gets right before its first mistake.
+        right operands and result, then `####` and the right number; nothing else is written.
+        `result`: the number after the first `####` is right. `steps`: share of the steps before the
+        first mistake.
         """
         ledger = example.meta["ledger"]
         right, rest = read_steps(ledger, f"{text.strip()} ")

@@ -26,11 +26,7 @@ FIXED_LENGTH = ("pair_sum", "city")
 class Request:
     """A question about a list.
 
-    Attributes:
-        keyword: The operation.
-        items: The given list.
-        number: A 1-based position, a repeat count or a sum, if the operation has one.
-        word: The new item, if the operation has one.
+    `number` is a position from 1, a count or a sum, and `word` the new item, if there is one.
     """
 
     keyword: str

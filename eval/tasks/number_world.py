@@ -71,13 +71,9 @@ class SlotPlan(NamedTuple):
 class Plan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
-    Attributes:
-        template: The template.
-        names: Slots, constants and results (`s1`, ...), in the order of the values.
-        start: Values before the first step; constants are in place.
-        steps: The steps, each with its fresh slots, in order.
-        ranges: By index of a value its least and greatest number.
-        max_factor: Greatest value of a product's smaller factor, and of a divisor.
+    Values are in the order of `names`: slots, constants, results (`s1`, ...). `start` has the
+    constants in place; each step comes with the slots that it draws; `ranges` are the limits of the
+    values.
     """
 
     template: Template

@@ -54,14 +54,10 @@ class Input(msgspec.Struct):
 
 
 class Row(NamedTuple):
-    """One question as the files hold it.
+    """One question as the files hold it; `where` names file and line, for messages.
 
-    Attributes:
-        where: Names file and line, for messages.
-        input: Values that fill the prompt.
-        shown: Demonstrations.
-        answer: The label: a text, or fields of which `example` may be a right answer.
-        config: Template and scorer.
+    `input` fills the prompt, `shown` are demonstrations, and the label `answer` is a text, or
+    fields of which `example` may be a right answer.
     """
 
     where: str

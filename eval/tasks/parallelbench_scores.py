@@ -14,13 +14,7 @@ _STRICT_ITEMS = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 
 
 class Scorer(NamedTuple):
-    """Scores a text, given the inputs of the prompt and the label.
-
-    Attributes:
-        names: Names of the scores.
-        score: The function.
-        needs: Fields that the label must have.
-    """
+    """Scores a text, given the inputs of the prompt and the label, which has the fields `needs`."""
 
     names: tuple[str, ...]
     score: Callable[[str, Mapping[str, Any], Any], Scores]

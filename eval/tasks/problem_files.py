@@ -107,14 +107,7 @@ class Found(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A public data set.
-
-    Attributes:
-        hub_id: Of its copy on the hub.
-        config: Configuration of the copy.
-        names: Names of the official files.
-        source: Address of the official files.
-    """
+    """A public data set: its copy on the hub, names and address of the official files."""
 
     hub_id: str
     config: str | None
@@ -125,8 +118,7 @@ class DataSet(NamedTuple):
         """Returns the rows of a file or folder; those of the hub's split if the path is None.
 
         Raises:
-            ValueError: If the file is missing, empty or damaged, `datasets` is not installed, or
-                the hub cannot be reached.
+            ValueError: If the file is missing or damaged, or the hub or `datasets` is not there.
         """
         return self._hub_rows(split) if path is None else read_objects(self._file_of(path))
 
@@ -162,11 +154,7 @@ class DataSet(NamedTuple):
 
 
 def read_objects(file: Path) -> list[Found]:
-    """Reads a file of JSON lines, or of one JSON list; `.gz` is decompressed.
-
-    Raises:
-        ValueError: If the file is empty or damaged.
-    """
+    """Reads a file of JSON lines, or of one JSON list; `.gz` is decompressed."""
     remedy = "repair it or download it again"
     try:
         raw = file.read_bytes()
@@ -200,7 +188,7 @@ def typed(value: object, kind: type[Value], where: str) -> Value:
     """Reads a value as a declared type; fields that the type does not declare are ignored.
 
     Raises:
-        ValueError: If a field is missing or of another type.
+        ValueError: If a field is missing or of another type; names the place.
     """
     try:
         return msgspec.convert(value, kind)

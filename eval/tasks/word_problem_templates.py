@@ -24,12 +24,8 @@ class Step(NamedTuple):
 class Template:
     """A family of word problems that differ in numbers, people and objects only.
 
-    Attributes:
-        id: Name of the family.
-        slots: Number slots in order, each with its range in the world of three-digit numbers.
-        question: Text of the question with its slots.
-        steps: The steps of the solution.
-        held_out: True if it belongs to the split `test_template` instead of `train`.
+    `slots` has the range of each number slot in the world of three-digit numbers, in order. A
+    `held_out` family belongs to the split `test_template` instead of `train`.
     """
 
     id: str

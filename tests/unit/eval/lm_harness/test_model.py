@@ -1,6 +1,5 @@
 """The adapter for the evaluation harness: its own requests, and whole evaluations offline."""
 
-import ast
 import json
 import re
 from collections import Counter
@@ -283,6 +282,7 @@ def test_the_command_runs_tasks_offline(
         "lm", "--tasks", "words_generate,words_choose", "--include-path", str(folder), "--output",
         str(out), "--sampler", "FixedSchedule(16)", "--gen-length", "64", "--nll", "l2r",
         "--limit", "5", "--batch-size", "4", "--dtype", "float32",
+        "--use-cache", str(tmp_path / "kept"),
     ]  # fmt: skip
     assert main(command) == 0
     shown = capsys.readouterr().out
@@ -311,6 +311,7 @@ def test_the_command_runs_tasks_offline(
     assert config["cost"]["generate_until"]["tokens_per_forward"] == total
     assert config["decoding"]["sampler"] == repr(FixedSchedule(16))
     assert config["decoding"]["estimator"] == "LeftToRight()"
+    assert list(tmp_path.glob(f"kept-{config['decoding']['fingerprint']}*"))
     assert main(command) == 2
     assert "holds results already" in capsys.readouterr().err
 
@@ -402,24 +403,6 @@ def test_a_response_cache_of_something_else_is_refused() -> None:
         make_lm().settings.claim({"a hash": "an answer"})
 
 
-def test_the_command_keeps_the_answers_of_settings_apart(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "lm", "--tasks", "words_generate", "--include-path", str(folder), "--gen-length", "64",
-        "--use-cache", str(tmp_path / "answers"), "--limit", "3", "--dtype", "float32",
-    ]  # fmt: skip
-    texts = []
-    for i, sampler in enumerate(["FixedSchedule(1)", "FixedSchedule(16)", "FixedSchedule(1)"]):
-        out = tmp_path / str(i)
-        assert main([*command, "--sampler", sampler, "--output", str(out)]) == 0
-        texts.append([line["resps"] for line in lines_of(out / "samples_words_generate.jsonl")])
-        assert len(lines_of(out / "cost.jsonl")) == (3 if i < 2 else 0)
-    capsys.readouterr()
-    assert texts[0] == texts[2] != texts[1]
-    assert texts[1] == [[[text]] for text in _by_hand(folder, 3)[0]]
-
-
 def test_a_block_schedule_decides_what_is_open() -> None:
     several = replace(make_lm().settings, sampler=ConfidenceThreshold(0.2), blocks=MultiBlock(4))
     usual = replace(several, blocks=Sequential())
@@ -470,20 +453,17 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gen-kwargs", "num_beams=4"], "got num_beams=4"),
-        (["--gen-kwargs", "temperature=1", "--temperature", "1"], "The temperature must be given once"),
-        (
-            ["--include-path", "nowhere"],
-            "include_path must be a folder with task files, got 'nowhere'",
-        ),
-        (["--model", "nothing"], "which is none of these"),
+        ("--gen-kwargs num_beams=4", "got num_beams=4"),
+        ("--gen-kwargs temperature=1 --temperature 1", "The temperature must be given once"),
+        ("--include-path nowhere", "must be a folder with task files, got 'nowhere'"),
+        ("--model nothing", "which is none of these"),
     ],
 )
 def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
-    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = ["lm", "--tasks", "words_generate", "--include-path", str(folder), "--limit", "1"]
-    assert main([*start, *arguments]) == 2
+    assert main([*start, *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -503,19 +483,6 @@ def test_without_the_harness_the_command_names_the_extra(
 
 
 def test_nothing_but_the_adapter_imports_the_harness() -> None:
-    adapter = [ROOT / "eval" / "lm_harness" / name for name in ("model.py", "requests.py")]
     for path in (ROOT / "eval").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = {
-            name
-            for node in tree.body
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        found = {name for name in imported if re.match(r"lm_eval\b|eval\.lm_eval$", name)}
-        assert not found or path in adapter, path
+        imported = re.search(r"^(from|import) lm_eval\b", path.read_text(encoding="utf-8"), re.M)
+        assert not imported or path.name in ("model.py", "requests.py"), path

@@ -8,31 +8,22 @@ import pytest
 import torch
 from eval_runs import one_step_accuracy
 
-from dllm_decode import ForwardInputs, NoCache, decode
+from dllm_decode import ForwardInputs, StepEvent, decode
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel
 from eval.tasks.lists import Request, valid_outputs
 from eval.tasks.puzzles import latin_squares
 from samplers import ConfidenceThreshold, FixedSchedule
 
-
-def replace_random(n: int) -> Joint:
-    return listed("replace_any", n, word="new")
-
-
-def listed(keyword: str, n: int, word: str | None = None) -> Joint:
-    return Joint.uniform(valid_outputs(request(keyword, n, word)))
-
-
-def request(keyword: str, n: int, word: str | None = None) -> Request:
-    return Request(keyword, tuple(f"item{i}" for i in range(n)), word=word)
-
-
 WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": None, "shuffle": None}
 
 
-def harmonic_entropy(*shares: float) -> float:
-    return -sum(share * math.log2(share) for share in shares if share)
+def request(keyword: str, n: int) -> Request:
+    return Request(keyword, tuple(f"item{i}" for i in range(n)), word=WORDS[keyword])
+
+
+def listed(keyword: str, n: int) -> Joint:
+    return Joint.uniform(valid_outputs(request(keyword, n)))
 
 
 # Total correlation in bits and one-step accuracy, to the digits in which the table was published.
@@ -55,36 +46,19 @@ PAIRS = {3: (0.8889, 0.6667), 4: (0.6562, 0.3750), 5: (0.8889, 0.5333), 6: (0.73
 def test_one_step_accuracies_and_total_correlations_are_the_closed_forms(
     keyword: str, n: int
 ) -> None:
-    asked = request(keyword, n, WORDS[keyword])
-    joint = Joint.uniform(valid_outputs(asked))
+    joint = listed(keyword, n)
     bits, accuracy = TABLE[n][keyword]
     one_step = [range(joint.length)]
-    assert joint.accuracy(one_step) == one_step_accuracy(asked)
+    assert joint.accuracy(one_step) == one_step_accuracy(request(keyword, n))
     assert joint.total_correlation == pytest.approx(bits, abs=6e-4)
     assert float(joint.accuracy(one_step)) == pytest.approx(accuracy, abs=6e-5)
 
 
-@pytest.mark.parametrize("n", TABLE)
-def test_total_correlations_have_their_formulas(n: int) -> None:
-    found = {keyword: listed(keyword, n, word).total_correlation for keyword, word in WORDS.items()}
-    log2 = math.log2
-    assert found["replace_any"] == pytest.approx((n - 1) * log2(n / (n - 1)))
-    assert found["shuffle"] == pytest.approx(n * log2(n) - log2(math.factorial(n)))
-    assert found["remove_any"] == pytest.approx(
-        sum(harmonic_entropy(j / n, 1 - j / n) for j in range(1, n)) - log2(n)
-    )
-    assert found["insert_any"] == pytest.approx(
-        sum(harmonic_entropy(1 / (n + 1), (n - j) / (n + 1), j / (n + 1)) for j in range(n + 1))
-        - log2(n + 1)
-    )
-
-
 @pytest.mark.parametrize("n", PAIRS)
 def test_two_tokens_a_step(n: int) -> None:
-    replace, shuffle = replace_random(n), listed("shuffle", n)
-    partition = left_to_right(n, 2)
-    assert float(replace.accuracy(partition)) == pytest.approx(PAIRS[n][0], abs=6e-5)
-    assert float(shuffle.accuracy(partition)) == pytest.approx(PAIRS[n][1], abs=6e-5)
+    for keyword, published in zip(("replace_any", "shuffle"), PAIRS[n], strict=True):
+        found = listed(keyword, n).accuracy(left_to_right(n, 2))
+        assert float(found) == pytest.approx(published, abs=6e-5)
 
 
 @pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [1, 3], [1, 2, 1], [1, 1, 1, 1]])
@@ -101,28 +75,7 @@ def test_steps_of_any_size(sizes: list[int]) -> None:
         * (1 - Fraction(1, remaining[t])) ** (sizes[t] - 1)
         for t in range(len(sizes))
     )
-    assert replace_random(n).random_order_accuracy(sizes) == replaced
-
-
-@pytest.mark.parametrize("n", [3, 4, 5])
-def test_a_shuffle_that_must_change_the_list(n: int) -> None:
-    """Sum over the number f of items that stay; D counts permutations that move every item."""
-    identity = tuple(range(n))
-    changed = Joint.uniform([p for p in itertools.permutations(range(n)) if p != identity])
-    total = math.factorial(n) - 1
-    stay = Fraction(math.factorial(n - 1) - 1, total)
-    move = Fraction(math.factorial(n - 1), total)
-    derangements = [1, 0, 1, 2, 9, 44]
-    expected = sum(
-        math.comb(n, f) * derangements[n - f] * stay**f * move ** (n - f) for f in range(n - 1)
-    )
-    assert changed.accuracy([range(n)]) == expected
-    # The same score, from a model that may leave the list as it is.
-    free = Joint.uniform(itertools.permutations(range(n)))
-    accuracy = free.accuracy([range(n)], lambda answer: answer != identity)
-    assert accuracy == Fraction(total, n**n)
-    pairs = free.accuracy(left_to_right(n, 2), lambda answer: answer != identity)
-    assert pairs == free.accuracy(left_to_right(n, 2)) * (1 - Fraction(1, math.factorial(n)))
+    assert listed("replace_any", n).random_order_accuracy(sizes) == replaced
 
 
 def test_latin_squares() -> None:
@@ -156,29 +109,11 @@ def test_agreement_parity_and_city_pairs() -> None:
     assert city.accuracy([[0], [1]]) == 1
 
 
-def joined(parts: tuple[list[str], ...]) -> list[str]:
-    return list(itertools.chain.from_iterable(parts))
-
-
-@pytest.mark.parametrize("tokens_per_item", [1, 2])
-def test_items_of_several_tokens(tokens_per_item: int) -> None:
-    n, t = 3, tokens_per_item
-    items = [[f"{part} of {item}" for part in range(t)] for item in range(n)]
-    new = [f"{part} of new" for part in range(t)]
-    shuffled = Joint.uniform([joined(order) for order in itertools.permutations(items)])
-    replaced = Joint.uniform([joined((*items[:i], new, *items[i + 1 :])) for i in range(n)])
-    assert shuffled.accuracy([range(n * t)]) == Fraction(math.factorial(n), n ** (n * t))
-    bits = t * n * math.log2(n) - math.log2(math.factorial(n))
-    assert shuffled.total_correlation == pytest.approx(bits)
-    expected = n * Fraction(1, n) ** t * (1 - Fraction(1, n)) ** (t * (n - 1))
-    assert replaced.accuracy([range(n * t)]) == expected
-
-
 @pytest.mark.parametrize("sizes", [[5], [3, 2], [2, 2, 1], [1, 1, 1, 1, 1]])
 @pytest.mark.parametrize("keyword", WORDS)
 def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: list[int]) -> None:
     n = 4 if keyword == "insert_any" else 6 if keyword == "remove_any" else 5
-    joint = listed(keyword, n, WORDS[keyword])
+    joint = listed(keyword, n)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     partition = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     accuracy, bound = float(joint.accuracy(partition)), 2 ** -joint.lost_bits(partition)
@@ -188,7 +123,7 @@ def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: li
 
 
 def test_one_position_a_step_loses_nothing_and_changes_nothing() -> None:
-    joint = listed("insert_any", 3, "new")
+    joint = listed("insert_any", 3)
     partition = left_to_right(4, 1)
     assert joint.law(partition) == joint.answers
     assert joint.lost_bits(partition) == pytest.approx(0.0)
@@ -222,13 +157,13 @@ def test_partitions_and_sizes_that_do_not_cover_the_answer_are_refused() -> None
 
 def test_the_model_gives_the_exact_conditionals_of_ragged_rows() -> None:
     """Row 0 knows that position 1 is the new item, row 1 nothing, and has another joint."""
-    joints = [replace_random(3), Joint.uniform([(0, 1), (1, 0)])]
+    joints = [listed("replace_any", 3), Joint.uniform([(0, 1), (1, 0)])]
     model = OracleModel(joints, noise=0.0)
-    seen = []
+    seen: list[StepEvent] = []
     given = [[model.mask_id, next(iter(joints[0].answers))[0]], []]
     decode(
         model, [model.prompt(0), model.prompt(1, joint=1, length=6)], FixedSchedule(1),
-        gen_length=5, block_length=5, templates=given, observers=[lambda event: seen.append(event)],
+        gen_length=5, block_length=5, templates=given, observers=[seen.append],
     )  # fmt: skip
     found = seen[0].view.logits.exp()
     # The first answer is (new, item1, item2), so its first symbol, 0, is the new item.
@@ -245,18 +180,11 @@ def test_the_model_gives_the_exact_conditionals_of_ragged_rows() -> None:
 
 
 def test_rows_that_nothing_agrees_with_are_counted_and_uniform() -> None:
-    model = OracleModel([Joint.uniform([(0, 1), (1, 0)])])
-    seen = []
-    out = decode(
-        model, [model.prompt(0)], FixedSchedule(1), gen_length=4, block_length=1,
-        templates=[[0, 0, model.mask_id, model.mask_id]], stop_at_eos=False,
-        observers=[lambda event: seen.append(event)],
-    )  # fmt: skip
-    assert not model.is_right(out.tokens[0].tolist())
+    seen: list[StepEvent] = []
     model = OracleModel([Joint.uniform([(0, 1, 0), (1, 0, 1)])])
     out = decode(
         model, [model.prompt(0)], FixedSchedule(1), gen_length=3, block_length=3,
-        templates=[[0, 0]], observers=[lambda event: seen.append(event)],
+        templates=[[0, 0]], observers=[seen.append],
     )  # fmt: skip
     assert model.num_impossible == 1
     assert seen[-1].view.confidence[0, 2].item() == pytest.approx(1 / 3)
@@ -306,11 +234,10 @@ def test_a_query_that_does_not_see_a_column_does_not_know_its_token() -> None:
 
 
 def test_the_model_refuses_what_it_cannot_answer() -> None:
-    model = OracleModel([replace_random(3)])
+    model = OracleModel([listed("replace_any", 3)])
     with pytest.raises(ValueError, match="own prompts"):
         decode(model, [[0, 1]], ConfidenceThreshold(), gen_length=3, block_length=3)
     with pytest.raises(ValueError, match=r"NoCache\(\)"):
         model.new_kv_cache(1, 1)
     with pytest.raises(ValueError, match="at least 3"):
         model.prompt(0, length=2)
-    assert not NoCache().needs_kv_cache

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,6 @@ def isolated() -> Sandbox:
     return found
 
 
-def test_a_right_program_passes() -> None:
-    assert QUICK.run(SUM, TESTS) == Outcome("passed", True, True, "")
-
-
 @pytest.mark.parametrize(
     ("candidate", "compiled", "loaded", "reason"),
     [
@@ -57,6 +54,7 @@ def test_a_right_program_passes() -> None:
         ("def total(xs):\n    return total(xs)\n", True, True, "RecursionError"),
         ("import ctypes\nctypes.string_at(0)\n", True, False, "killed by signal 11"),
         ("import os\nos.kill(os.getppid(), 9)\nwhile True: pass", True, False, "with its sandbox"),
+        ("raise ValueError('x' * 9999)", True, False, "ValueError: x"),
     ],
 )
 def test_a_wrong_program_fails_for_a_reason(
@@ -65,20 +63,10 @@ def test_a_wrong_program_fails_for_a_reason(
     outcome = QUICK.run(candidate, TESTS)
     assert (outcome.verdict, outcome.compiled, outcome.loaded) == ("failed", compiled, loaded)
     assert reason in outcome.reason
+    assert len(outcome.reason) <= 300
 
 
-def test_a_reason_is_cut() -> None:
-    assert len(QUICK.run("raise ValueError('x' * 9999)", TESTS).reason) == 300
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "passed",
-        "0 passed",
-        "\n\0 " * 99,
-    ],
-)
+@pytest.mark.parametrize("said", ["passed", "0 passed", "\n\0 " * 99])
 def test_a_made_up_report_does_not_count(said: str) -> None:
     """Every open file is written to, so also the one that the verdict goes to."""
     forger = (
@@ -87,7 +75,7 @@ def test_a_made_up_report_does_not_count(said: str) -> None:
         "    except OSError:\n        pass\nos._exit(0)\n"
     )
     outcome = QUICK.run(f"said = {said!r}\n{forger}", TESTS)
-    assert outcome == Outcome("failed", True, False, outcome.reason)
+    assert (outcome.verdict, outcome.compiled, outcome.loaded) == ("failed", True, False)
     assert "ended before its tests did" in outcome.reason
 
 
@@ -119,10 +107,7 @@ def test_a_program_does_not_find_the_words_on_its_standard_input() -> None:
 def test_a_replaced_exec_forges_nothing() -> None:
     """With this one line the tests were not run, and so passed."""
     forger = "import builtins\nbuiltins.exec = lambda *arguments: None\n"
-    assert (
-        QUICK.run(forger, TESTS).reason
-        == "NameError: name 'total' is not defined (line 1 of the tests)"
-    )
+    assert QUICK.run(forger, TESTS).reason.startswith("NameError: name 'total' is not defined")
     assert QUICK.run(forger + SUM, TESTS).passed
 
 
@@ -134,11 +119,6 @@ def test_a_flood_of_reports_is_no_pass() -> None:
     begun = time.monotonic()
     assert not Sandbox(PYTHON, wall_s=1.0).run(flood + SUM, TESTS).passed
     assert time.monotonic() - begun < 15
-
-
-def test_a_program_that_fills_the_report_and_passes_is_believed() -> None:
-    fill = "import os\nfor number in range(3, 9):\n    try: os.write(number, b'x\\n' * 999)\n"
-    assert QUICK.run(f"{fill}    except OSError: pass\n{SUM}", TESTS).passed
 
 
 @pytest.mark.parametrize(
@@ -194,10 +174,15 @@ STARTS_FROM_NOTHING = (
 )
 
 
-def test_a_program_starts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_isolated", [False, True])
+def test_a_program_starts_from_nothing(
+    is_isolated: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = request.getfixturevalue("isolated") if is_isolated else QUICK
+    home = "assert os.environ['HOME'] == os.getcwd() == '/solution'\n" * is_isolated
     monkeypatch.setenv("MY_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    assert QUICK.run(STARTS_FROM_NOTHING + SUM, TESTS) == Outcome("passed", True, True, "")
+    assert runner.run(STARTS_FROM_NOTHING + home + SUM, TESTS) == Outcome("passed", True, True, "")
 
 
 def test_hashes_are_the_same_in_every_run() -> None:
@@ -211,13 +196,21 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
         QUICK.run(SUM, "assert total(")
 
 
-def test_limits_that_no_program_fits_into_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="cpu_s must be at least 1, got 0"):
-        Sandbox(cpu_s=0)
-    with pytest.raises(ValueError, match="wall_s must be a positive number of seconds, got inf"):
-        Sandbox(wall_s=float("inf"))
-    with pytest.raises(ValueError, match="memory_bytes must be at least"):
-        Sandbox(memory_bytes=1 << 20)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cpu_s": 0}, "cpu_s must be at least 1, got 0"),
+        ({"wall_s": float("inf")}, "wall_s must be a positive number of seconds, got inf"),
+        ({"memory_bytes": 1 << 20}, "memory_bytes must be at least"),
+        ({"runner": ""}, "must be auto, bwrap, podman, docker or a command .* Python, got ''"),
+        ({"runner": "podman 'run"}, "must be quoted as in a shell"),
+    ],
+)
+def test_options_that_no_program_can_have_are_refused_at_once(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Sandbox(**options)
 
 
 def test_without_permission_nothing_is_run() -> None:
@@ -303,18 +296,6 @@ def test_a_runner_that_does_not_work_is_refused_with_its_error(
         Sandbox("docker", wall_s=0.5, start_s=1.0).require_ready("humaneval")
 
 
-@pytest.mark.parametrize(
-    ("runner", "said"),
-    [
-        ("", "must be auto, bwrap, podman, docker or a command that starts Python, got ''"),
-        ("podman 'run", "must be quoted as in a shell"),
-    ],
-)
-def test_a_runner_that_cannot_be_one_is_refused_at_once(runner: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Sandbox(runner)
-
-
 @pytest.mark.parametrize("program", ["podman", "docker"])
 def test_a_container_has_limits_and_no_network(program: str) -> None:
     (command,) = commands_of(f"{program}:me/python:3", 1 << 30)
@@ -338,14 +319,6 @@ def test_bubblewrap_shares_nothing_but_the_installation() -> None:
     assert sys.base_prefix in bound
     assert bound.isdisjoint({"/", "/proc", "/etc", "/tmp", "/home", str(Path.home())})
     assert "--bind" not in command
-
-
-def test_an_isolated_program_starts_from_nothing(
-    isolated: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    checks = f"{STARTS_FROM_NOTHING}assert os.environ['HOME'] == os.getcwd() == '/solution'\n"
-    assert isolated.run(checks + SUM, TESTS) == Outcome("passed", True, True, "")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
-"""What every task shares: determinism, ids, cutting at stop strings."""
+"""The parts that all tasks share: determinism, ids, splits, cutting at stop strings."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,32 +12,7 @@ from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id, cut_at
 from eval.tasks.checks import require_examples, require_target_score
 
-ROOT = Path(__file__).parents[4]
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
-PROGRAM = """
-from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems, WordsToSentence
-from examples.mini.vocabulary import vocabulary
-lists = [ListTask("insert_any"), ListTask("shuffle")]
-tasks = [WordProblems(templates=()), *lists, LatinSquare(4), Sudoku4(), WordsToSentence()]
-for task in tasks:
-    for split in task.splits:
-        print(task.examples(split, 5))
-print(vocabulary())
-"""
-
-
-def output_of(hash_seed: str) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    run = [sys.executable, "-c", PROGRAM]
-    # frozensets print in hash order only for strings; the meta data hold none of those.
-    return subprocess.run(
-        run, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-    ).stdout
-
-
-def test_examples_are_the_same_in_every_process() -> None:
-    assert output_of("0") == output_of("1")
-
 
 RECORDED = {
     "word_problems": "626a8ec92c6de8c2",

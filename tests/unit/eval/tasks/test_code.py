@@ -172,6 +172,11 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     example = of_mbpp.examples()[0]
     answer = f"Here:\n{example.target}\nUse it so:\n```python\n1 / 0\n```"
     assert of_mbpp.score(example, answer) == RIGHT
+    # In chat, also around the answer to a plain prompt.
+    task = HumanEval(humaneval, "fast_dllm", sandbox=QUICK)
+    example = task.examples()[1]
+    assert task.score(example, example.target) == RIGHT
+    assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
 
 
 def test_blocks_of_other_languages_are_no_programs() -> None:
@@ -184,13 +189,8 @@ def test_blocks_of_other_languages_are_no_programs() -> None:
 @pytest.mark.parametrize(
     ("answer", "scores"),
     [
-        ("    while True: pass\n", WRONG),
-        ("    return [0] * (1 << 40)\n", WRONG),
         ("    import sys; sys.exit(0)\n", WRONG),
-        ("    import os; os._exit(0)\n", WRONG),
         ("    pass\nimport os; os._exit(0)\n", BROKEN),
-        ("    pass\nraise SystemExit(0)\n", BROKEN),
-        ("    pass\nimport builtins; builtins.print('passed')\n", WRONG),
         ("    pass\ncheck = lambda candidate: None\n", WRONG),
         ("    return (\n", NONSENSE),
     ],
@@ -245,21 +245,19 @@ def test_the_permission_changes_no_key(humaneval: str) -> None:
     assert settings == replace(run, selection=allowed).settings(allowed.examples())
 
 
-@pytest.mark.parametrize("task", ["humaneval", "mbpp"])
 def test_the_command_line_decodes_and_scores_only_if_told_to(
-    task: str, humaneval: str, mbpp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    mbpp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The embedded model knows no Python: every answer is wrong, none is an error."""
     out = str(tmp_path / "out")
     command = [
-        "run", f"{task}?path={tmp_path}&limit=2", out, "--sampler", "FixedSchedule(4)",
+        "run", f"mbpp?path={mbpp}&limit=2", out, "--sampler", "FixedSchedule(4)",
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
         patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
         assert evaluate(command) == 2
-        assert f"{task} is scored by running programs" in capsys.readouterr().err
+        assert "mbpp is scored by running programs" in capsys.readouterr().err
         assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
         said = capsys.readouterr().err
     assert "no-such-one: not installed" in said
@@ -267,49 +265,23 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
     assert not Path(out).exists()
     assert evaluate([*command, "--allow-code", "--code-runner", PYTHON]) == 0
     records = Folder(out).records()
-    assert [record["error"] for record in records] == [None, None]
-    assert [record["scores"]["passed"] for record in records] == [0.0, 0.0]
-    assert {"passed", "loads", "compiles"} == set(records[0]["scores"])
+    assert [(one["error"], one["scores"]["passed"]) for one in records] == [(None, 0.0)] * 2
 
 
-# name: HumanEval's and MBPP's template, demonstrations, answer length, block length.
-PUBLISHED: dict[str, tuple[tuple[str, int, int, int], tuple[str, int, int, int] | None]] = {
-    "fast_dllm": (("chat", 0, 256, 32), ("chat", 3, 256, 32)),
-    "fast_dllm_dream": (("plain", 0, 256, 32), ("plain", 3, 256, 32)),
-    "llada": (("chat", 0, 512, 512), None),
-    "llada_1_5": (("chat", 0, 512, 32), None),
-    "llada_base": (("plain", 0, 1024, 1024), ("plain", 3, 1024, 1024)),
-    "dparallel": (("chat", 0, 256, 32), ("chat", 3, 256, 32)),
-    "d2f": (("chat", 0, 512, 32), ("chat", 3, 512, 32)),
-    "dream": (("chat", 0, 768, 768), ("chat", 0, 1024, 1024)),
-    "dream_base": (("plain", 0, 512, 512), None),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_setting_is_its_name(humaneval: str, mbpp: str, name: str) -> None:
-    of_humaneval, of_mbpp = PUBLISHED[name]
-    task = parse_task(f"humaneval?path={humaneval}&protocol={name}").task
-    assert (task.prompts, 0, task.gen_length, task.block_length) == of_humaneval
-    assert task.examples()[0].target
-    if of_mbpp is None:
-        with pytest.raises(ValueError, match="protocol must be one of"):
-            Mbpp(mbpp, name)
-        return
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("fast_dllm", ("chat", 3, 256, 32)),
+        ("llada_base", ("plain", 3, 1024, 1024)),
+        ("dream", ("chat", 0, 1024, 1024)),
+    ],
+)
+def test_a_published_setting_is_its_name(
+    mbpp: str, name: str, published: tuple[str, int, int, int]
+) -> None:
     own = Mbpp(mbpp, name)
-    assert (own.prompts, own.num_fewshot, own.gen_length, own.block_length) == of_mbpp
+    assert (own.prompts, own.num_fewshot, own.gen_length, own.block_length) == published
     assert str(own.examples()[0].prompt).count("These tests must pass") == own.num_fewshot + 1
-
-
-def test_a_fence_around_a_plain_answer_in_chat_is_taken_off(humaneval: str, mbpp: str) -> None:
-    task = HumanEval(humaneval, "fast_dllm", sandbox=QUICK)
-    example = task.examples()[1]
-    assert task.score(example, example.target) == RIGHT
-    whole = "def halves(n):\n    return n.bit_length()\n"
-    assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
-    of_mbpp = Mbpp(mbpp, "fast_dllm", sandbox=QUICK)
-    example = of_mbpp.examples()[0]
-    assert of_mbpp.score(example, f"```python\n{example.target.split('[DONE]')[0]}```") == RIGHT
 
 
 def test_reference_answers_pass_in_a_sandbox(humaneval: str, mbpp: str) -> None:

@@ -17,62 +17,30 @@ QUEUE = ["Ada Lee", "Bo Ruiz", "Cy Abel"]
 SHOWN = ["Di Moss", "Ed Nash"]
 
 
-def written(items: list[str]) -> str:
-    return json.dumps(items)
-
-
 def demonstrated(**given: Any) -> dict[str, Any]:
-    shown = {"input": {**given, "context": written(SHOWN)}, "answer": written(SHOWN[::-1])}
-    return {**given, "context": written(QUEUE), "icl_examples": [shown]}
+    shown = {"input": {**given, "context": json.dumps(SHOWN)}, "answer": json.dumps(SHOWN[::-1])}
+    return {**given, "context": json.dumps(QUEUE), "icl_examples": [shown]}
 
 
-TASKS: Mapping[str, tuple[str, str, list[dict[str, Any]]]] = {
-    "waiting_line/reverse": (
-        "Turn round:\\n{context}",
-        "list_match_score",
-        [
-            {"input": demonstrated(), "answer": written(QUEUE[::-1]), "metadata": {"length": 3}},
-            {"input": demonstrated(), "answer": written(QUEUE[::-1]), "metadata": {"length": 3}},
-        ],
-    ),
-    "waiting_line/insert_random": (
-        "Put {word} somewhere: {context}",
-        "list_random_insert_score",
-        [
-            {
-                "input": demonstrated(word="Gus Orr"),
-                "answer": {
-                    "input": QUEUE,
-                    "word": "Gus Orr",
-                    "example": written([*QUEUE, "Gus Orr"]),
-                },
-                "metadata": {"length": 3},
-            }
-        ],
-    ),
-    "puzzles/sudoku_n4_12": (
-        "Solve\\n{sudoku}",
-        "sudoku_score",
-        [
-            {
-                "input": {"sudoku": "1234\n3412\n0000\n0000"},
-                "answer": "1234\n3412\n2143\n4321",
-                "metadata": {},
-            }
-        ],
-    ),
-    "text_writing/words_to_sentence_easy": (
-        "A sentence with {words}",
-        "sentence_to_words_score",
-        [
-            {
-                "input": {"words": "row, and dock"},
-                "answer": {"words": ["row", "dock"], "example": None},
-                "metadata": {},
-            }
-        ],
-    ),
+REVERSED = {"input": demonstrated(), "answer": json.dumps(QUEUE[::-1])}
+INSERTED = {
+    "input": demonstrated(word="Gus Orr"),
+    "answer": {"input": QUEUE, "word": "Gus Orr", "example": json.dumps([*QUEUE, "Gus Orr"])},
 }
+SUDOKU = {"input": {"sudoku": "1234\n3412\n0000\n0000"}, "answer": "1234\n3412\n2143\n4321"}
+SENTENCE = {
+    "input": {"words": "row, and dock"}, "answer": {"words": ["row", "dock"], "example": None}
+}  # fmt: skip
+TASKS: Mapping[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "waiting_line/reverse": ("Turn round:\\n{context}", "list_match_score", [REVERSED, REVERSED]),
+    "waiting_line/insert_random": (
+        "Put {word} somewhere: {context}", "list_random_insert_score", [INSERTED],
+    ),
+    "puzzles/sudoku_n4_12": ("Solve\\n{sudoku}", "sudoku_score", [SUDOKU]),
+    "text_writing/words_to_sentence_easy": (
+        "A sentence with {words}", "sentence_to_words_score", [SENTENCE],
+    ),
+}  # fmt: skip
 
 
 def write_files(folder: Path) -> Path:
@@ -80,9 +48,7 @@ def write_files(folder: Path) -> Path:
     for name, (prompt, metric, rows) in TASKS.items():
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        # U+2028 is allowed in JSON and must not end a line.
-        lines = [json.dumps(row | {"note": "a\u2028b"}, ensure_ascii=False) for row in rows]
-        file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         config = file.parent / "task_config.yaml"
         known = yaml.safe_load(config.read_text()) if config.exists() else {}
         known[name] = {"prompt": prompt, "metric": metric, "num_samples": len(rows)}
@@ -94,20 +60,12 @@ def write_hub(folder: Path, kind: str) -> None:
     """Writes tasks as the hub's copy holds them: every field a text."""
     datasets = pytest.importorskip("datasets")
     for name, (prompt, metric, rows) in TASKS.items():
-        packed = [
-            {
-                "input": json.dumps(row["input"]),
-                "answer": row["answer"]
-                if isinstance(row["answer"], str)
-                else json.dumps(row["answer"]),
-                "output_format": None,
-                "metadata": json.dumps(row["metadata"]),
-                "task_name": name,
-                "prompt": prompt,
-                "metric": metric,
-            }
-            for row in rows
-        ]
+        packed = []
+        for row in rows:
+            answer = row["answer"]
+            label = answer if isinstance(answer, str) else json.dumps(answer)
+            packed.append({"input": json.dumps(row["input"]), "answer": label,
+                           "output_format": None, "prompt": prompt, "metric": metric})  # fmt: skip
         own = folder / name.replace("/", "-", 1)
         own.mkdir(parents=True)
         table = datasets.Dataset.from_list(packed)
@@ -142,9 +100,9 @@ def test_every_layout_gives_the_same_prompts_and_labels(checkout: Path) -> None:
     assert first.meta["label"] == first.target
     assert (task.gen_length, task.name) == (32, "parallelbench/waiting_line/reverse")
     inserted = ParallelBench(str(checkout), "waiting_line/insert_random").examples()[0]
-    assert inserted.turns()[-1]["content"] == f"Put Gus Orr somewhere: {written(QUEUE)}"
+    assert inserted.turns()[-1]["content"] == f"Put Gus Orr somewhere: {json.dumps(QUEUE)}"
     assert inserted.meta["label"]["input"] == QUEUE
-    assert inserted.target == written([*QUEUE, "Gus Orr"])
+    assert inserted.target == json.dumps([*QUEUE, "Gus Orr"])
     for name in TASKS:
         task = ParallelBench(str(checkout), name)
         example = task.examples()[0]
@@ -163,7 +121,7 @@ def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
     (recipes / "text_writing.yaml").write_text(yaml.dump({"global_config": {}, "tasks": tasks}))
     words = tmp_path / "parallelbench/datasets/data/resources/words/easy.jsonl"
     words.parent.mkdir(parents=True)
-    words.write_text(json.dumps(TASKS["text_writing/words_to_sentence_easy"][2][0]) + "\n")
+    words.write_text(json.dumps(SENTENCE) + "\n")
     task = ParallelBench(str(tmp_path), "text_writing/easy")
     assert task.examples()[0].turns() == [{"role": "user", "content": "Use row, and dock."}]
     assert task.gen_length == 64
@@ -174,22 +132,10 @@ def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
 def test_answers_to_v2_end_at_a_blank_line_and_those_to_v1_do_not(tmp_path: Path) -> None:
     write_files(tmp_path / "old/dataset/parallel_bench/data/output/test")
     write_files(tmp_path / "new/test")
-    said = f"{written(QUEUE[::-1])}\n\nOr else [no]."
+    said = f"{json.dumps(QUEUE[::-1])}\n\nOr else [no]."
     for version, wanted in (("old", 0.0), ("new", 1.0)):
         task = ParallelBench(str(tmp_path / version), "waiting_line/reverse")
         assert task.score(task.examples()[0], said)["answer"] == wanted
-
-
-def test_examples_are_the_first_or_drawn(tmp_path: Path) -> None:
-    write_files(tmp_path / "test")
-    task = ParallelBench(str(tmp_path), "waiting_line/reverse")
-    assert [e.id[:6] for e in task.examples()] == ["test-0", "test-1"]
-    assert {e.id for e in task.examples(seed=5)} == {e.id for e in task.examples()}
-    with pytest.raises(ValueError, match=r"limit must be at most 2, .*parallelbench/.*, got 3"):
-        task.examples(num_examples=3)
-    (tmp_path / "test/waiting_line/reverse.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match=r"has at least one row in .*, got none"):
-        task.examples()
 
 
 def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
@@ -209,43 +155,36 @@ def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            '{"input": {',
-            r"Line 2 of .*reverse\.jsonl must be a JSON object, got .*; repair or remove",
-        ),
-        ("[1]", r"Line 2 of .* must be a JSON object, got \[1\]; repair"),
-        ('{"input": {}}', r"Line 2 of .* must have an 'input' and an 'answer', got \['input'\]"),
-        ('{"input": "x", "answer": "y"}', "The input of Line 2 of .* holds named fields, got 'x'"),
-        ('{"input": "{x", "answer": "y"}', "Line 2 of .* holds JSON in its fields, got '{x'"),
-        ('{"input": {}, "answer": "y"}', r"Line 2 of .* has what its prompt names, got \[\]"),
-        (
-            '{"input": {"context": "", "icl_examples": [{}]}, "answer": "y"}',
-            "Demonstrations of Line 2 of .* have an 'input' and an 'answer', got '{}'",
-        ),
+        ('{"input": {', "must be a JSON object"),
+        ('{"input": {}}', r"must have an 'input' and an 'answer', got \['input'\]"),
+        ('{"input": "x", "answer": "y"}', "must be in its official form, got: Expected `object`"),
+        ('{"input": "{x", "answer": "y"}', "must hold JSON in its fields, got '{x'"),
+        ('{"input": {}, "answer": "y"}', r"has what its prompt names, got \[\]"),
+        ('{"input": {"icl_examples": [{}]}, "answer": "y"}', r"`input` - at `\$.icl_examples\[0\]"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     write_files(tmp_path / "test")
     file = tmp_path / "test/waiting_line/reverse.jsonl"
-    file.write_text(file.read_text(encoding="utf-8").split("\n")[0] + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=message):
+    file.write_text(f"{json.dumps(REVERSED)}\n{line}\n")
+    with pytest.raises(ValueError, match=f"Line 2 of .*{message}"):
         ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
 
 
 def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path) -> None:
     write_files(tmp_path / "test")
     file = tmp_path / "test/waiting_line/insert_random.jsonl"
-    row = {**TASKS["waiting_line/insert_random"][2][0], "answer": {"word": "Gus Orr"}}
-    file.write_text(json.dumps(row))
+    file.write_text(json.dumps({**INSERTED, "answer": {"word": "Gus Orr"}}))
     with pytest.raises(ValueError, match=r"Line 1 of .* with the fields input, word, got"):
         ParallelBench(str(tmp_path), "waiting_line/insert_random").examples()
     config = tmp_path / "test/waiting_line/task_config.yaml"
-    config.write_text("waiting_line/reverse: {metric: list_match_score}")
-    with pytest.raises(ValueError, match=r"must have the texts prompt, metric, got no 'prompt'"):
-        ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
-    config.write_text("a: [")
-    with pytest.raises(ValueError, match=r"task_config\.yaml is not valid YAML"):
-        ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
+    for text, message in (
+        ("waiting_line/reverse: {metric: list_match_score}", "yaml must be .* field `prompt`"),
+        ("a: [", r"task_config\.yaml is not valid YAML"),
+    ):
+        config.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
 
 
 @pytest.mark.parametrize(
@@ -294,10 +233,10 @@ def test_list_scorers_accept_what_the_rule_allows(
     label = '["a", "b", "c"]' if metric == "list_match_score" else label
     score = SCORERS[metric].score
     for items in right:
-        assert score(written(items), {}, label) == {"answer": 1.0, "answer_strict": 1.0}
+        assert score(json.dumps(items), {}, label) == {"answer": 1.0, "answer_strict": 1.0}
         assert score(f"[{','.join(items)}]", {}, label) == {"answer": 1.0, "answer_strict": 0.0}
     for items in wrong:
-        assert score(written(items), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
+        assert score(json.dumps(items), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
 
 
 def test_changes_of_several_items_have_no_score() -> None:

@@ -99,32 +99,22 @@ def test_scores_tell_kinds_of_errors_apart() -> None:
     first = f"anna now has {a} + {b} = {a + b} ."
     last = f"anna has {a + b} - {c} = {a + b - c} ."
     result = f"#### {a + b - c}"
-    scores = {
-        "false step": f"anna now has {a} + {b} = {a + b + 1} . {last} {result}",
-        "no marker": f"{first} {last}",
-        "foreign operand": f"{first} anna has 199 - 198 = 1 . {result}",
-        "chatter": f"{first} {last} {result} {first}",
-    }
-    scored = {kind: TASK.score(example, text) for kind, text in scores.items()}
-    assert scored["false step"]["steps_valid"] == 0.5
-    assert scored["false step"]["answer"] == 1.0
-    assert scored["no marker"]["answer"] == 0.0
-    assert scored["no marker"]["answer_flexible"] == 1.0
-    assert scored["no marker"]["format"] == 0.0
-    assert scored["foreign operand"]["consistent"] == 0.0
-    assert scored["foreign operand"]["steps_valid"] == 1.0
-    assert scored["chatter"]["answer"] == 1.0
-    assert scored["chatter"]["format"] == 0.0
+    false_step = f"anna now has {a} + {b} = {a + b + 1} . {last} {result}"
+    for text, wanted in (
+        (false_step, {"steps_valid": 0.5, "answer": 1.0}),
+        (f"{first} {last}", {"answer": 0.0, "answer_flexible": 1.0, "format": 0.0}),
+        (f"{first} anna has 199 - 198 = 1 . {result}", {"consistent": 0.0, "steps_valid": 1.0}),
+        (f"{first} {last} {result} {first}", {"answer": 1.0, "format": 0.0}),
+    ):
+        assert wanted.items() <= dict(TASK.score(example, text)).items()
 
 
 def test_train_val_and_test_share_no_numbers() -> None:
     narrow = WordProblems(100, 9, ("chain_three", "more_pages", "bus"))
-    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200)} for s in ("train", "val", "test")}
-    assert not seen["train"] & seen["val"]
-    assert not seen["train"] & seen["test"]
+    splits = ("train", "val", "test", "test_large", "test_entity")
+    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200 if s in BUCKETS else 50)} for s in splits}
+    assert not seen["train"] & set.union(*(seen[split] for split in splits[1:]))
     assert not seen["val"] & seen["test"]
-    assert not seen["train"] & {tuple_of(e) for e in drawn(narrow, "test_large", 50)}
-    assert not seen["train"] & {tuple_of(e) for e in drawn(narrow, "test_entity", 50)}
 
 
 def test_training_keeps_nine_tenths_of_the_buckets() -> None:
@@ -143,15 +133,6 @@ def test_special_splits_hold_what_they_promise() -> None:
         assert not set(example.prompt.split()) & set().union(*KNOWN)
     for example in drawn(TASK, "train", 200):
         assert not set(example.prompt.split()) & set().union(*HELD_OUT)
-
-
-def test_the_longest_answer_leaves_room_for_end_of_text() -> None:
-    assert max(len(template.answer.split()) for template in TEMPLATES) < TASK.gen_length
-
-
-def test_a_prefix_of_the_examples_does_not_depend_on_their_number() -> None:
-    assert TASK.examples("test", 40)[:10] == TASK.examples("test", 10)
-    assert TASK.examples("test", 10) != TASK.examples("test", 10, seed=1)
 
 
 def test_bad_settings_are_refused_with_the_remedy() -> None:
