@@ -43,7 +43,7 @@ class ListTask(GeneratedTask):
     """One operation on a list of words: `insert_at 2 kites : [ leo olga ]` -> `[ leo kites olga ]`.
 
     Operations with one right answer: `copy`, `reverse`, `sort` (alphabetical), `replace_at i w`,
-    `insert_at i w` (the new item stands at position i), `remove_at i`; positions count from 1.
+    `insert_at i w` (the new item is then at position i), `remove_at i`; positions count from 1.
     With several, the reference uniform over them: `replace_any w`, `remove_any`, `insert_any w`,
     `shuffle` (every order, the given one included), `agree n` (one of three symbols n times),
     `pair_sum N` (two numbers of at least 1), `city` (one of two two-word names).

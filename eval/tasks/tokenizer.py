@@ -1,4 +1,4 @@
-"""What evaluation needs of a tokenizer: the one protocol for all its packages."""
+"""The protocol of tokenizers that all packages of evaluation use."""
 
 from typing import Protocol, runtime_checkable
 

@@ -149,8 +149,8 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
         (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
         (['{"answer": "a"}'], "Line 1 .* 'prompt'"),
         (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
-        (["[1]"], "Line 1 .* JSON object"),
-        ([""], "empty file"),
+        (["[1]"], "be JSON lines or a JSON list .* got `int`"),
+        ([""], "got no line"),
         (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
     ],
 )
@@ -158,7 +158,7 @@ def test_bad_files_are_refused_with_the_line(
     tmp_path: Path, lines: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        JsonLines(write(tmp_path / "bad.jsonl", *lines)).examples()
+        parse_task("jsonl:" + write(tmp_path / "bad.jsonl", *lines)).examples()
 
 
 def test_a_missing_file_and_an_unknown_match_are_refused(tmp_path: Path) -> None:
