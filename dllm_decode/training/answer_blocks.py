@@ -1,6 +1,6 @@
 """Blocks of answers, masked in two ways that complement each other."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.block_copies import hidden_of_copies
 from dllm_decode.training.examples import Batch
+from dllm_decode.training.masked_diffusion import hidden_of_answers
 
 
 class BlockMasks(NamedTuple):
@@ -54,22 +55,18 @@ class Blocks(NamedTuple):
         return inside & (self.number == (uniform * num_blocks).long())
 
 
-def lay_blocks(
-    ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, " B"] | None = None
-) -> Blocks:
+def lay_blocks(ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, " B"]) -> Blocks:
     """Divides answers into blocks.
 
     Args:
         ends: Positions that hold an EOS.
         block_length: In tokens.
-        leads: Tokens of each prompt that belong to the block in which the answer begins; `None`:
-            0 everywhere.
+        leads: Tokens of each prompt that belong to the block in which the answer begins.
     """
     gen_length = ends.shape[1]
     positions = torch.arange(gen_length, device=ends.device).expand_as(ends)
-    led = torch.zeros_like(positions) if leads is None else leads[:, None].expand_as(ends)
-    number = (positions + led) // block_length
-    start = (number * block_length - led).clamp(min=0)
+    number = (positions + leads[:, None]) // block_length
+    start = (number * block_length - leads[:, None]).clamp(min=0)
     last = (~ends).long().cumprod(-1).sum(-1, keepdim=True).clamp(max=gen_length - 1)
     return Blocks(number, start, last)
 
@@ -98,38 +95,8 @@ def leads_of(model: MaskedTransformer, batch: Batch) -> Int[Tensor, " B"]:
     return (batch.start - batch.pads) % max(1, model.causal_block_length)
 
 
-def require_fitting(model: MaskedTransformer, block_length: int) -> None:
-    """Checks the length of the blocks that are learned.
-
-    Raises:
-        ValueError: If the model cannot be decoded in such blocks.
-    """
-    if block_length < 1:
-        raise ValueError(f"block_length must be at least 1, got {block_length}.")
-    own = model.causal_block_length
-    if own and block_length % own:
-        raise ValueError(
-            f"block_length must be a multiple of {own}, since {model.name} attends in blocks of "
-            f"{own} tokens, got {block_length}."
-        )
-
-
-HiddenStates = Callable[[MaskedTransformer, Batch, Tensor, int], Tensor]
-"""Returns the hidden state from which the head predicts each answer position.
-
-Given the model, prompts and answers, the masked positions and the length of blocks. `one_block` is
-for one block of each answer and for every family; `hidden_of_copies` is for every block at once in
-block-causal models, where no block sees those after it.
-"""
-
-
 def logits_of_both(
-    model: MaskedTransformer,
-    batch: Batch,
-    masks: BlockMasks,
-    block_length: int,
-    *,
-    hidden_states: HiddenStates | None = None,
+    model: MaskedTransformer, batch: Batch, masks: BlockMasks, block_length: int
 ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
     """Returns the predictions of every answer position, from either canvas.
 
@@ -141,43 +108,17 @@ def logits_of_both(
         batch: Prompts and answers.
         masks: What is learned.
         block_length: Of the blocks that are masked, in tokens.
-        hidden_states: `None`: those that learn most of an answer in one forward.
     """
     # A decode fills up the last block of a block-causal model with masks.
     num_more = max(0, model.causal_block_length - 1)
     tokens = F.pad(batch.tokens, (0, num_more), value=model.mask_id).repeat(2, 1)
     both = Batch(tokens, batch.pads.repeat(2), batch.gen_length + num_more)
-    hidden_ones = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
-    masked = F.pad(hidden_ones, (0, num_more), value=True)
-    states = hidden_states or (hidden_of_copies if model.causal_block_length else one_block)
-    hidden = states(model, both, masked, block_length)[:, : batch.gen_length]
+    masked = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
+    if model.causal_block_length:
+        masked = F.pad(masked, (0, num_more), value=True)
+        hidden = hidden_of_copies(model, both, masked, block_length)[:, : batch.gen_length]
+    else:
+        tokens = tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
+        hidden = hidden_of_answers(model, replace(both, tokens=tokens))
     one, other = model.transformer.head(hidden).float().chunk(2)
     return one, other
-
-
-def one_block(
-    model: MaskedTransformer, batch: Batch, masked: Bool[Tensor, "B G"], block_length: int
-) -> Float[Tensor, "B G H"]:
-    """Returns hidden states on the canvas of a decode, see `HiddenStates`."""
-    tokens = batch.tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    positions = columns - batch.pads[:, None]
-    wanted = columns[batch.start :] - model.logit_shift
-    hidden: Tensor = model.transformer(
-        tokens,
-        positions.clamp(min=0),
-        attend=_attend(positions, model.causal_block_length),
-        wanted=wanted.clamp(min=0).expand(len(tokens), -1),
-    )
-    return hidden
-
-
-def _attend(
-    positions: Int[Tensor, "B Q"], block_length: int
-) -> Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"]:
-    """Hides what fills up short rows on the left and, from a block-causal model, later blocks."""
-    present = (positions >= 0)[:, None]
-    if not block_length:
-        return present
-    blocks = positions.div(block_length, rounding_mode="floor")
-    return (blocks[:, None] <= blocks[..., None]) & present

@@ -23,7 +23,6 @@ from dllm_decode.training.answer_blocks import (
     lay_blocks,
     leads_of,
     logits_of_both,
-    require_fitting,
     split,
 )
 from dllm_decode.training.examples import Batch
@@ -70,11 +69,7 @@ def certainty(
 
 
 def require_weights(temperature: float, entropy_weight: float) -> None:
-    """Checks the settings of a loss.
-
-    Raises:
-        ValueError: If one is out of range.
-    """
+    """Raises ValueError if a setting of a loss is out of range."""
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}.")
     if not entropy_weight >= 0:
@@ -182,33 +177,29 @@ class CertaintyForcing(Objective[Batch]):
     def __init__(
         self, model: MaskedTransformer, block_length: int = 32, *, loss: CertaintyLoss
     ) -> None:
-        require_fitting(model, block_length)
+        if block_length < 1:
+            raise ValueError(f"block_length must be at least 1, got {block_length}.")
+        own = model.causal_block_length
+        if own and block_length % own:
+            raise ValueError(
+                f"block_length must be a multiple of {own}, since {model.name} attends in blocks "
+                f"of {own} tokens, got {block_length}."
+            )
         self.model = model
         self._block_length = block_length
         self._loss = loss
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer and returns the loss."""
-        answers = batch.tokens[:, batch.start :]
-        masks = self.draw(answers, generator, leads_of(self.model, batch))
+        masks = self.draw(batch, generator)
         return loss_of_both(self.model, batch, masks, self._block_length, self._loss)
 
-    def draw(
-        self,
-        answers: Int[Tensor, "B G"],
-        generator: torch.Generator,
-        leads: Int[Tensor, " B"] | None = None,
-    ) -> BlockMasks:
-        """Draws a block of each answer, or takes every block, and splits it at random.
-
-        Args:
-            answers: The answers.
-            generator: Of blocks and halves.
-            leads: As in `lay_blocks`; `None`: 0 everywhere.
-        """
-        num_rows, gen_length = answers.shape
-        uniform = torch.rand(num_rows, 1, generator=generator, device=answers.device)
-        coins = torch.rand(num_rows, gen_length, generator=generator, device=answers.device)
-        blocks = lay_blocks(is_end(answers, self.model.eos_ids), self._block_length, leads)
+    def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
+        """Draws a block of each answer, or takes every block, and splits it at random."""
+        answers, eos_ids = batch.tokens[:, batch.start :], self.model.eos_ids
+        uniform = torch.rand(len(answers), 1, generator=generator, device=answers.device)
+        coins = torch.rand(answers.shape, generator=generator, device=answers.device)
+        leads = leads_of(self.model, batch)
+        blocks = lay_blocks(is_end(answers, eos_ids), self._block_length, leads)
         learned = blocks.learned(None if self.model.causal_block_length else uniform)
         return split(learned, coins < 0.5)

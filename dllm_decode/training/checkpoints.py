@@ -104,12 +104,9 @@ class Checkpoints:
     def load(self, measures: Collection[str] = ()) -> Progress:
         """Restores the latest checkpoint in place, if there is one, and says how far it is.
 
-        Args:
-            measures: What each entry of the history has.
-
         Raises:
-            ValueError: If a file is missing or changed, or belongs to another model, to other
-                optimisers or to another version.
+            ValueError: If a file is missing or changed, an entry of the history lacks a measure,
+                or the checkpoint is of another model, other optimisers or another version.
         """
         latest = max(self._folder.glob("step-*"), default=None)
         if latest is None:
@@ -163,7 +160,7 @@ def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
             f"{file} must have 'step' as the folder says, got {written.step}. {remedy}"
         )
     for i, point in enumerate(written.history):
-        if missing := {*measures} - {*point}:
+        if missing := {"step", "samples", "elapsed_s", *measures} - {*point}:
             raise ValueError(
                 f"{file} must have {min(missing)!r} in history[{i}], got none. {remedy}"
             )

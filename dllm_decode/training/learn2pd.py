@@ -18,7 +18,7 @@ from torch.nn import functional
 from dllm_decode.options import require_integer
 from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.learn2pd_examples import FilterExamples
-from dllm_decode.training.loop import Report, Settings, constant, require_finite, train
+from dllm_decode.training.loop import Report, Settings, require_finite, train
 from dllm_decode.training.objective import Objective, Part, Source
 from samplers.learn2pd import new_network
 
@@ -141,7 +141,7 @@ def train_filter(
         [torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)],
         _Whole(train_on),
         Settings(
-            num_samples=settings.num_steps, folder=folder, schedule=constant,
+            num_samples=settings.num_steps, folder=folder, schedule=lambda _: 1.0,
             evaluate_every=max(1, settings.num_steps // 100), max_gradient_norm=math.inf,
         ),
         accelerator=Accelerator(cpu=train_on.confidences.device.type == "cpu"),

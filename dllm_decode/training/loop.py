@@ -52,18 +52,12 @@ def linear_decay(spent: float) -> float:
     return spent / WARMUP if spent < WARMUP else max(0.0, (1.0 - spent) / (1.0 - WARMUP))
 
 
-def constant(spent: float) -> float:
-    """Returns 1, the factor of a learning rate that stays as it is."""
-    return 1.0
-
-
 @dataclass(frozen=True)
 class Settings:
     """How a run goes, besides what is trained on what.
 
     Attributes:
-        num_samples: Rows after which the run ends, at least 1. With `minutes` at infinity a run is
-            a function of its settings.
+        num_samples: Rows after which the run ends, at least 1.
         minutes: Wall-clock time after which it ends, evaluations and earlier sessions included.
         folder: For checkpoints, one after each evaluation; `None`: there are none.
         schedule: Factor of the learning rate, given the share of the run that is over.
@@ -115,8 +109,8 @@ def train(
 
     Without a limit of time, a run that was killed and started again gives the weights of one that
     was not. Gradients are averaged over processes, each of which holds the whole model: two
-    processes with one forward a step do what one process does with two. What is reported and
-    measured goes to the accelerator's trackers too.
+    processes with one forward a step do what one process does with two. Reports and measurements
+    go to the accelerator's trackers too.
 
     Args:
         objective: Model and loss.
@@ -128,8 +122,7 @@ def train(
             now and then, and at the end.
         measures: Names that every evaluation has.
         observe: Told how it goes, on the first process, about once a second.
-        advance: Told before each step which share of the run is over, such as
-            `TrajectoryForcing.advance`.
+        advance: Told before each step which share of the run is over.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -147,7 +140,8 @@ def train(
     while turn.spent < 1 and not turn.pauses:
         advance(turn.spent)
         loss = run.step(turn.spent)
-        turn = _agreed(clock.turn(run.progress), accelerator)
+        # The clocks of processes differ, so the first one decides.
+        (turn,) = broadcast_object_list([clock.turn(run.progress)])
         if turn.pace is not None or turn.measures:
             loss = accelerator.reduce(loss, "mean")
             require_finite("The loss", [loss], run.progress.step)
@@ -163,14 +157,7 @@ def train(
 
 
 class _Turn(NamedTuple):
-    """The first process' decision after a step; the clocks of the others differ.
-
-    Attributes:
-        spent: Share of the run that is over.
-        pace: Samples a second to report; `None`: nothing is reported.
-        measures: Whether the model is evaluated.
-        pauses: Whether the session ends.
-    """
+    """What comes after a step: a report if there is a pace, an evaluation, the session's end."""
 
     spent: float
     pace: float | None = None
@@ -187,15 +174,13 @@ class _Clock:
         self._before_s, self._samples = progress.elapsed_s, progress.samples
 
     def run_s(self) -> float:
-        """Returns the seconds of the whole run."""
         return self._before_s + time.perf_counter() - self._started_s
 
     def measured(self) -> None:
-        """Notes that an evaluation has just ended."""
         self._measured_s = time.perf_counter()
 
     def turn(self, progress: Progress) -> _Turn:
-        """Says what comes after a step, and how long the run has taken."""
+        """Says what comes now, and notes in the progress how long the run has taken."""
         now_s, settings, pace = time.perf_counter(), self._settings, None
         progress.elapsed_s = self.run_s()
         spent = settings.spent(progress)
@@ -218,13 +203,13 @@ class _Losses(nn.Module, Generic[BatchT]):
     def forward(self, batch: BatchT, seed: int) -> Float[Tensor, ""]:
         device = next(self.model.parameters()).device
         generator = torch.Generator(device).manual_seed(seed)
-        with attention_in_training(device):
+        # On a CPU the backward of fused attention took 40 % of a step of `mini`.
+        plain: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+        with plain if device.type == "cpu" else nullcontext():
             return self._objective.loss(batch, generator)
 
 
 class _Run(Generic[BatchT]):
-    """One step after another."""
-
     def __init__(
         self,
         objective: Objective[BatchT],
@@ -250,7 +235,7 @@ class _Run(Generic[BatchT]):
     def is_measured(self) -> bool:
         """True if no step was taken since the last evaluation."""
         history = self.progress.history
-        return bool(history) and history[-1].get("step") == self.progress.step
+        return bool(history) and history[-1]["step"] == self.progress.step
 
     def step(self, spent: float) -> Float[Tensor, ""]:
         """Takes one optimiser step and returns this process' loss."""
@@ -289,7 +274,6 @@ class _Run(Generic[BatchT]):
         clock.measured()
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Tells the trackers, if there are any."""
         self._accelerator.log(dict(values), step=self.progress.step)
 
     def _set_learning_rates(self, spent: float) -> None:
@@ -300,15 +284,12 @@ class _Run(Generic[BatchT]):
 
 
 def require_finite(name: str, tensors: Sequence[Tensor], step: int) -> None:
-    """Checks the numbers of a training; waits for the device once.
+    """Raises NotFiniteError if a number is infinite or NaN; waits for the device once.
 
     Args:
         name: What the tensors are, for the message.
         tensors: On one device.
         step: Optimiser steps done.
-
-    Raises:
-        NotFiniteError: If a number is infinite or NaN.
     """
     if torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
         return
@@ -317,20 +298,3 @@ def require_finite(name: str, tensors: Sequence[Tensor], step: int) -> None:
     raise NotFiniteError(
         f"{name} must be finite, got {found} at step {step}; lower the learning rates."
     )
-
-
-def attention_in_training(device: torch.device) -> AbstractContextManager[None]:
-    """Names the attention kernels of forwards whose gradients are wanted.
-
-    On a CPU plain attention: of a step of `mini` the backward of fused attention took 40 %.
-    """
-    plain: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return plain if device.type == "cpu" else nullcontext()
-
-
-def _agreed(turn: _Turn, accelerator: Accelerator) -> _Turn:
-    if accelerator.num_processes == 1:
-        return turn
-    (found,) = broadcast_object_list([turn])
-    assert isinstance(found, _Turn)
-    return found

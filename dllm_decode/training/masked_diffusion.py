@@ -1,5 +1,7 @@
 """The loss of a masked-diffusion model."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,8 +17,8 @@ class MaskedDiffusion(Objective[Batch]):
     """Mean cross-entropy over the masked answer positions.
 
     The EOS tokens behind an answer are masked and learned like any other: no position behind the
-    prompt is ever visible in training that is masked in decoding. Padding, positions and attention
-    are those of `decode`; where the logits at a column predict the next one, they are shifted.
+    prompt is ever visible in training that is masked in decoding. Where the logits at a column
+    predict the next one, they are shifted.
 
     Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992,
     SFT, where answers are padded with EOS and the padding is part of the answer.
@@ -43,11 +45,21 @@ class MaskedDiffusion(Objective[Batch]):
     def logits(self, batch: Batch, answers: Int[Tensor, "B G"]) -> Float[Tensor, "B G V"]:
         """Predicts every answer position, given the prompts and the partly masked answers."""
         tokens = torch.cat((batch.tokens[:, : batch.start], answers), 1)
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.model.transformer(
-            tokens,
-            (columns - batch.pads[:, None]).clamp(min=0),
-            attend=(columns >= batch.pads[:, None])[:, None],
-            wanted=(columns[batch.start :] - self.model.logit_shift).expand_as(answers),
-        )
+        hidden = hidden_of_answers(self.model, replace(batch, tokens=tokens))
         return self.model.transformer.head(hidden)
+
+
+def hidden_of_answers(model: MaskedTransformer, batch: Batch) -> Float[Tensor, "B G H"]:
+    """Returns the hidden state from which the head predicts each answer position of a canvas.
+
+    Padding, positions and attention are those of `decode` with a model that sees everything.
+    """
+    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    wanted = (columns[batch.start :] - model.logit_shift).clamp(min=0)
+    hidden: Tensor = model.transformer(
+        batch.tokens,
+        (columns - batch.pads[:, None]).clamp(min=0),
+        attend=(columns >= batch.pads[:, None])[:, None],
+        wanted=wanted.expand(len(batch.tokens), -1),
+    )
+    return hidden

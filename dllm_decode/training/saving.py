@@ -1,15 +1,13 @@
 """Writes a trained model of any family beside the files of the checkpoint it came from."""
 
-import json
 import shutil
 from pathlib import Path
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family, family_of
+from dllm_decode.models.loading.export import MAX_SHARD_BYTES, write_weights
 from dllm_decode.models.loading.weights import read_json
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -17,7 +15,6 @@ _OTHERS = (
     "config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer*", "vocab.json", "merges.txt", "chat_template*",
 )  # fmt: skip
-MAX_SHARD_BYTES = 5 * 10**9
 
 
 def read_family(folder: Path, family: str | None = None) -> Family:
@@ -26,7 +23,8 @@ def read_family(folder: Path, family: str | None = None) -> Family:
     Raises:
         ValueError: If it is of none.
     """
-    return family_of(read_json(folder / "config.json"), family)
+    path = folder / "config.json"
+    return family_of(read_json(path), family, file=repr(str(path)))
 
 
 def save_like(
@@ -62,20 +60,9 @@ def save_like(
         stale.unlink()
     for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
         shutil.copyfile(other, folder / other.name)
-    tensors = family.tensors(model.transformer)
-    # Without memory: parts of fused projections share theirs, and would be counted once.
-    shapes = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard_bytes)
-    for name, keys in plan.filename_to_tensors.items():
-        copies = {}
-        for key in keys:
-            # Weights that a family keeps in another type than the model's stay so.
-            tensor = tensors[key]
-            kept = dtype or tensor.dtype if tensor.dtype == model.dtype else tensor.dtype
-            # Parts of fused projections share storage, which safetensors refuses: hence the copy.
-            copies[key] = tensor.detach().to("cpu", kept, copy=True).contiguous()
-        save_file(copies, folder / name, metadata={"format": "pt"})
-    if plan.is_sharded:
-        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        text = json.dumps(index, indent=1) + "\n"
-        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    # Weights that a family keeps in another dtype than the model's stay in it.
+    tensors = {
+        name: (tensor, dtype if dtype and tensor.dtype == model.dtype else tensor.dtype)
+        for name, tensor in family.tensors(model.transformer).items()
+    }
+    write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)

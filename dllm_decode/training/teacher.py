@@ -7,15 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.core.observers import Trace
-from dllm_decode.core.output import DecodeOutput
-from dllm_decode.loop import decode
-from dllm_decode.models.base import MaskPredictor
-from dllm_decode.options import DecodeConfig
 from dllm_decode.training.examples import Batch, lay_out
 from dllm_decode.training.objective import Part, Source
-from samplers import FixedSchedule, Sampler
 
 
 class Demonstration(NamedTuple):
@@ -30,48 +23,6 @@ class Demonstration(NamedTuple):
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     ranks: tuple[int, ...]
-
-
-def demonstrate(
-    teacher: MaskPredictor,
-    prompts: Sequence[Sequence[int]],
-    config: DecodeConfig,
-    *,
-    sampler: Sampler | None = None,
-    cache: CachePolicy = NoCache(),
-) -> tuple[list[Demonstration], DecodeOutput]:
-    """Lets the teacher answer a batch of prompts.
-
-    Args:
-        teacher: The model whose answers are learned.
-        prompts: Token ids, one sequence per row.
-        config: How it decodes.
-        sampler: Which positions it commits; `None`: one token a step, the most confident.
-        cache: Which columns are recomputed.
-
-    Returns:
-        The answers in the order of the prompts, and all that the decode gave.
-    """
-    trace = Trace()
-    block_length = config.resolved_block_length(teacher.causal_block_length, model=teacher.name)
-    output = decode(
-        teacher,
-        prompts,
-        FixedSchedule(block_length) if sampler is None else sampler,
-        cache=cache,
-        config=config,
-        observers=[trace],
-    )
-    found = []
-    lengths = output.lengths().tolist()
-    for i, prompt in enumerate(prompts):
-        steps = trace.steps[i][: lengths[i]]
-        # What was filled in and not committed comes last.
-        last = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
-        ranks = last.argsort(stable=True).argsort().tolist()
-        answer = output.tokens[i, : lengths[i]].tolist()
-        found.append(Demonstration(tuple(prompt), tuple(answer), tuple(ranks)))
-    return found, output
 
 
 class Lessons(Source[Batch]):
@@ -124,9 +75,7 @@ class Lessons(Source[Batch]):
         for number in range(first, first + self._num_forwards):
             places = range(number * self._num_rows, (number + 1) * self._num_rows)
             chosen = [self._order(place // num_all)[place % num_all] for place in places]
-            pairs = [
-                (self._demonstrations[i].prompt, self._demonstrations[i].answer) for i in chosen
-            ]
+            pairs = [self._demonstrations[i][:2] for i in chosen]
             batch = lay_out(pairs, self._gen_length, self._eos_id).to(self._device)
             found.append(Part(batch, f"masks;{number}", 1 / self._num_forwards, self._num_rows))
         return found

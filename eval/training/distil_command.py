@@ -2,8 +2,6 @@
 
 import argparse
 import math
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -15,24 +13,28 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
 
-from dllm_decode import CachePolicy
-from dllm_decode.loop import new_decoder
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.training import Progress, ProgressBar, Settings, train
 from dllm_decode.training.certainty import require_weights
 from dllm_decode.training.loop import NotFiniteError
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import save_like
-from dllm_decode.training.teacher import Demonstration, Lessons, demonstrate
+from dllm_decode.training.teacher import Demonstration, Lessons
 from dllm_decode.training.trajectories import Curriculum
 from eval.runs.command import code_for
 from eval.runs.files import write_json
 from eval.runs.models import parse_model
 from eval.runs.plugins import parse_cache, parse_sampler
-from eval.runs.provenance import machine_of
-from eval.runs.settings import Place
+from eval.runs.settings import Place, Run
 from eval.training.curve import draw_curve, require_package
-from eval.training.held_out import Measured, compared, measure, read_measured, table_of
+from eval.training.held_out import (
+    Measured,
+    compared,
+    described,
+    measure,
+    read_measured,
+    table_of,
+)
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_first, writing
 from eval.training.student import (
@@ -44,8 +46,7 @@ from eval.training.student import (
     optimisers_of,
     teacher_of,
 )
-from eval.training.teacher_answers import file_of, read_answers, write_batch
-from samplers import Sampler
+from eval.training.teacher_answers import ask, file_of, read_answers, write_batch
 
 MOST = 1e9
 """Learning rates, epochs and minutes are at most this."""
@@ -69,26 +70,22 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     check(options)
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
-    place = Place.of_launch()
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
     asked.task.require_scorable()
     asked.selection.require_scores(asked.examples)
-    student = load_student(options, asked, place)
+    student, size = load_student(options, asked), options.batch_size
+    judging = judged.run(student.loaded, sampler, cache, student.config, size)
     teacher = teacher_of(options, student)
-    for rule, questions in ((sampler, judged), (teacher, asked)):
-        decoder = new_decoder(student.model, rule, cache=cache, config=student.config)
-        questions.require_decodable(decoder, student.tokenizer)
+    teaching = asked.run(student.loaded, teacher, cache, student.config, size)
     objective_of(student, (), options)
     if options.lora_rank:
         require_lora(student.model, rank=options.lora_rank, alpha=alpha_of(options))
     accelerator = accelerator_of(options, student.model)
     if accelerator.is_main_process:
-        asked.warn(student.tokenizer)
-    distillation = Distillation(
-        options, student, asked, judged, teacher, sampler, cache, accelerator
-    )
+        asked.warn(teaching.tokenizer)
+    distillation = Distillation(options, student, asked, judged, teaching, judging, accelerator)
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
         on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
@@ -106,7 +103,7 @@ def check(options: argparse.Namespace) -> None:
         ValueError: If an option is out of range, or two do not go together.
     """
     for name in ("learning_rate", "muon", "epochs", "minutes"):
-        value = getattr(options, name)
+        value = vars(options)[name]
         if value is not None and not 0 < value <= MOST:
             limit = f"at most {MOST:g}" if value > MOST else "above 0"
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, got {value}.")
@@ -134,9 +131,8 @@ class Distillation:
         student: The model.
         asked: What the teacher answers.
         judged: What the result is judged on.
-        teacher: How the teacher answers.
-        sampler: How the held-out prompts are decoded.
-        cache: Of every decode.
+        teaching: How the teacher answers.
+        judging: How the held-out prompts are decoded.
         accelerator: Where the run goes.
     """
 
@@ -144,9 +140,8 @@ class Distillation:
     student: Student
     asked: Questions
     judged: Questions
-    teacher: Sampler
-    sampler: Sampler
-    cache: CachePolicy
+    teaching: Run
+    judging: Run
     accelerator: Accelerator
 
     @property
@@ -175,23 +170,16 @@ class Distillation:
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns what is learned."""
-        student, accelerator, size = self.student, self.accelerator, self.options.batch_size
-        folder, prompts = self.folder / "answers", self.asked.encoded(student.tokenizer)
+        teaching, examples, size = self.teaching, self.asked.examples, self.options.batch_size
+        folder, prompts = self.folder / "answers", self.asked.encoded(teaching.tokenizer)
         starts = range(0, len(prompts), size)[self._place.rank :: self._place.world_size]
         with ProgressBar(console, "the teacher answers", len(starts)) as bar:
             for start in starts:
-                file = file_of(folder, start)
+                file, batch = file_of(folder, start), slice(start, start + size)
                 if not file.exists():
-                    found, _ = demonstrate(
-                        student.model, prompts[start : start + size], student.config,
-                        sampler=self.teacher, cache=self.cache,
-                    )  # fmt: skip
-                    write_batch(
-                        file, found, self.asked, start, tokenizer=student.tokenizer,
-                        eos_ids=student.model.eos_ids,
-                    )  # fmt: skip
+                    write_batch(file, ask(teaching, examples[batch], prompts[batch]))
                 bar.advance(1)
-        accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         keep_wrong = self.options.keep_wrong
         learned, num_right = read_answers(folder, prompts, size, keep_wrong=keep_wrong)
         console.print(
@@ -201,15 +189,12 @@ class Distillation:
 
     def judge(self, name: str) -> Measured:
         """Measures the model as it is on the held-out prompts, and keeps that in a file."""
-        student, accelerator = self.student, self.accelerator
         measured = measure(
-            student.model, student.tokenizer, self.judged, self.sampler, student.config,
-            batch_size=self.options.batch_size, cache=self.cache, place=self._place,
-            gather=gather_object,
-        )  # fmt: skip
-        if accelerator.is_main_process:
+            self.judging, self.judged.examples, place=self._place, gather=gather_object
+        )
+        if self.accelerator.is_main_process:
             measured.save(self.folder / f"{name}.json")
-        accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()
         return measured
 
     def train(
@@ -224,6 +209,18 @@ class Distillation:
         else:
             student.model.requires_grad_(True)
         objective, advance = objective_of(student, demonstrations, options)
+        lessons = Lessons(
+            demonstrations, gen_length=student.config.gen_length,
+            eos_id=student.model.eos_ids[0], num_rows=options.rows,
+            num_forwards=options.forwards, device=accelerator.device, seed=options.seed,
+        )  # fmt: skip
+        # Minutes take the place of epochs.
+        by_epochs = max(1, math.ceil(options.epochs * len(demonstrations)))
+        settings = Settings(
+            num_samples=by_epochs if options.minutes is None else math.inf,
+            minutes=options.minutes or math.inf, folder=self.folder / "checkpoints",
+            evaluate_every=options.evaluate_every, seed=options.seed,
+        )  # fmt: skip
         with ProgressBar(console, options.method) as shown:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
@@ -232,25 +229,9 @@ class Distillation:
                 return measured.point
 
             progress = train(
-                objective,
-                optimisers_of(student.model, options),
-                Lessons(
-                    demonstrations, gen_length=student.config.gen_length,
-                    eos_id=student.model.eos_ids[0], num_rows=options.rows,
-                    num_forwards=options.forwards, device=accelerator.device, seed=options.seed,
-                ),
-                Settings(
-                    # Minutes take the place of epochs.
-                    num_samples=max(1, math.ceil(options.epochs * len(demonstrations)))
-                    if options.minutes is None else math.inf,
-                    minutes=options.minutes or math.inf, folder=self.folder / "checkpoints",
-                    evaluate_every=options.evaluate_every, seed=options.seed,
-                ),
-                accelerator=accelerator,
-                evaluate=evaluate,
-                measures=("samples", "accuracy", "low", "high", "forwards"),
-                observe=shown,
-                advance=advance,
+                objective, optimisers_of(student.model, options), lessons, settings,
+                accelerator=accelerator, evaluate=evaluate, observe=shown, advance=advance,
+                measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
         on_first(accelerator, lambda: self.write_weights(lora))
         return progress.history
@@ -277,17 +258,11 @@ class Distillation:
         options, student, judged = self.options, self.student, self.judged
         record, curve = self.folder / "training.json", self.folder / "curve.png"
         written = self.folder / ("adapter" if options.lora_rank else "model")
-        found = {
-            "command": shlex.join(["dllm-decode", "distil", *sys.argv[2:]]),
-            "model": student.model.name,
-            "held_out": judged.described(),
-            "config": repr(student.config),
-            "cache": options.cache,
+        found = described("distil", self.judging, judged) | {
             "sampler": options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
             "after": compared(before, after),
             "history": list(points),
-            "machine": machine_of(student.model.device),
         }
         write_json(record, found)
         if not options.lora_rank:
@@ -310,7 +285,7 @@ class Distillation:
             **asdict(student.config),
             "cache": options.cache,
             "batch_size": options.batch_size,
-            "teacher_sampler": repr(self.teacher),
+            "teacher_sampler": repr(self.teaching.sampler),
         }
 
     def settings_of_training(self) -> dict[str, Any]:

@@ -1,17 +1,14 @@
 """The command `train-filter`: trains a Learn2PD filter and says what it is worth."""
 
 import argparse
-import shlex
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dllm_decode import CachePolicy, DecodeConfig, NoVerifier, compatibility
-from dllm_decode.loop import new_decoder
+from dllm_decode import NoVerifier, compatibility
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import ProgressBar
 from dllm_decode.training.learn2pd import (
@@ -35,12 +32,18 @@ from eval.runs.command import open_model
 from eval.runs.files import write_json
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_cache, parse_sampler
-from eval.runs.provenance import machine_of
 from eval.runs.records import digest
-from eval.runs.sweep import Loaded, decoding_of
+from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
-from eval.training.held_out import Measured, compared, measure, read_measured, table_of
-from eval.training.questions import Questions, read_questions
+from eval.training.held_out import (
+    Measured,
+    compared,
+    described,
+    measure,
+    read_measured,
+    table_of,
+)
+from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 
@@ -66,14 +69,13 @@ def run(options: argparse.Namespace) -> int:
     settings_of(options)
     loaded = open_model(options.model, options, options.revision)
     asked.warn(loaded.tokenizer)
-    config = config_of(options, asked, loaded)
+    config = config_of(asked, loaded, given_of(options, FILTER_DECODING))
     assert config.block_length is not None
-    for rule, questions in ((against, judged), (FixedSchedule(config.block_length), asked)):
-        decoder = new_decoder(loaded.model, rule, cache=cache, config=config)
-        questions.require_decodable(decoder, loaded.tokenizer)
+    judging = judged.run(loaded, against, cache, config, options.batch_size)
+    asked.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
     # The filter is not there yet; the oracle that its examples come from needs as much.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
-    training = FilterTraining(options, loaded, asked, judged, config, cache, against)
+    training = FilterTraining(options, asked, judged, judging)
     try:
         with writing(training.work):
             training.run(Console())
@@ -128,35 +130,22 @@ def require_output(output: Path, work: Path) -> None:
             )
 
 
-def config_of(options: argparse.Namespace, asked: Questions, loaded: Loaded) -> DecodeConfig:
-    """Returns how answers are decoded: blocks are those of the filter."""
-    config = decoding_of(asked.selection, given_of(options, FILTER_DECODING))
-    model = loaded.model
-    length = config.resolved_block_length(model.causal_block_length, model=model.name)
-    return config.updated(block_length=length)
-
-
 @dataclass(frozen=True)
 class FilterTraining:
     """A run of the command, all options of which were checked.
 
     Attributes:
         options: Of the command.
-        loaded: The model.
         asked: What examples come from.
         judged: What the filter is judged on.
-        config: Of every decode.
-        cache: Of every decode.
-        against: The sampler that the filter is compared with.
+        judging: The sampler that the filter is compared with, on these questions; its model,
+            cache and options are those of every decode.
     """
 
     options: argparse.Namespace
-    loaded: Loaded
     asked: Questions
     judged: Questions
-    config: DecodeConfig
-    cache: CachePolicy
-    against: Sampler
+    judging: Run
 
     @property
     def work(self) -> Path:
@@ -165,11 +154,11 @@ class FilterTraining:
 
     def run(self, console: Console) -> None:
         """Goes through the parts; each goes on where it stopped."""
-        options, loaded, settings = self.options, self.loaded, settings_of(self.options)
+        options, judging, settings = self.options, self.judging, settings_of(self.options)
         claim(self.work / SETTINGS_FILE, {
-            "model": options.model, "revision": options.revision, "dtype": loaded.dtype,
-            "task": self.asked.settings(), **asdict(self.config), "cache": repr(self.cache),
-            "batch_size": options.batch_size,
+            "model": options.model, "revision": options.revision, "dtype": judging.dtype,
+            "task": self.asked.settings(), **asdict(judging.decoding),
+            "cache": repr(judging.cache), "batch_size": options.batch_size,
         })  # fmt: skip
         examples = self.collect(console)
         held_out = {"held_out": self.judged.settings()}
@@ -182,59 +171,47 @@ class FilterTraining:
         thresholds = sorted({*options.threshold, *PLAIN})
         console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(
-            network,
-            Path(options.output),
-            model=loaded.model.name,
-            settings=settings,
-            threshold=options.threshold[0],
-            fingerprint=fingerprint_of(loaded.model),
-        )
+            network, Path(options.output), model=judging.model.name, settings=settings,
+            threshold=options.threshold[0], fingerprint=fingerprint_of(judging.model),
+        )  # fmt: skip
         self.judge(console)
 
     def collect(self, console: Console) -> FilterExamples:
         """Watches an oracle on all prompts, in batches of like lengths; each is kept in a file."""
-        prompts = sorted(self.asked.encoded(self.loaded.tokenizer), key=len)
-        parts, size = [], self.options.batch_size
-        assert self.config.block_length is not None
+        run = self.judging
+        prompts = sorted(self.asked.encoded(run.tokenizer), key=len)
+        parts, size, length = [], run.batch_size, run.decoding.block_length
+        assert length is not None
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):
                 batch = prompts[first : first + size]
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     found = collect_examples(
-                        self.loaded.model, batch, self.config, cache=self.cache, first_prompt=first
+                        run.model, batch, run.decoding, cache=run.cache, first_prompt=first
                     )
                     save_examples(found, file)
-                numbers = range(first, first + len(batch))
-                parts.append(read_examples(file, numbers, self.config.block_length))
+                parts.append(read_examples(file, range(first, first + len(batch)), length))
                 bar.advance(len(batch))
         return join(parts)
 
     def judge(self, console: Console) -> None:
         """Decodes held-out prompts with the filter and with the other sampler, and compares."""
-        options, loaded, judged = self.options, self.loaded, self.judged
-        rules: dict[str, Sampler] = {repr(self.against): self.against}
+        options, judged, judging = self.options, self.judged, self.judging
+        rules: dict[str, Sampler] = {repr(judging.sampler): judging.sampler}
         rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
         found: list[tuple[str, Measured]] = []
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"
                 if not file.exists():
-                    measure(
-                        loaded.model, loaded.tokenizer, judged, rule, self.config,
-                        batch_size=options.batch_size, cache=self.cache,
-                    ).save(file)  # fmt: skip
+                    measure(replace(judging, sampler=rule), judged.examples).save(file)
                 found.append((name, read_measured(file, judged)))
                 bar.advance(1)
         title = f"{len(judged.examples)} held-out prompts, {judged.address}"
         console.print(table_of(title, found[0], found[1:]))
         name, first = found[0]
-        report = {
-            "command": shlex.join(["dllm-decode", "train-filter", *sys.argv[2:]]),
-            "model": loaded.model.name,
-            "held_out": judged.described(),
-            "config": repr(self.config),
-            "cache": repr(self.cache),
+        report = described("train-filter", judging, judged) | {
             "against": {
                 "sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards
             },
@@ -242,7 +219,6 @@ class FilterTraining:
                 {"threshold": threshold} | compared(first, one)
                 for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
             ],
-            "machine": machine_of(loaded.model.device),
         }  # fmt: skip
         file = report_of(Path(options.output))
         write_json(file, report)

@@ -1,6 +1,8 @@
 """What a sampler or a model is worth on held-out prompts."""
 
 import math
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +12,16 @@ import msgspec
 from msgspec import Meta
 from rich.table import Table
 
-from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, decode
-from dllm_decode.caches import NoCache
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
+from eval.runs.answers import answer
 from eval.runs.files import write_json
-from eval.runs.settings import ALONE, Place
-from eval.tasks.tokenizer import Tokenizer
+from eval.runs.lines import ScoredExample
+from eval.runs.provenance import machine_of
+from eval.runs.settings import ALONE, Place, Run
+from eval.tasks import Example
 from eval.training.questions import Questions
 from eval.training.run_folder import read_json
-from samplers import Sampler
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -72,50 +74,30 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def measure(
-    model: MaskPredictor,
-    tokenizer: Tokenizer,
-    questions: Questions,
-    sampler: Sampler,
-    config: DecodeConfig,
+    run: Run,
+    examples: Sequence[Example],
     *,
-    batch_size: int,
-    cache: CachePolicy = NoCache(),
     place: Place = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
 ) -> Measured:
-    """Decodes and scores all questions; several processes share the batches.
+    """Decodes and scores all examples; several processes share the batches.
 
     Args:
-        model: The mask predictor.
-        tokenizer: Its tokenizer.
-        questions: What is asked.
-        sampler: Which positions to commit.
-        config: All other options.
-        batch_size: Rows decoded together.
-        cache: Which columns to recompute.
+        run: Model, task, plug-ins and options.
+        examples: Of its task.
         place: Which of several processes this is.
         gather: Joins lists over all processes.
 
     Raises:
         ValueError: If a score is undefined.
     """
-    prompts = questions.encoded(tokenizer)
-    starts = range(0, len(prompts), batch_size)
-    mine: list[tuple[int, float, int, int]] = []
-    for start in starts[place.rank :: place.world_size]:
-        chosen = range(start, min(start + batch_size, len(prompts)))
-        number = start // batch_size
-        output = decode(
-            model,
-            [prompts[i] for i in chosen],
-            sampler,
-            cache=cache,
-            config=replace(config, seed=config.seed + _BATCH_STRIDE * number),
-        )
-        costs = zip(output.answers(), output.nfe.tolist(), output.lengths().tolist(), strict=True)
-        for i, (answer, forwards, length) in zip(chosen, costs, strict=True):
-            text = tokenizer.decode(answer, skip_special_tokens=True)
-            mine.append((i, score_of(questions, i, text), forwards, length))
+    size, mine = run.batch_size, []
+    for start in range(0, len(examples), size)[place.rank :: place.world_size]:
+        seed = run.decoding.seed + _BATCH_STRIDE * (start // size)
+        batch = examples[start : start + size]
+        records = answer(run, batch, replace(run.decoding, seed=seed))
+        for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
+            mine.append((i, score_of(run, example, record), record["nfe"], record["length"]))
     found = sorted(gather(mine))
     return Measured(
         [score for _, score, _, _ in found],
@@ -140,20 +122,28 @@ def read_measured(file: Path, questions: Questions) -> Measured:
     return found
 
 
-def score_of(questions: Questions, number: int, text: str) -> float:
-    """Returns the first score of an answer.
-
-    Raises:
-        ValueError: If it is undefined.
-    """
-    task, example = questions.task, questions.examples[number]
-    score = task.score(example, text)[task.primary]
+def score_of(run: Run, example: Example, record: ScoredExample) -> float:
+    """Returns the task's first score of an answer; raises ValueError if it is undefined."""
+    primary = run.selection.task.primary
+    score = None if record["error"] else record["scores"][primary]
     if score is None:
         raise ValueError(
-            f"Answers to {questions.address} must have a score {task.primary!r}, got one without: "
-            f"example {example.id}."
+            f"Answers to {run.selection.address} must have a score {primary!r}, got "
+            f"{record['error'] or 'one without'}: example {example.id}."
         )
     return score
+
+
+def described(command: str, run: Run, questions: Questions) -> dict[str, Any]:
+    """Returns the part of a report that says what was measured, ready for JSON."""
+    return {
+        "command": shlex.join(["dllm-decode", command, *sys.argv[2:]]),
+        "model": run.model.name,
+        "held_out": questions.described(),
+        "config": repr(run.decoding),
+        "cache": repr(run.cache),
+        "machine": machine_of(run.model.device),
+    }
 
 
 def compared(before: Measured, after: Measured) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dllm_decode.decoder import Decoder
+from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode.loop import new_decoder
 from eval.runs.addresses import split_address
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import encode_prompt, said_of_unknown_words
+from eval.runs.settings import Run
+from eval.runs.sweep import Loaded, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example, Task
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.run_folder import DIGEST
+from samplers import Sampler
 
 HELD_OUT_EVERY = 5
 
@@ -46,10 +51,21 @@ class Questions:
         chat = self.prompts == "chat"
         return [encode_prompt(tokenizer, example, chat=chat) for example in self.examples]
 
-    def require_decodable(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
-        """Raises ValueError if a prompt cannot be written or decoded."""
-        for i, prompt in enumerate(self.encoded(tokenizer)):
+    def run(
+        self, loaded: Loaded, sampler: Sampler, cache: CachePolicy, config: DecodeConfig, size: int
+    ) -> Run:
+        """Returns the run of a sampler on these questions, in batches of a size.
+
+        Raises:
+            ValueError: If the parts do not fit together, or a prompt cannot be decoded.
+        """
+        decoder = new_decoder(loaded.model, sampler, cache=cache, config=config)
+        for i, prompt in enumerate(self.encoded(loaded.tokenizer)):
             decoder.request(prompt, i)
+        return Run(
+            loaded.model, loaded.tokenizer, self.selection, sampler, cache=cache, decoding=config,
+            batch_size=size, prompts=self.prompts, dtype=loaded.dtype, trace=False,
+        )  # fmt: skip
 
     def warn(self, tokenizer: Tokenizer) -> None:
         """Says on standard error which words of the prompts the tokenizer does not know."""
@@ -75,6 +91,13 @@ class Questions:
             "prompts": self.prompts,
             f"examples {DIGEST}": digest_of(self.examples),
         }
+
+
+def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:
+    """Returns how answers are decoded: as given, else as the task says, in blocks of the model."""
+    config, model = decoding_of(asked.selection, given), loaded.model
+    length = config.resolved_block_length(model.causal_block_length, model=model.name)
+    return config.updated(block_length=length)
 
 
 def read_questions(

@@ -4,9 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.optim import AdamW, Optimizer
@@ -21,13 +19,12 @@ from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, Traj
 from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
-from eval.runs.models import DTYPES, open_address, parse_model
+from eval.runs.command import load
+from eval.runs.models import parse_model
 from eval.runs.options import LENGTHS, given_of
 from eval.runs.plugins import parse_sampler
-from eval.runs.settings import Place
-from eval.runs.sweep import decoding_of
-from eval.tasks.tokenizer import Tokenizer
-from eval.training.questions import Questions
+from eval.runs.sweep import Loaded
+from eval.training.questions import Questions, config_of
 from samplers import FixedSchedule, Sampler
 
 
@@ -36,28 +33,27 @@ class Student:
     """The model that is trained, and what it came from.
 
     Attributes:
-        model: The model.
-        tokenizer: Its tokenizer.
+        loaded: The model with its tokenizer.
+        model: The model again, as a network of this package.
         source: Folder of its checkpoint.
         family: Of the checkpoint.
         config: How it is decoded.
     """
 
+    loaded: Loaded
     model: MaskedTransformer
-    tokenizer: Tokenizer
     source: Path
     family: Family
     config: DecodeConfig
 
 
-def load_student(options: argparse.Namespace, asked: Questions, place: Place) -> Student:
+def load_student(options: argparse.Namespace, asked: Questions) -> Student:
     """Loads the model in the precision in which it is trained.
 
     Raises:
         OSError: If it is not there.
         ValueError: If it is damaged, or has no tokenizer, or cannot be decoded as asked.
     """
-    dtype = DTYPES[options.dtype] if options.dtype or options.lora_rank else torch.float32
     address = parse_model(options.model)
     if address.adapter or address.quantize:
         raise ValueError(
@@ -65,24 +61,11 @@ def load_student(options: argparse.Namespace, asked: Questions, place: Place) ->
             f"must be left out, got {options.model!r}."
         )
     source = find_model(address.source, Hub(options.revision or None))
-    model, tokenizer = open_address(
-        options.model,
-        device=f"cuda:{place.local_rank}" if options.device == "cuda" else "cpu",
-        dtype=dtype,
-        revision=options.revision or None,
-    )
-    if tokenizer is None:
-        raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
-    config = decoding_of(asked.selection, given_of(options, LENGTHS))
-    length = config.resolved_block_length(model.causal_block_length, model=model.name)
-    return Student(
-        own_network(model),
-        # Its own types are wider than what is used here.
-        cast(Tokenizer, tokenizer),
-        source,
-        read_family(source, address.family),
-        config.updated(block_length=length),
-    )
+    dtype = options.dtype or (None if options.lora_rank else "float32")
+    loaded = load(options.model, device=options.device, dtype=dtype, revision=options.revision)
+    model = own_network(loaded.model)
+    config = config_of(asked, loaded, given_of(options, LENGTHS))
+    return Student(loaded, model, source, read_family(source, address.family), config)
 
 
 def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:

@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import torch
 
+from dllm_decode.core.observers import Trace
 from dllm_decode.training.teacher import Demonstration
+from eval.runs.answers import answer
 from eval.runs.files import write_json
-from eval.tasks.tokenizer import Tokenizer
+from eval.runs.settings import Run
+from eval.tasks import Example
 from eval.training.held_out import score_of
-from eval.training.questions import Questions
 from eval.training.run_folder import read_json
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """A `Demonstration`, and what the task says of it.
+    """A `Demonstration` with its score.
 
     Attributes:
         prompt: Token ids.
@@ -23,9 +26,9 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
         score: The task's first, 1 for a right answer.
     """
 
-    prompt: list[int]
-    answer: list[int]
-    ranks: list[int]
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    ranks: tuple[int, ...]
     score: float
 
 
@@ -38,21 +41,28 @@ def file_of(folder: Path, start: int) -> Path:
     return folder / f"{start:06}.json"
 
 
-def write_batch(
-    file: Path, found: Sequence[Demonstration], asked: Questions, start: int, *,
-    tokenizer: Tokenizer, eos_ids: Sequence[int],
-) -> None:  # fmt: skip
-    """Scores the answers to a batch of prompts, of which the first has the number `start`.
+def ask(run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]]) -> list[Answer]:
+    """Decodes and scores the answers to one batch, whose prompts are given as token ids too.
 
     Raises:
         ValueError: If a score is undefined.
     """
-    records = []
-    for number, one in enumerate(found, start):
-        ids = [token for token in one.answer if token not in eos_ids]
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        records.append(one._asdict() | {"score": score_of(asked, number, text)})
-    write_json(file, {"answers": records})
+    trace, found = Trace(), []
+    records = answer(run, examples, run.decoding, [trace])
+    for row, (example, record) in enumerate(zip(examples, records, strict=True)):
+        steps = trace.steps[row][: record["length"]]
+        # Tokens that were filled in without a commit come last.
+        last = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
+        ranks = last.argsort(stable=True).argsort().tolist()
+        tokens = record["tokens"][: record["length"]]
+        score = score_of(run, example, record)
+        found.append(Answer(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
+    return found
+
+
+def write_batch(file: Path, answers: list[Answer]) -> None:
+    """Writes the answers to a batch of prompts."""
+    write_json(file, msgspec.to_builtins(_Answers(answers)))
 
 
 def read_answers(
@@ -73,8 +83,7 @@ def read_answers(
             f"Answers to learn from must be right, got none of {len(answers)}. Choose prompts that "
             "the model can answer, or pass --keep-wrong."
         )
-    learned = [Demonstration(tuple(a.prompt), tuple(a.answer), tuple(a.ranks)) for a in kept]
-    return learned, len(right)
+    return [Demonstration(one.prompt, one.answer, one.ranks) for one in kept], len(right)
 
 
 def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Answer]:
@@ -84,7 +93,7 @@ def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Answer]:
         ValueError: If the file is damaged, or holds answers to other prompts.
     """
     found = read_json(file, _Answers).answers
-    belongs = [one.prompt for one in found] == [list(prompt) for prompt in prompts]
+    belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]
     if not belongs or any(len(one.answer) != len(one.ranks) for one in found):
         raise ValueError(
             f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "

@@ -67,7 +67,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     monkeypatch.setattr(distil_command, "measure", measure_twice)
     assert main(["distil", *options(killed, "--muon", "0.001")]) == 130
     monkeypatch.setattr(distil_command, "measure", measure)
-    monkeypatch.delattr(distil_command, "demonstrate")
+    monkeypatch.delattr(distil_command, "ask")
     assert main(["distil", *options(killed, "--muon", "0.001")]) == 0
     (one, _), (other, _), (teacher, _) = (
         load_model(source) for source in (whole / "model", killed / "model", "mini")
@@ -117,7 +117,7 @@ def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
     words = options(tmp_path / "run", "--gen-length", "16")
     assert main(["distil", *words]) == 2
     assert "or pass --keep-wrong" in capsys.readouterr().err
-    monkeypatch.delattr(distil_command, "demonstrate")
+    monkeypatch.delattr(distil_command, "ask")
     assert main(["distil", *words, "--keep-wrong", "--epochs", "0.5"]) == 0
 
 

@@ -13,6 +13,8 @@ from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
+MAX_SHARD_BYTES = 5 * 10**9
+
 
 def new_llada(
     *,
@@ -85,7 +87,7 @@ def save_model(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = 5 * 10**9,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Writes config.json, generation_config.json and safetensors as LLaDA's authors do.
 
@@ -115,10 +117,7 @@ def save_model(
 
 
 def write_weights(
-    tensors: Mapping[str, tuple[Tensor, torch.dtype]],
-    folder: Path,
-    *,
-    max_shard_bytes: int = 5 * 10**9,
+    tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, *, max_shard_bytes: int
 ) -> None:
     """Writes safetensors, and an index if there are several files.
 
@@ -160,25 +159,15 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 
 
 def _require_expressible(model: MaskedTransformer) -> None:
-    transformer = model.transformer
-    is_elsewhere = any(part.is_meta for part in model.parameters())
-    if transformer.quantized or is_elsewhere:
+    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
         raise ValueError(
             f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
             "or kept elsewhere between forwards. Load it on one device, as it was stored."
         )
-    shape = transformer.config
-    obstacles = {
-        "qk_norm": shape.qk_norm,
-        "norm_weight_in_float32": shape.norm_weight_in_float32,
-        "head_dim": shape.head_dim * shape.num_heads != shape.hidden_size,
-        "rope_scaling": shape.rope_scaling is not None,
-        "rotary_dim": shape.rope.dim != shape.head_dim,
-        "moe": shape.moe is not None,
-        "logit_shift": model.logit_shift != 0,
-        "causal_block_length": model.causal_block_length != 0,
-    }
-    found = [name for name, obstructs in obstacles.items() if obstructs]
+    shape, read = vars(model.transformer.config), vars(LLADA.read(_config(model)).shape)
+    found = [name for name, value in shape.items() if read[name] != value]
+    found += ["logit_shift"] if model.logit_shift else []
+    found += ["causal_block_length"] if model.causal_block_length else []
     if found:
         raise ValueError(
             f"The LLaDA format has plain, bidirectional models without a logit shift, got "
@@ -189,24 +178,16 @@ def _require_expressible(model: MaskedTransformer) -> None:
 
 def _config(model: MaskedTransformer) -> dict[str, object]:
     shape = model.transformer.config
-    return {
-        "activation_type": "silu",
-        "alibi": False,
+    # The switches of LLaDA that have one value here.
+    fixed = {key: allowed[0] for key, allowed, _ in LLADA.refusals if allowed[0] is not None}
+    return fixed | {
         "architectures": [LLADA.architecture],
         "attention_dropout": 0.0,
-        "attention_layer_norm": False,
-        "bias_for_layer_norm": False,
-        "block_group_size": 1,
-        "block_type": "llama",
         "d_model": shape.hidden_size,
         "embedding_dropout": 0.0,
         "embedding_size": shape.vocab_size,
         "eos_token_id": _one_or_list(model.eos_ids),
-        "include_bias": False,
         "include_qkv_bias": shape.qkv_bias,
-        "input_emb_norm": False,
-        "layer_norm_type": "rms",
-        "layer_norm_with_affine": True,
         "mask_token_id": model.mask_id,
         "mlp_hidden_size": shape.mlp_hidden_size,
         "model_type": "llada",
@@ -216,10 +197,8 @@ def _config(model: MaskedTransformer) -> dict[str, object]:
         "pad_token_id": model.eos_ids[0],
         "residual_dropout": 0.0,
         "rms_norm_eps": shape.norm_eps,
-        "rope": True,
         "rope_full_precision": shape.rope_in_float32,
         "rope_theta": shape.rope_theta,
-        "scale_logits": False,
         "vocab_size": shape.vocab_size,
         "weight_tying": shape.tied_head,
     }

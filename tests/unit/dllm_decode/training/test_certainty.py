@@ -74,7 +74,8 @@ def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
         order = torch.tensor(case["commit_order"])
         # Recorded states may begin behind the first commit; ours begin before it.
         ranks = order.argsort() - int(case["first_state"] == "one committed")
-        blocks = lay_blocks(torch.zeros(1, length, dtype=torch.bool), size)
+        ends = torch.zeros(1, length, dtype=torch.bool)
+        blocks = lay_blocks(ends, size, torch.zeros(1, dtype=torch.long))
         learned = blocks.number == case["block_choice"]
         share = torch.full((1, length), case["mask_ratio"], dtype=torch.float64)
         masks = masks_of_states(ranks[None], blocks, learned, share, size)
@@ -106,7 +107,7 @@ def test_the_two_canvases_share_out_a_block_within_the_answer() -> None:
     starts = set()
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        masks = objective.draw(batch.tokens[:, batch.start :], generator)
+        masks = objective.draw(batch, generator)
         assert not (masks.first & masks.second).any()
         block = masks.first | masks.second
         assert block.any(1).all()
@@ -132,7 +133,7 @@ def test_a_block_causal_model_learns_every_block_at_once() -> None:
     forcing.advance(1.0)
     certain = CertaintyForcing(model, 8, loss=CertaintyLoss())
     for masks in (
-        certain.draw(answers, torch.Generator().manual_seed(1), leads_of(model, batch)),
+        certain.draw(batch, torch.Generator().manual_seed(1)),
         forcing.draw(batch, torch.Generator().manual_seed(1), 8),
     ):
         # All of the answer and its first EOS, in one canvas or the other; nothing else.

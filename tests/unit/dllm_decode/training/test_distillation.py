@@ -14,19 +14,17 @@ from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.optim import AdamW
-from toys import HashModel
 
-from dllm_decode import DecodeConfig, StepEvent, decode
+from dllm_decode import StepEvent, decode
 from dllm_decode.models import MaskedTransformer, new_llada
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import Progress, Report, Settings, train
-from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both, one_block
-from dllm_decode.training.block_copies import hidden_of_copies
+from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
 from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
 from dllm_decode.training.saving import read_family, save_like
-from dllm_decode.training.teacher import Demonstration, Lessons, demonstrate, ranks_of
+from dllm_decode.training.teacher import Demonstration, Lessons, ranks_of
 from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from samplers import EntropyThreshold, FixedSchedule
 
@@ -212,10 +210,7 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     start = (4 - leads)[:, None]
     block = (positions >= start) & (positions < start + 4)
     masks = BlockMasks(block, torch.zeros_like(block), positions >= start + 4)
-    kinds = (one_block, hidden_of_copies) if model.causal_block_length else (one_block,)
-    learned = torch.stack(
-        [logits_of_both(model, batch, masks, 4, hidden_states=each)[0] for each in kinds], 1
-    )
+    learned, _ = logits_of_both(model, batch, masks, 4)
     for row in range(2):
         given = [
             model.mask_id if masks.first[row, i] or masks.behind[row, i] else answers[row][i]
@@ -228,10 +223,8 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
         columns = positions[block[row]] - view.positions[0, 0]
         expected = view.logits[0, columns]
         shown = expected.isfinite()
-        for found in learned[row]:
-            torch.testing.assert_close(
-                found[block[row]].double()[shown], expected[shown], rtol=1e-4, atol=1e-4
-            )
+        found = learned[row, block[row]].double()
+        torch.testing.assert_close(found[shown], expected[shown], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.exhaustive(5)
@@ -286,8 +279,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     plain = load_tiny(family, dtype="float32")
     masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 3)
     found, expected, before = (
-        logits_of_both(one, batch, masks, own, hidden_states=one_block)[0]
-        for one in (merged, model, plain)
+        logits_of_both(one, batch, masks, own)[0] for one in (merged, model, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert (found - before).abs().max() > 0.1
@@ -330,27 +322,6 @@ def test_lora_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r'install it with: pip install "\.\[lora\]" in the'):
         LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2)
-
-
-def test_demonstrations_hold_the_order_of_commits() -> None:
-    model, prompts = HashModel(peak=12.0), [[1, 2], [3, 4, 5]]
-    config = DecodeConfig(gen_length=12, block_length=4)
-    found, output = demonstrate(model, prompts, config)
-    events: list[StepEvent] = []
-    decode(model, prompts, FixedSchedule(4), config=config, observers=[events.append])
-    for row, one in enumerate(found):
-        assert one.prompt == tuple(prompts[row])
-        assert list(one.answer) == output.tokens[row, : len(one.answer)].tolist()
-        order: list[int] = []
-        for event in events:
-            if row in event.requests.tolist():
-                at = event.requests.tolist().index(row)
-                written = event.before.masked[at] & ~event.after.masked[at]
-                written = written[len(prompts[row]) :]
-                order += [p for p in written.nonzero().flatten().tolist() if p not in order]
-        order = [position for position in order if position < len(one.answer)]
-        assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)
-    assert sorted(found[0].ranks) != list(found[0].ranks)
 
 
 @pytest.mark.parametrize(

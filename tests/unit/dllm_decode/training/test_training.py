@@ -418,7 +418,11 @@ def test_a_record_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must have 'accuracy' in history\[0\], got none"):
         short_run(tmp_path, measures=["loss", "accuracy"])
     file = tmp_path / "step-00000001" / "progress.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 5}))
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps(whole | {"history": [{"loss": 1.0, "step": 1, "samples": 16}]}))
+    with pytest.raises(ValueError, match=r"progress.json must have 'elapsed_s' in history\[0\]"):
+        short_run(tmp_path, measures=["loss"])
+    file.write_text(json.dumps(whole | {"step": 5}))
     with pytest.raises(ValueError, match="must have 'step' as the folder says, got 5"):
         short_run(tmp_path)
 

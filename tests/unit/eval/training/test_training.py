@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import asdict
+from msgspec.structs import astuple
 from safetensors.torch import save_file
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, load_model
+from dllm_decode import DecodeConfig, StepEvent, decode, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from eval.cli import main
 from eval.runs.files import write_json
+from eval.runs.settings import Place, Run
 from eval.training.filter_command import read_examples
-from eval.training.held_out import Measured, compared, measure, read_measured, score_of
+from eval.training.held_out import Measured, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, require_own, writing
-from eval.training.teacher_answers import read_batch
+from eval.training.teacher_answers import ask, read_batch
 from samplers import FixedSchedule
 
 ROOT = Path(__file__).parents[4]
@@ -153,22 +154,24 @@ class Digits:
         raise AssertionError
 
 
+def run_of(questions: Questions, batch_size: int = 3) -> Run:
+    return Run(
+        HashModel(peak=12.0), Digits(), questions.selection, FixedSchedule(2),
+        decoding=DecodeConfig(gen_length=6, block_length=3), batch_size=batch_size,
+        prompts="plain", trace=False,
+    )  # fmt: skip
+
+
 def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Path) -> None:
-    from eval.runs.settings import Place
-
     _, judged = read_questions(jsonl(tmp_path, 40), "", prompts="plain")
-    model, config = HashModel(peak=12.0), DecodeConfig(gen_length=6, block_length=3)
-
-    def share(place: Place, gather: Any = lambda mine: mine) -> Measured:
-        return measure(model, Digits(), judged, FixedSchedule(2), config, batch_size=3,
-                       place=place, gather=gather)  # fmt: skip
-
-    whole = share(Place())
+    run = run_of(judged)
+    whole = measure(run, judged.examples)
     assert len(whole.scores) == len(whole.forwards) == 8
     assert set(whole.forwards) <= set(range(1, 5))
     kept: list[Any] = []
-    share(Place(1, 2), gather=lambda mine: kept.extend(mine) or mine)
-    assert share(Place(0, 2), gather=lambda mine: mine + kept) == whole
+    measure(run, judged.examples, place=Place(1, 2), gather=lambda mine: kept.extend(mine) or mine)
+    shared = measure(run, judged.examples, place=Place(0, 2), gather=lambda mine: mine + kept)
+    assert shared == whole
     whole.save(tmp_path / "measured.json")
     assert read_measured(tmp_path / "measured.json", judged) == whole
 
@@ -177,8 +180,28 @@ def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     _, judged = read_questions(jsonl(tmp_path), "")
     monkeypatch.setattr(type(judged.task), "score", lambda self, example, text: {"answer": None})
     with pytest.raises(ValueError, match="must have a score 'answer', got one without"):
-        score_of(judged, 0, "")
-    assert isinstance(judged, Questions)
+        measure(run_of(judged), judged.examples)
+
+
+def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
+    asked, _ = read_questions(jsonl(tmp_path), "", prompts="plain")
+    run = run_of(asked, 8)
+    prompts = asked.encoded(run.tokenizer)
+    events: list[StepEvent] = []
+    output = decode(run.model, prompts, run.sampler, config=run.decoding, observers=[events.append])
+    found = ask(run, asked.examples, prompts)
+    for row, one in enumerate(found):
+        assert one.prompt == tuple(prompts[row])
+        assert list(one.answer) == output.tokens[row, : len(one.answer)].tolist()
+        order: list[int] = []
+        for event in events:
+            if row in event.requests.tolist():
+                at = event.requests.tolist().index(row)
+                written = event.before.masked[at] & ~event.after.masked[at]
+                order += written[len(prompts[row]) :].nonzero().flatten().tolist()
+        order = [position for position in order if position < len(one.answer)]
+        assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)
+    assert any(sorted(one.ranks) != list(one.ranks) for one in found)
 
 
 def test_comparisons_are_paired() -> None:
@@ -387,7 +410,7 @@ def test_damaged_answers_are_named_with_the_remedy(text: str, tmp_path: Path) ->
     file = tmp_path / "000000.json"
     one = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
     write_json(file, {"answers": [one]})
-    assert [asdict(found) for found in read_batch(file, [[1, 2]])] == [one]
+    assert [astuple(found) for found in read_batch(file, [[1, 2]])] == [((1, 2), (3,), (0,), 1.0)]
     with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
         read_batch(file, [[1, 3]])
     for part in ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None}):
