@@ -19,16 +19,10 @@ class TransformersMaskPredictor:
     It computes every column at every forward, so it goes with `NoCache()` only. Models that
     `load_model` knows are faster with it; this is for those that nobody has mapped yet.
 
-    Attributes:
-        name: See `MaskPredictor`, as all others.
-        vocab_size: Rows of the head.
-        mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer.
-        banned_ids: Ids that must never be emitted.
-        logit_shift: 1 where the logits at a column predict the next.
-        causal_block_length: 0: attention is bidirectional.
-        max_length: Positions that the model was trained for, from its config.
+    The attributes are those of `MaskPredictor`.
     """
+
+    causal_block_length = 0
 
     def __init__(
         self,
@@ -55,11 +49,8 @@ class TransformersMaskPredictor:
             ValueError: If an id is not in the vocabulary.
         """
         self.vocab_size = int(model.config.vocab_size)
-        for kind, ids in (
-            ("mask_id", (mask_id,)),
-            ("eos_ids", eos_ids),
-            ("banned_ids", banned_ids),
-        ):
+        given = {"mask_id": (mask_id,), "eos_ids": eos_ids, "banned_ids": banned_ids}
+        for kind, ids in given.items():
             if any(not 0 <= token < self.vocab_size for token in ids):
                 raise ValueError(f"{kind} must be in [0, {self.vocab_size}), got {ids}.")
         if not eos_ids:
@@ -70,7 +61,6 @@ class TransformersMaskPredictor:
         self.eos_ids = eos_ids
         self.banned_ids = banned_ids
         self.logit_shift = logit_shift
-        self.causal_block_length = 0
         self.name = name or model.config.name_or_path or type(model).__name__
         self.max_length: int | None = model.config.to_dict().get("max_position_embeddings")
         self._model = model.eval()
@@ -96,11 +86,8 @@ class TransformersMaskPredictor:
             raise ValueError(self._no_cache())
         positions = {"position_ids": inputs.positions} if self._takes_positions else {}
         with torch.no_grad():
-            out = self._model(
-                input_ids=inputs.tokens,
-                attention_mask=_two_dimensional(inputs).long(),
-                **positions,
-            )
+            attend = _two_dimensional(inputs).long()
+            out = self._model(input_ids=inputs.tokens, attention_mask=attend, **positions)
         index = inputs.wanted[..., None].expand(-1, -1, out.logits.shape[-1])
         logits: Tensor = out.logits.gather(1, index)
         return logits

@@ -6,10 +6,30 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_decode.models.families.our_names import OUR_NAMES
 from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, shown
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
+
+OUR_NAMES = (
+    "embedding.weight", "norm.weight", "head.weight",
+    *(
+        f"layers.{{n}}.{part}.weight" for part in (
+            "attention_norm", "mlp_norm", "query", "key", "value", "qkv", "query_norm", "key_norm",
+            "output", "router",
+        )
+    ),
+    *(f"layers.{{n}}.{part}.bias" for part in ("query", "key", "value", "qkv")),
+    "layers.{n}.router.selection_bias",
+    *(
+        f"layers.{{n}}.{mlp}{part}.weight" for mlp in ("", "experts.{e}.", "shared.")
+        for part in ("gate", "up", "gate_up", "down")
+    ),
+)  # fmt: skip
+"""Every name of a tensor of a network; docs/extending.md says which switch brings each.
+
+`qkv` stands for query, key and value where `Family.split_qkv` is false, `gate_up` for gate and up
+where a checkpoint has them in one tensor.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +89,8 @@ class Family:
         block_keys: Keys of config.json that may hold the block length.
         may_be_block_causal: A caller may give a block length; else attention is bidirectional.
         fast_tokenizer: tokenizer.json says how texts are split. Else the rules are those of
-            Qwen2Tokenizer, which also reads vocab.json and merges.txt; but where
-            tokenizer_config.json beside a tokenizer.json names a class without rules of its own
-            (PreTrainedTokenizerFast, TokenizersBackend), this changes nothing.
+            Qwen2Tokenizer, which also reads vocab.json and merges.txt, unless
+            tokenizer_config.json names a class without rules (PreTrainedTokenizerFast).
         split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
             has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever

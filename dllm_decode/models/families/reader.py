@@ -58,14 +58,20 @@ class ConfigReader:
         self, key: str, default: int | None = None, *, least: int = 0, most: int = _MOST
     ) -> int:
         """Reads an integer of a range."""
-        (found,) = self._of_range(key, default, least, most, "an integer", is_list=False)
-        return found
+        value = self._value(key, default)
+        if not _is_integer(value, least, most):
+            raise self.error(key, f"an integer from {least} to {most}", value)
+        return int(value)
 
     def integers(
-        self, key: str, default: list[int] | None = None, *, least: int = 0, most: int = _MOST
+        self, key: str, default: list[int] | None = None, *, most: int = _MOST
     ) -> list[int]:
-        """Reads one integer of a range, or a list of them."""
-        return self._of_range(key, default, least, most, "integers", is_list=True)
+        """Reads one integer from 0 on, or a list of them."""
+        value = self._value(key, default)
+        listed: list[int] = value if type(value) is list else [value]
+        if not all(_is_integer(item, 0, most) for item in listed):
+            raise self.error(key, f"integers from 0 to {most}", value)
+        return listed
 
     def positive_number(
         self,
@@ -123,16 +129,6 @@ class ConfigReader:
         kinds = [(type(one) is bool, one) for one in allowed]
         return not self.has(key) or (type(value) is bool, value) in kinds
 
-    def _of_range(
-        self, key: str, default: object, least: int, most: int, kind: str, *, is_list: bool
-    ) -> list[int]:
-        value = self._value(key, default)
-        listed = value if is_list and type(value) is list else [value]
-        # JSON has true and 1.0, which Python takes for integers or compares equal to some.
-        if any(type(item) is not int or not least <= item <= most for item in listed):
-            raise self.error(key, f"{kind} from {least} to {most}", value)
-        return listed
-
     def _found(self, key: str) -> object:
         if key in self._config:
             return self._config[key]
@@ -152,6 +148,11 @@ class ConfigReader:
                 "its read_shape."
             )
         return default
+
+
+def _is_integer(value: object, least: int, most: int) -> bool:
+    # JSON has true and 1.0, which Python takes for integers or compares equal to some.
+    return type(value) is int and least <= value <= most
 
 
 def shown(value: object) -> str:

@@ -69,15 +69,7 @@ def read_shape(
 ) -> NetworkConfig:
     """Reads the sizes that Qwen2, Qwen3, Llama and their descendants write alike.
 
-    Args:
-        config: Of the checkpoint.
-        qkv_bias: See `NetworkConfig`, as the next five.
-        qk_norm: See `NetworkConfig`.
-        norm_weight_in_float32: See `NetworkConfig`.
-        rotary_dim: See `NetworkConfig`.
-        moe: See `NetworkConfig`.
-        dense_layers: See `NetworkConfig`.
-        mlp_key: Holds the width of layers without experts.
+    The other switches are those of `NetworkConfig`; `mlp_key` holds the width of dense layers.
     """
     if rotary_dim is None:
         _require_whole_rotation(config)

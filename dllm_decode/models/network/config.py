@@ -109,15 +109,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         _require_positive(
-            self,
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "mlp_hidden_size",
-        )
+            self, "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads",
+            "head_dim", "mlp_hidden_size",
+        )  # fmt: skip
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and {self.num_heads}."

@@ -3,31 +3,13 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor, log, pi
-from typing import Protocol, runtime_checkable
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.models.network.operations import Rotation
-
-
-@runtime_checkable
-class RopeScaling(Protocol):
-    """Stretches the frequencies of a model that was trained on shorter texts."""
-
-    @property
-    def attention_factor(self) -> float:
-        """Cosines and sines are multiplied by this."""
-        ...
-
-    def stretch(self, frequencies: Float[Tensor, " F"], theta: float) -> Float[Tensor, " F"]:
-        """Returns the frequencies to rotate with, highest first as they came."""
-        ...
-
-    def query_scale(self, positions: Int[Tensor, "B Q"]) -> Float[Tensor, "B Q"] | None:
-        """Returns what rotated queries are multiplied by; `None`: nothing."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +24,7 @@ class Llama3Scaling:
         low_turns: `low_freq_factor` of the checkpoint.
         high_turns: `high_freq_factor`; frequencies that turn more often are kept.
         original_length: Tokens of the texts it was first trained on.
-        attention_factor: See `RopeScaling`.
+        attention_factor: Cosines and sines are multiplied by this.
     """
 
     factor: float
@@ -79,7 +61,7 @@ class YarnScaling:
         original_length: Tokens of the texts it was first trained on.
         fast_turns: Frequencies that turn more often in the original length are kept.
         slow_turns: Frequencies that turn less often are divided by `factor`.
-        attention_factor: See `RopeScaling`.
+        attention_factor: Cosines and sines are multiplied by this.
         truncate: The bounds of the ramp between both are rounded to whole frequencies.
         query_beta: Queries at position p are multiplied by
             1 + query_beta * ln(1 + floor(p / original_length)).
@@ -95,10 +77,8 @@ class YarnScaling:
 
     def stretch(self, frequencies: Float[Tensor, " F"], theta: float) -> Float[Tensor, " F"]:
         dim = 2 * len(frequencies)
-        low, high = (
-            self._index(self.fast_turns, dim, theta),
-            self._index(self.slow_turns, dim, theta),
-        )
+        turns = (self.fast_turns, self.slow_turns)
+        low, high = (self._index(number, dim, theta) for number in turns)
         if self.truncate:
             low, high = floor(low), ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -115,6 +95,10 @@ class YarnScaling:
     def _index(self, turns: float, dim: int, theta: float) -> float:
         """Returns which frequency turns so often in the original length."""
         return dim * log(self.original_length / (turns * 2 * pi)) / (2 * log(theta))
+
+
+RopeScaling: TypeAlias = Llama3Scaling | YarnScaling
+"""Stretches the frequencies of a model that was trained on shorter texts."""
 
 
 @dataclass(frozen=True)

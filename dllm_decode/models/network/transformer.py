@@ -19,8 +19,7 @@ from dllm_decode.models.network.context import (
 )
 from dllm_decode.models.network.fused import Fused
 from dllm_decode.models.network.groups import join
-from dllm_decode.models.network.layer import Layer
-from dllm_decode.models.network.norm import Norm
+from dllm_decode.models.network.layer import Layer, Norm
 from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
 
