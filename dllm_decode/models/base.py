@@ -73,6 +73,18 @@ class KVCache:
         return KVCache(pad(self.keys, more), pad(self.values, more), further)
 
 
+def zeroed_cache(
+    size: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    further: KVCache | None = None,
+) -> KVCache:
+    """Allocates a cache for some layers; the size is that of `keys`."""
+    keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+    return KVCache(keys, values, further)
+
+
 @dataclass(frozen=True)
 class ForwardInputs:
     """One forward over Q columns of B rows.
@@ -151,14 +163,12 @@ class GroupPredictor(Protocol):
     def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
         """Returns the logits that `predict` returns for each group alone, up to rounding.
 
-        The rounding may differ even in float64, because a matrix product of more columns may add
-        up in another order.
+        Even float64 may round otherwise, because larger matrix products add up in another order.
 
         Args:
-            groups: At least one. Each has its own rows, width, mask, slots and wanted columns. All
-                of them use views of the same KV cache, such as different `KVCache.first(n)`, or
-                none. No row of that cache is in two groups, so that no group reads what another
-                one writes.
+            groups: At least one, each with its own rows, width, mask, slots and wanted columns. All
+                use views of one KV cache, such as different `KVCache.first(n)`, or none. No row of
+                the cache is in two groups.
         """
         ...
 
@@ -191,7 +201,7 @@ def predict_all(
 
 
 def num_calls(model: MaskPredictor, groups: Sequence[ForwardInputs]) -> int:
-    """Counts the calls of the model that `predict_all` makes for these groups."""
+    """Counts the calls of the model that `predict_all` makes."""
     # The number first: to ask a protocol takes as long as a small operation on a tensor.
     return 1 if len(groups) > 1 and isinstance(model, GroupPredictor) else len(groups)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache, zeroed_cache
 
 if TYPE_CHECKING:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -41,13 +41,7 @@ class DiffusionGemma:
     def __init__(
         self, network: "DiffusionGemmaForBlockDiffusion", *, name: str, eos_ids: tuple[int, ...]
     ) -> None:
-        """Wraps a model; it is set to evaluation mode.
-
-        Args:
-            network: The model, on its devices.
-            name: Shown in records and messages.
-            eos_ids: Tokens that end an answer, at least one.
-        """
+        """Wraps a model on its devices; it is set to evaluation mode."""
         config: Any = network.config
         text = config.get_text_config()
         images = (config.image_token_id, config.boi_token_id, config.eoi_token_id)
@@ -113,13 +107,10 @@ class DiffusionGemma:
         found: KVCache | None = None
         for layer in reversed(self.network.model.encoder.language_model.layers):
             attention, weight = layer.self_attn, layer.self_attn.k_proj.weight
-            size = (1, num_rows, weight.shape[0] // attention.head_dim, num_slots)
+            num_heads = weight.shape[0] // attention.head_dim
+            size = (1, num_rows, num_heads, num_slots, attention.head_dim)
             device = self.device if weight.is_meta else weight.device
-            keys, values = (
-                torch.zeros(*size, attention.head_dim, dtype=self.dtype, device=device)
-                for _ in range(2)
-            )
-            found = KVCache(keys, values, found)
+            found = zeroed_cache(size, self.dtype, device, further=found)
         assert found is not None
         return found
 
@@ -127,18 +118,15 @@ class DiffusionGemma:
 class _Context(NamedTuple):
     """The columns before the canvas: old ones from the cache, then those to encode, pads first.
 
-    Attributes:
-        old: Slots of the old columns; `None` if there are none.
-        tokens: Tokens to encode; `None` if there are none.
-        positions: Their positions; `None` likewise.
-        mask: True at columns that are no pads; `None`: everywhere.
-        has_belief: Rows that have a belief; `None`: all, or none.
+    The slots of the old columns, tokens and positions to encode are `None` if there are none.
     """
 
     old: Int[Tensor, "B O"] | None
     tokens: Int[Tensor, "B N"] | None
     positions: Int[Tensor, "B N"] | None
+    # True at columns that are no pads; `None`: everywhere.
     mask: Bool[Tensor, "B C"] | None
+    # Rows that have a belief; `None`: all, or none.
     has_belief: Bool[Tensor, " B"] | None
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
+from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
 from dllm_decode.models.network.groups import split
 from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
@@ -55,13 +55,7 @@ class MaskedTransformer(nn.Module):
 
     Attributes:
         transformer: The network; train through its `forward` and `head`.
-        name: See `MaskPredictor`, as the next five.
-        mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer.
-        banned_ids: Ids that must never be emitted.
-        logit_shift: 1 where the logits at a column predict the next.
-        causal_block_length: Tokens per block of a block-causal model, else 0.
-        max_length: See `MaskPredictor`.
+        name: See `MaskPredictor`, as all that are not listed here.
         is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
             autoregressive model that it was made of; see `as_causal_target`.
         fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
@@ -163,16 +157,13 @@ class MaskedTransformer(nn.Module):
             )
         kv_cache: KVCache | None = None
         for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
-            keys, values = (
-                torch.zeros((layers, *size), dtype=self.dtype, device=device) for _ in range(2)
-            )
-            kv_cache = KVCache(keys, values, kv_cache)
+            kv_cache = zeroed_cache((layers, *size), self.dtype, device, further=kv_cache)
         assert kv_cache is not None
         return kv_cache
 
 
 def own_network(model: MaskPredictor) -> MaskedTransformer:
-    """Returns a model if it is a network of this package; raises ValueError otherwise."""
+    """Returns a model, ValueError if it is no network of this package."""
     if not isinstance(model, MaskedTransformer):
         raise ValueError(
             f"The model must be a network of this package, got {model.name}, which transformers "

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dllm_decode.models.base import KVCache
+from dllm_decode.models.base import KVCache, zeroed_cache
 from dllm_decode.sizes import round_up
 
 # Slots are allocated in multiples of this, so that prompts of similar length share graphs.
@@ -34,17 +34,16 @@ class KVBufferPool:
     def new_kv_cache(
         self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
-        """Returns a zeroed cache; its reserve is as long as the buffers.
+        """Returns a zeroed cache, whose reserve is as long as the buffers.
 
         Args:
             size: Layers, rows, heads, slots and head size.
-            dtype: The same at every call.
-            device: As `dtype`.
+            dtype: The same at every call, as the device.
+            device: Of the buffers.
         """
         *outer, num_slots, head_dim = size
         if self._given is not None and self._given() is not None:
-            keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-            return KVCache(keys, values)
+            return zeroed_cache(size, dtype, device)
         # Caches that were outgrown get the room that was missing, within reason.
         num_slots = max(num_slots, min(self._most_slots, 2 * num_slots))
         self._shape = torch.Size([*outer, round_up(num_slots + 1, _STEP), head_dim])

@@ -46,7 +46,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
 
 
 class Factors(NamedTuple):
-    """What is added to a matrix: `scale * up @ down`."""
+    """`scale * up @ down` is added to a matrix."""
 
     down: Float[Tensor, "r I"]
     up: Float[Tensor, "O r"]
@@ -75,11 +75,7 @@ class Adapter:
         return (self.path.with_name(_CONFIG), self.path)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compares it with the matrices of a model, which may still be on the meta device.
-
-        Raises:
-            ValueError: If it is for another model, or incomplete.
-        """
+        """Raises ValueError if it is for another model than these matrices, or incomplete."""
         problems = [f"no {name} to add to" for name in self.factors if name not in tensors]
         for name, (down, up, _) in self.factors.items():
             shape = (up.shape[0], down.shape[1])
@@ -181,8 +177,7 @@ def _scale(config: ConfigReader, name: str, *, rank: int) -> float:
     """Returns alpha / r, or alpha / sqrt(r); patterns override both for some modules."""
     module = name.removesuffix(".weight")
     numbers, key = _place(config, "rank_pattern", module, otherwise="r")
-    stated = numbers.positive_int(key)
-    if stated != rank:
+    if (stated := numbers.positive_int(key)) != rank:
         raise ValueError(
             f"{config.file}: the rank of {module} must be that of its weights, {rank}, got "
             f"{stated}."

@@ -22,19 +22,11 @@ def load_diffusion_gemma(
     max_memory: Mapping[int | str, int | str] | None,
     offload_folder: str | Path | None,
 ) -> DiffusionGemma:
-    """Loads a model without its image encoder.
-
-    Args:
-        folder: The checkpoint.
-        name: Shown in records and messages.
-        device: As in `load_model`.
-        dtype: Of all parameters; `None`: that of the checkpoint.
-        left_out: Options of `load_model` that only networks of this package have.
-        max_memory: As in `load_model`.
-        offload_folder: As in `load_model`.
+    """Loads a model without its image encoder; see `load_model`.
 
     Raises:
-        ValueError: If such an option is given, or a tensor is missing.
+        ValueError: If an option of `left_out` is given, which only networks of this package have,
+            or a tensor is missing.
     """
     given = [option for option, value in left_out.items() if value]
     if given:
@@ -75,7 +67,6 @@ def load_diffusion_gemma(
 
 
 def _fingerprint_of(network: DiffusionGemmaForBlockDiffusion) -> str:
-    """Returns a text that tells weights apart, whatever their dtype and device; see `digest_of`."""
     digests = [
         (name, digest_of(weight.detach()))
         for name, weight in sorted(network.state_dict().items())

@@ -39,21 +39,20 @@ def new_llada(
     0.02 / sqrt(2 num_layers); norm weights are 1.
 
     Args:
-        vocab_size: Rows of the embedding.
-        hidden_size: Width; a multiple of twice `num_heads`.
+        vocab_size: See `NetworkConfig`, as all sizes.
+        hidden_size: A multiple of twice `num_heads`.
         num_layers: Decoder blocks.
         num_heads: Query heads.
         mlp_hidden_size: Inner width of the SwiGLU.
         mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer, the one that fills what lies behind it first.
-        num_kv_heads: Key and value heads; `None`: as many as query heads.
+        eos_ids: Tokens that end an answer; the first fills the rest of it.
+        num_kv_heads: `None`: as many as query heads.
         rope_theta: Base of the rotary frequencies.
         tied_head: The head is the embedding.
         name: Of the model.
-        seed: Of the weights; the same seed gives the same model on the same kind of device and in
-            the same dtype.
+        seed: Of the weights, on one kind of device and in one dtype.
         device: Where the weights are made.
-        dtype: Of the weights, from the start: no other copy is held meanwhile.
+        dtype: Of the weights, from the start: no other copy is made.
 
     Raises:
         ValueError: If the sizes do not fit together.
@@ -119,12 +118,9 @@ def save_model(
 def write_weights(
     tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, *, max_shard_bytes: int
 ) -> None:
-    """Writes safetensors, and an index if there are several files.
+    """Writes tensors, each in its dtype, as safetensors into a folder without earlier weights.
 
-    Args:
-        tensors: By name; each with its dtype in the file.
-        folder: An existing one, without earlier weights.
-        max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
+    Weights of more than `max_shard_bytes` go to several files and an index.
     """
     # A library that takes time to import.
     from huggingface_hub import split_torch_state_dict_into_shards

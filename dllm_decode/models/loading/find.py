@@ -67,8 +67,7 @@ def _has_gguf_alone(folder: Path) -> bool:
 def _download(hub_id: str, hub: Hub) -> Path:
     """Returns the folder of a repository: from the cache if it is complete there, else the hub's.
 
-    The hub is not asked about files that are here: without a network it would be asked again and
-    again, for up to 24 seconds.
+    Without a network, asking the hub about files that are here takes up to 24 seconds.
     """
     from huggingface_hub import snapshot_download
 

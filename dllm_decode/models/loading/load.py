@@ -14,7 +14,6 @@ from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.placement import (
     Device,
     DeviceMap,
-    Placement,
     allocate,
     check_devices,
     chosen_device,
@@ -181,8 +180,11 @@ def load_model(
         lora.check(known.tensors(transformer))
     transformer.to(wished or stored)
     placed = place(transformer, place_on, max_memory=max_memory, offload_folder=offload_folder)
-    if (wished or stored) is torch.float64:
-        _check_float64(placed)
+    is_on_mps = any(kept is not None and kept.type == "mps" for kept in placed.kept.values())
+    if is_on_mps and transformer.embedding.weight.dtype is torch.float64:
+        raise ValueError(
+            "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
+        )
     there = None if quantize is None else only_device(placed)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
@@ -212,10 +214,7 @@ def load_model(
 def _read_weights(
     model: MaskedTransformer, family: Family, files: list[Path], lora: Adapter | None
 ) -> None:
-    """Fills an allocated model and merges an adapter; the fingerprint is of what was stored.
-
-    It tells models apart by what their files hold, not by dtype, device or name of the folder.
-    """
+    """Fills an allocated model and merges an adapter; the fingerprint is of the files' numbers."""
     digests = fill(model.transformer, family, files)
     if lora is not None:
         merge_adapter(lora, family.tensors(model.transformer))
@@ -263,13 +262,6 @@ def _check_choices(device: Device | DeviceMap, *, fused: Choice, graphs: Choice)
             raise ValueError(
                 f"{name}=True needs a CUDA device, got device={str(device)!r}. Pass {name}='auto'."
             )
-
-
-def _check_float64(placed: Placement) -> None:
-    if any(place is not None and place.type == "mps" for place in placed.kept.values()):
-        raise ValueError(
-            "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
-        )
 
 
 def _max_length(config: ConfigReader) -> int | None:

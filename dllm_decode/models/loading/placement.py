@@ -77,13 +77,7 @@ def place(
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
 ) -> Placement:
-    """Decides where the parts of a model go; see `load_model`.
-
-    Args:
-        transformer: On the meta device, in its dtype.
-        device: As in `load_model`, as the next two.
-        max_memory: Limits for "auto".
-        offload_folder: Of the files.
+    """Decides where the parts of a model on the meta device go; see `load_model`.
 
     Raises:
         ValueError: If a part has no device, a device is not there, or files have no folder.

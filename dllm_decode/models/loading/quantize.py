@@ -38,19 +38,15 @@ def check_stored(config: Mapping[str, Any], *, file: str) -> None:
 
 
 def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:
-    """Stores the matrices of all layers in fewer bits on a device.
+    """Stores the matrices of all layers of a filled model in fewer bits on a device.
 
     Embedding, norms and head keep their dtype: the embedding is only looked up, norms are small,
     and an error in the head is an error in every logit. Only one layer at a time is on the device
     in its old dtype. Activations, logits and keys and values are in the model's dtype as before.
 
-    Args:
-        transformer: A filled model; changed in place.
-        device: Where it goes.
-        kind: "int8": eight bits and a scale for each row. "int4": four bits and a scale for each
-            group of 128, in bfloat16 on CUDA; elsewhere it needs a further library, which torchao
-            names. "fp8": eight bits of floating point (e4m3) and a scale for each row. All are
-            torchao's weight-only schemes; which devices have kernels for them, it says.
+    The kinds are torchao's weight-only schemes. "int8": eight bits and a scale for each row.
+    "int4": four bits and a scale for each group of 128, in bfloat16 on CUDA; elsewhere it needs a
+    further library, which torchao names. "fp8": floating point (e4m3) and a scale for each row.
 
     Raises:
         ValueError: If torchao cannot store this model so on this device.
@@ -75,15 +71,13 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
 def _config(kind: str, device: torch.device) -> Any:
     from torchao import quantization
 
-    if kind == "int4":
-        # On CUDA the format whose kernels torch itself has; the other needs a further library.
-        packing = "tile_packed_to_4d" if device.type == "cuda" else "plain"
-        return quantization.Int4WeightOnlyConfig(int4_packing_format=packing)
-    made = {
-        "int8": quantization.Int8WeightOnlyConfig,
-        "fp8": quantization.Float8WeightOnlyConfig,
-    }
-    return made[kind]()
+    if kind == "int8":
+        return quantization.Int8WeightOnlyConfig()
+    if kind == "fp8":
+        return quantization.Float8WeightOnlyConfig()
+    # On CUDA the format whose kernels torch itself has; the other needs a further library.
+    packing = "tile_packed_to_4d" if device.type == "cuda" else "plain"
+    return quantization.Int4WeightOnlyConfig(int4_packing_format=packing)
 
 
 def _is_matrix(module: nn.Module, name: str) -> bool:

@@ -15,11 +15,7 @@ def read_tokenizer(
 ) -> Optional["transformers.PreTrainedTokenizerBase"]:
     """Returns the tokenizer in a folder; `None` if it is optional and has no files.
 
-    Args:
-        folder: The checkpoint.
-        family: Kind of the checkpoint, for messages.
-        wish: As `tokenizer` of `load_model`.
-        fast: True if its tokenizer.json alone says how it splits a text.
+    `wish` is `tokenizer` of `load_model`; for `fast` see `Family.fast_tokenizer`.
     """
     from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,15 +138,7 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
         ValueError: If they differ, or a weight is of a dtype that is not read.
     """
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
-    found: dict[str, _Header] = {}
-    for path in files:
-        for name, header in _headers(path):
-            if name in found:
-                raise ValueError(
-                    f"Each tensor must be in one weight file, got {name} in {str(path)!r} and in "
-                    "another of the same folder. Download the whole repository."
-                )
-            found[name] = header
+    found = _headers(files)
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"left over {name}" for name in found if name not in expected]
     problems += [
@@ -165,12 +157,20 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
     return _DTYPES[found[family.names["embedding.weight"]].dtype]
 
 
-def _headers(path: Path) -> Iterator[tuple[str, _Header]]:
-    with open_weights(path) as opened:
-        for name in opened.keys():  # noqa: SIM118 - it is no dict
-            part = opened.get_slice(name)
-            check_stored(part.get_dtype(), name, path)
-            yield name, _Header(part.get_shape(), part.get_dtype())
+def _headers(files: list[Path]) -> dict[str, _Header]:
+    found: dict[str, _Header] = {}
+    for path in files:
+        with open_weights(path) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                if name in found:
+                    raise ValueError(
+                        f"Each tensor must be in one weight file, got {name} in {str(path)!r} and "
+                        "in another of the same folder. Download the whole repository."
+                    )
+                part = opened.get_slice(name)
+                check_stored(part.get_dtype(), name, path)
+                found[name] = _Header(part.get_shape(), part.get_dtype())
+    return found
 
 
 def check_stored(dtype: str, name: str, path: Path) -> None:
@@ -189,15 +189,13 @@ def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[st
     for path in files:
         with open_weights(path) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no dict
-                # No variable holds the tensor: it is gone before the next one is read.
-                digests[name] = _copy(parts[name], opened.get_tensor(name))
+                stored = opened.get_tensor(name)
+                digests[name] = digest_of(stored)
+                parts[name].copy_(stored)
+                # Gone before the next one is read.
+                del stored
                 check_finite(parts[name], name, path)
     return digests
-
-
-def _copy(part: Float[Tensor, "..."], stored: Float[Tensor, "..."]) -> str:
-    part.copy_(stored)
-    return digest_of(stored)
 
 
 def digest_of(stored: Float[Tensor, "..."]) -> str:

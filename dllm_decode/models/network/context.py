@@ -16,9 +16,7 @@ _ALIGNMENT = 8
 
 
 class LayerContext(NamedTuple):
-    """The inputs of a layer that are the same in all layers, for one group of rows.
-
-    Only `layer_kv` and `wanted` differ from layer to layer.
+    """The inputs of a layer for one group of rows; only `layer_kv` and `wanted` differ by layer.
 
     Attributes:
         operations: What is computed between the matrix products.
@@ -28,8 +26,8 @@ class LayerContext(NamedTuple):
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Multiplies the rotated queries; `None`: nothing does.
         fused: See `operations_for`.
-        kv_cache: Of all layers; `None`: there is none.
-        layer_kv: The part of the KV cache that is this layer's; `None`: there is none.
+        kv_cache: Of all layers, or `None`.
+        layer_kv: The part of the KV cache that is this layer's, or `None`.
         wanted: Columns that the layer returns; `None`: all of them.
     """
 
@@ -105,13 +103,11 @@ def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -
             slots if isinstance(slots, slice) else slots.to(device),
             None if index is None else index.to(device),
         )
-    bias = None if context.bias is None else context.bias.to(device)
-    rotation = Rotation(*(part.to(device) for part in context.rotation))
-    scale = context.query_scale
+    bias, scale = context.bias, context.query_scale
     return context._replace(
         operations=operations_for(device, dtype, context.fused),
-        rotation=rotation,
-        bias=bias,
+        rotation=Rotation(*(part.to(device) for part in context.rotation)),
+        bias=None if bias is None else bias.to(device),
         target=target,
         query_scale=None if scale is None else scale.to(device),
     )

@@ -179,19 +179,13 @@ class CheckedOperations:
         for got, wanted in zip(found, expected, strict=True):
             difference, allowed = disagreement(got, wanted, TOLERANCES)
             if difference > allowed:
-                self._fail(
-                    (kind[0],),
-                    f"it differs from torch by {difference:.2g}, where {allowed:.2g} is put down "
-                    "to rounding",
-                )
+                differs = f"it differs from torch by {difference:.2g}"
+                self._fail((kind[0],), f"{differs}, where {allowed:.2g} is put down to rounding")
                 return
         self._chosen[kind] = fused
 
     def _race(
-        self,
-        kind: ShapeClass,
-        run: Callable[[Operations], object],
-        device: torch.device,
+        self, kind: ShapeClass, run: Callable[[Operations], object], device: torch.device
     ) -> None:
         """Leaves a kind to torch unless the fused operation is faster."""
         fused = self._chosen.get(kind)

@@ -85,16 +85,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B _ H"]:
         """Returns the hidden states after the final norm, of all columns or of the wanted ones.
 
-        Gradients flow, as long as there is no KV cache.
-
-        Args:
-            tokens: See `ForwardInputs`, as all others.
-            positions: `None` counts from 0.
-            attend: See `ForwardInputs`.
-            kv_cache: See `ForwardInputs`.
-            slots: See `ForwardInputs`.
-            rows: See `ForwardInputs`.
-            wanted: `None`: every column, in order.
+        The arguments are those of `ForwardInputs`; positions of `None` count from 0. Gradients
+        flow, as long as there is no KV cache.
 
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.

@@ -109,13 +109,9 @@ class CausalTarget:
         num_shared_ids: int | None = None,
         files: tuple[Path, ...] = (),
     ) -> None:
-        """Wraps a model in evaluation mode.
+        """Wraps a model in evaluation mode, every layer of which attends to all tokens before.
 
-        Args:
-            model: Any causal model whose every layer attends to all tokens before.
-            name: Shown in records and messages.
-            num_shared_ids: See the attribute. `None`: all; `load_target` compares tokenizers.
-            files: See the attribute.
+        `num_shared_ids` of `None` is all ids; `load_target` compares tokenizers.
 
         Raises:
             ValueError: If some layer forgets, or no token is known to end an answer.
@@ -130,13 +126,9 @@ class CausalTarget:
                 "layers of which see a window or keep a state, which cannot be rolled back. Use "
                 "another."
             )
-        self._fill(
-            TransformersNetwork(model),
-            name=name,
-            eos_ids=_eos_ids(model, name),
-            num_shared_ids=num_shared_ids,
-            files=files,
-        )
+        self._fill(TransformersNetwork(model), name, _eos_ids(model, name), files)
+        self.is_compared = num_shared_ids is not None
+        self.num_shared_ids = self.vocab_size if num_shared_ids is None else num_shared_ids
 
     @classmethod
     def of_network(
@@ -145,32 +137,20 @@ class CausalTarget:
         *,
         name: str,
         eos_ids: tuple[int, ...],
-        num_shared_ids: int | None = None,
         files: tuple[Path, ...] = (),
     ) -> "CausalTarget":
-        """Makes a target of any network; names, ids and files are as in the attributes."""
+        """Makes a target of any network, all ids of which the mask predictor shares."""
         target = cls.__new__(cls)
-        target._fill(
-            network, name=name, eos_ids=eos_ids, num_shared_ids=num_shared_ids, files=files
-        )
+        target._fill(network, name, eos_ids, files)
         return target
 
     def _fill(
-        self,
-        network: CausalNetwork,
-        *,
-        name: str,
-        eos_ids: tuple[int, ...],
-        num_shared_ids: int | None,
-        files: tuple[Path, ...],
+        self, network: CausalNetwork, name: str, eos_ids: tuple[int, ...], files: tuple[Path, ...]
     ) -> None:
-        self.name = name
-        self.vocab_size = network.vocab_size
-        self.num_shared_ids = self.vocab_size if num_shared_ids is None else num_shared_ids
-        self.is_compared = num_shared_ids is not None
-        self.eos_ids = eos_ids
+        self.name, self.eos_ids, self.files = name, eos_ids, files
         self.network = network
-        self.files = files
+        self.vocab_size = self.num_shared_ids = network.vocab_size
+        self.is_compared = False
         self._has_read_trees = network.heeds_masks
 
     def __repr__(self) -> str:

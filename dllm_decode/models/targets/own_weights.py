@@ -2,7 +2,7 @@
 
 import torch
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
@@ -90,10 +90,8 @@ class MaskedNetwork:
         """Returns a cache whose first slots hold these keys and values."""
         config = self.model.transformer.config
         size = (config.num_layers, num_rows, config.num_kv_heads, num_slots, config.head_dim)
-        keys, values = (
-            torch.zeros(size, dtype=self.model.dtype, device=self.device) for _ in range(2)
-        )
-        for i, (old_keys, old_values) in enumerate(layers):
-            keys[i, :, :, : old_keys.shape[2]] = old_keys
-            values[i, :, :, : old_values.shape[2]] = old_values
-        return KVCache(keys, values)
+        grown = zeroed_cache(size, self.model.dtype, self.device)
+        for i, (keys, values) in enumerate(layers):
+            grown.keys[i, :, :, : keys.shape[2]] = keys
+            grown.values[i, :, :, : values.shape[2]] = values
+        return grown

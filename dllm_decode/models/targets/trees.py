@@ -16,9 +16,9 @@ def tree_mask(
 
     Args:
         held: Slots of the past that hold a token.
-        present: Columns that hold a token; those before it are hidden.
+        present: Columns that hold a token.
         tree: The ancestors of each node; the first node is the column after the root.
-        root: Column of the root, of all rows alike.
+        root: Column of the root, in all rows.
     """
     width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
     own = torch.eye(width, dtype=torch.bool, device=held.device)
