@@ -82,17 +82,15 @@ def split(learned: Bool[Tensor, "B G"], first: Bool[Tensor, "B G"]) -> BlockMask
     return BlockMasks(learned & first, learned & ~first, ~ahead)
 
 
-def is_end(tokens: Int[Tensor, "B G"], eos_ids: tuple[int, ...]) -> Bool[Tensor, "B G"]:
-    """Says which tokens end an answer."""
-    return torch.isin(tokens, torch.tensor(eos_ids, device=tokens.device))
+def blocks_of_answers(model: MaskedTransformer, batch: Batch, block_length: int) -> Blocks:
+    """Divides the answers of a batch into the blocks of a decode.
 
-
-def leads_of(model: MaskedTransformer, batch: Batch) -> Int[Tensor, " B"]:
-    """Counts the tokens of each prompt that belong to the block in which its answer begins.
-
-    0 unless the model is block-causal: there blocks count from the first token of the prompt.
+    In a block-causal model blocks count from the first token of the prompt.
     """
-    return (batch.start - batch.pads) % max(1, model.causal_block_length)
+    answers = batch.tokens[:, batch.start :]
+    ends = torch.isin(answers, torch.tensor(model.eos_ids, device=answers.device))
+    leads = (batch.start - batch.pads) % max(1, model.causal_block_length)
+    return lay_blocks(ends, block_length, leads)
 
 
 def logits_of_both(

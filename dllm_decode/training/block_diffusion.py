@@ -85,12 +85,7 @@ class BlockDiffusion(Objective[Batch]):
 
     @torch.no_grad()
     def confidence(self, batch: Batch, block_length: int) -> Float[Tensor, "B G"]:
-        """Returns the greatest probability of each answer position of blocks that are all masked.
-
-        Args:
-            batch: Prompts and answers.
-            block_length: In tokens.
-        """
+        """Returns the greatest probability of each answer position when all of it is masked."""
         everything = torch.ones_like(batch.tokens[:, batch.start :], dtype=torch.bool)
         hidden = hidden_of_copies(self.model, batch, everything, block_length)
         logits = self.model.transformer.head(hidden)

@@ -19,9 +19,7 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
-    is_end,
-    lay_blocks,
-    leads_of,
+    blocks_of_answers,
     logits_of_both,
     split,
 )
@@ -53,12 +51,8 @@ def certainty(
 ) -> Certainty:
     """Measures how well and how surely masked positions are predicted.
 
-    Args:
-        logits: Of every position.
-        answers: The tokens that are learned.
-        masked: The positions that count.
-        temperature: Divides the logits before the entropy; below 1 it looks at the most probable
-            tokens only.
+    The temperature divides the logits before the entropy; below 1 it looks at the most probable
+    tokens only.
     """
     chosen, wanted = logits[masked], answers[masked]
     losses = F.cross_entropy(chosen, wanted, reduction="sum") / max(1, len(wanted))
@@ -196,10 +190,9 @@ class CertaintyForcing(Objective[Batch]):
 
     def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
         """Draws a block of each answer, or takes every block, and splits it at random."""
-        answers, eos_ids = batch.tokens[:, batch.start :], self.model.eos_ids
+        answers = batch.tokens[:, batch.start :]
         uniform = torch.rand(len(answers), 1, generator=generator, device=answers.device)
         coins = torch.rand(answers.shape, generator=generator, device=answers.device)
-        leads = leads_of(self.model, batch)
-        blocks = lay_blocks(is_end(answers, eos_ids), self._block_length, leads)
+        blocks = blocks_of_answers(self.model, batch, self._block_length)
         learned = blocks.learned(None if self.model.causal_block_length else uniform)
         return split(learned, coins < 0.5)

@@ -34,13 +34,7 @@ class Progress:
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """The file that makes a folder a checkpoint: `Progress`, and what else must agree.
-
-    Attributes:
-        format: Of the folder.
-        trained: Weights and optimisers, see `describe`.
-        files: Of all others the digest, by name.
-    """
+    """The file that makes a folder a checkpoint: `Progress`, what is trained, files' digests."""
 
     step: _Count
     samples: _Count
@@ -52,16 +46,10 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Checkpoints:
-    """The latest state of a run, kept in a folder by accelerate.
+    """The latest state of a run, kept in a folder by an accelerator that has prepared its parts.
 
     A checkpoint appears under its name only when it is complete, so a run that is killed while
     writing leaves the one before. Frozen weights are left out.
-
-    Args:
-        folder: Of all checkpoints of the run.
-        accelerator: Has prepared the model and the optimisers, and nothing else.
-        model: What is trained.
-        optimisers: Of the weights.
     """
 
     def __init__(

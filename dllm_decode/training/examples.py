@@ -96,11 +96,8 @@ class Batch:
 def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int = 0) -> Batch:
     """Lays out prompts, left-padded, and answers, continued with EOS.
 
-    Args:
-        pairs: Prompts and answers; an answer may end in EOS.
-        gen_length: Columns of the answers.
-        eos_id: Token that pads.
-        start: Columns of the prompts, or those of the longest prompt if that has more.
+    An answer may end in EOS. Prompts have `start` columns, or those of the longest one if it has
+    more.
 
     Raises:
         ValueError: If an answer is longer than `gen_length`.

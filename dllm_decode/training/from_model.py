@@ -11,15 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import own_network
 
-# By our name of a weight of a layer that of transformers' Llama.
-_NAMES = {
-    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
-    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}  # fmt: skip
 _BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 _WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
@@ -42,25 +36,18 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
     Raises:
         ValueError: If names or sizes differ, or no word is common.
     """
-    parts, words = model.transformer.parts(), tokenizer.get_vocab()
+    words = tokenizer.get_vocab()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] == "llama":
-        num_layers = len(model.transformer.layers)
-        stored = _deepened(load_file(folder / "model.safetensors"), num_layers)
-        names = {
-            f"layers.{i}.{ours}.weight": f"model.layers.{i}.{theirs}.weight"
-            for i in range(num_layers)
-            for ours, theirs in _NAMES.items()
-        } | {
-            "embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight",
-            "head.weight": "lm_head.weight",
-        }  # fmt: skip
-        source = {ours: stored[theirs] for ours, theirs in names.items()}
-        copy_by_words(parts, words, source, words, by_word=())
+        stored = _deepened(load_file(folder / "model.safetensors"), len(model.transformer.layers))
+        # By transformers' names.
+        weights = FAMILIES["a2d_llama"].tensors(model.transformer)
+        copy_by_words(weights, words, stored, words, by_word=())
         return
     known, known_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
     assert known_tokenizer is not None
-    copy_by_words(parts, words, own_network(known).transformer.parts(), known_tokenizer.get_vocab())
+    source, known_words = own_network(known).transformer.parts(), known_tokenizer.get_vocab()
+    copy_by_words(model.transformer.parts(), words, source, known_words)
 
 
 def copy_by_words(
@@ -71,7 +58,7 @@ def copy_by_words(
     *,
     by_word: Collection[str] = ("embedding.weight", "head.weight"),
 ) -> int:
-    """Copies all weights; embedding and head go by the words that both vocabularies have.
+    """Copies all weights; those `by_word` have a row for each word that both vocabularies have.
 
     The vectors of other words are drawn with the mean and the deviation of those copied, in each
     dimension, from torch's global generator.

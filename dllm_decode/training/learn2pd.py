@@ -61,12 +61,10 @@ class Acceptance:
     """What a rule accepts on held-out blocks, among masked positions.
 
     Attributes:
-        threshold: The rule's.
         precision: Share of the accepted proposals that are final; 1 if none is accepted.
         recall: Share of the final proposals that are accepted.
     """
 
-    threshold: float
     precision: float
     recall: float
 
@@ -162,15 +160,11 @@ def score(network: nn.Module, examples: FilterExamples) -> Float[Tensor, "N K"]:
 def acceptance(
     scores: Float[Tensor, "N K"], examples: FilterExamples, threshold: float
 ) -> Acceptance:
-    """Measures the rule that accepts masked positions whose score exceeds a threshold.
-
-    With the confidences as scores that is the plain confidence threshold.
-    """
+    """Measures the rule that accepts masked positions whose score exceeds a threshold."""
     accepted = (scores > threshold) & examples.masked
     final = examples.final & examples.masked
     right = int((accepted & final).sum())
     return Acceptance(
-        threshold=threshold,
         precision=right / int(accepted.sum()) if accepted.any() else 1.0,
         recall=right / max(1, int(final.sum())),
     )
@@ -194,9 +188,8 @@ def save_filter(
         path: The file to write.
         model: Name of the model it was trained on.
         settings: How it was trained.
-        threshold: The threshold it was judged at, for the reader's information.
-        fingerprint: Of that model, `fingerprint_of(model)`; no other is accepted later. "": none of
-            another name is.
+        threshold: It was judged at, for the reader's information.
+        fingerprint: `fingerprint_of(model)`; no other model is accepted. "": the name decides.
     """
     weights = {name: value.float().contiguous() for name, value in network.state_dict().items()}
     block_length = next(iter(weights.values())).shape[1]

@@ -50,9 +50,7 @@ class FilterExamples:
 
     def where(self, keep: Bool[Tensor, " N"]) -> "FilterExamples":
         """Returns some of the examples."""
-        return FilterExamples(
-            self.confidences[keep], self.final[keep], self.masked[keep], self.prompts[keep]
-        )
+        return FilterExamples(**{name: values[keep] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,7 @@ def collect_examples(
 def join(parts: Sequence[FilterExamples]) -> FilterExamples:
     """Puts examples together."""
     return FilterExamples(
-        torch.cat([part.confidences for part in parts]),
-        torch.cat([part.final for part in parts]),
-        torch.cat([part.masked for part in parts]),
-        torch.cat([part.prompts for part in parts]),
+        **{name: torch.cat([vars(part)[name] for part in parts]) for name in _DTYPES}
     )
 
 
@@ -165,11 +160,7 @@ def split(examples: FilterExamples, seed: int) -> Splits:
 
 @dataclass(frozen=True, eq=False)
 class _Reference:
-    """The answers that the oracle knows, one row a prompt of the decode.
-
-    Attributes:
-        answers: Token ids.
-    """
+    """The answers that the oracle knows, one row a prompt of the decode."""
 
     answers: Int[Tensor, "N G"]
 
@@ -189,11 +180,7 @@ class _Reference:
 
 @dataclass(frozen=True, eq=False)
 class _Oracle(Sampler[None]):
-    """Commits every proposal that agrees with a reference, or all of the reference if none does.
-
-    Attributes:
-        reference: The answers to agree with.
-    """
+    """Commits every proposal that agrees with a reference, or all of the reference if none does."""
 
     reference: _Reference
 

@@ -61,12 +61,7 @@ class LoRA:
         return [weight for weight in self._transformer.parameters() if weight.requires_grad]
 
     def save(self, folder: Path, *, base: str) -> None:
-        """Writes a folder that `load_model(base, adapter=folder)` reads, and PEFT too.
-
-        Args:
-            folder: Made if need be.
-            base: Name or folder of the model that it was trained on.
-        """
+        """Writes a folder that `load_model(base, adapter=folder)` reads, and PEFT too."""
         tensors: dict[str, Tensor] = {}
         for module, rows, official in self._official:
             layer: Any = self._transformer.get_submodule(module)
@@ -104,10 +99,9 @@ def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
 
 
 def _official(transformer: Transformer, family: Family) -> Iterator[tuple[str, slice, str]]:
-    """Finds the official matrices within our linear maps by where their numbers are in memory.
+    """Yields a linear map of ours, some of its rows, and the official module that these rows are.
 
-    Yields the name of a linear map, some of its rows, and the official name of the module that
-    these rows are.
+    Official matrices are found by where their numbers are in memory.
     """
     tensors = family.tensors(transformer)
     for module, linear in transformer.named_modules():

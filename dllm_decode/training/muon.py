@@ -55,10 +55,8 @@ class Muon(Optimizer):
                     state["momentum"] = torch.zeros_like(weight)
                 momentum = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
                 update = weight.grad.lerp(momentum, MOMENTUM)
-                pieces = zip(
-                    weight.chunk(group["num_parts"]), update.chunk(group["num_parts"]), strict=True
-                )
-                for piece, direction in pieces:
+                parts = (one.chunk(group["num_parts"]) for one in (weight, update))
+                for piece, direction in zip(*parts, strict=True):
                     by_shape[piece.shape].append((piece, direction, group["lr"]))
         for (rows, columns), moves in by_shape.items():
             stacked = orthogonalise(torch.stack([direction for _, direction, _ in moves]))

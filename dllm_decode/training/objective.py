@@ -13,11 +13,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Objective(ABC, Generic[BatchT]):
-    """A model and its loss.
-
-    Attributes:
-        model: The model; what requires gradients is trained.
-    """
+    """A model, of which all that requires gradients is trained, and its loss."""
 
     model: nn.Module
 

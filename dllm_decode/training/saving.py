@@ -43,9 +43,8 @@ def save_like(
         source: Folder of the checkpoint that it was loaded from.
         folder: Made if need be; weights in it are replaced.
         family: Of the checkpoint.
-        dtype: Of the weights on disk; `None`: the model's. Weights that a family keeps in another
-            one stay so.
-        max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
+        dtype: Of the weights on disk; `None`: the model's.
+        max_shard_bytes: As in `save_model`.
 
     Raises:
         ValueError: If the folder is the source.

@@ -32,10 +32,10 @@ class Lessons(Source[Batch]):
 
     Args:
         demonstrations: What is learned, at least one; the same on every process.
-        gen_length: Columns of the answers, at least 1.
+        gen_length: Columns of the answers.
         eos_id: Token that pads prompts and answers.
-        num_rows: Rows of a forward, on each process, at least 1.
-        num_forwards: Forwards of a step, on each process, at least 1; gradients are averaged.
+        num_rows: Rows of a forward, on each process.
+        num_forwards: Forwards of a step, on each process; gradients are averaged.
         device: Of the batches.
         seed: Of the order of rows.
 

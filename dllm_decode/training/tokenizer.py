@@ -22,7 +22,7 @@ def word_tokenizer(
     `decode(encode(text)) == text`.
 
     Args:
-        words: In the order of their ids; the four special words are among them.
+        words: In the order of their ids, the four special words included.
         eos: Ends an answer, and pads.
         mask: The [MASK] token.
         start: Begins a text; never added by itself.
@@ -32,21 +32,11 @@ def word_tokenizer(
     ids = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pieces])
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=start,
-        eos_token=eos,
-        pad_token=eos,
-        mask_token=mask,
-        unk_token=unknown,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-    )
+        tokenizer_object=tokenizer, bos_token=start, eos_token=eos, pad_token=eos, mask_token=mask,
+        unk_token=unknown, clean_up_tokenization_spaces=False, padding_side="left",
+    )  # fmt: skip
     wrapped.chat_template = chat_template
     return wrapped

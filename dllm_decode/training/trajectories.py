@@ -8,14 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.training.answer_blocks import (
-    BlockMasks,
-    Blocks,
-    is_end,
-    lay_blocks,
-    leads_of,
-    split,
-)
+from dllm_decode.training.answer_blocks import BlockMasks, Blocks, blocks_of_answers, split
 from dllm_decode.training.certainty import TrajectoryLoss, loss_of_both
 from dllm_decode.training.examples import Batch
 from dllm_decode.training.objective import Objective
@@ -112,18 +105,10 @@ class TrajectoryForcing(Objective[Batch]):
         return loss_of_both(self.model, batch, masks, block_length, self._loss)
 
     def draw(self, batch: Batch, generator: torch.Generator, block_length: int) -> BlockMasks:
-        """Draws states of the teacher for each row, of one block or of every block.
-
-        Args:
-            batch: Prompts and answers.
-            generator: Of blocks and states.
-            block_length: In tokens.
-        """
+        """Draws states of the teacher for each row, of one block or of every block."""
         answers = batch.tokens[:, batch.start :]
         uniform = torch.rand(answers.shape[0], 1, generator=generator, device=answers.device)
-        blocks = lay_blocks(
-            is_end(answers, self.model.eos_ids), block_length, leads_of(self.model, batch)
-        )
+        blocks = blocks_of_answers(self.model, batch, block_length)
         learned = blocks.learned(None if self.model.causal_block_length else uniform)
         drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
         share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dllm_decode.models import new_llada
 from dllm_decode.training import Batch
-from dllm_decode.training.answer_blocks import is_end, lay_blocks, leads_of
+from dllm_decode.training.answer_blocks import blocks_of_answers, lay_blocks
 from dllm_decode.training.certainty import (
     Certainty,
     CertaintyForcing,
@@ -123,7 +123,6 @@ def test_a_block_causal_model_learns_every_block_at_once() -> None:
     tokens = torch.randint(5, 400, (2, 40), generator=generator)
     tokens[:, 35:] = model.eos_ids[0]
     batch = Batch(tokens, torch.tensor([0, 3]), 30)
-    answers = tokens[:, batch.start :]
     ranks = {
         tuple(row[pads:35]): tuple(range(26))
         for row, pads in zip(tokens.tolist(), batch.pads.tolist(), strict=True)
@@ -141,7 +140,7 @@ def test_a_block_causal_model_learns_every_block_at_once() -> None:
         assert masks.behind[:, 26:].all()
         assert not masks.behind[:, :26].any()
     # The teacher went from left to right, and 0.8 of each whole block of eight are still masked.
-    blocks = lay_blocks(is_end(answers, model.eos_ids), 8, leads_of(model, batch))
+    blocks = blocks_of_answers(model, batch, 8)
     for row in range(2):
         for number in range(1, int(blocks.number[row, 24])):
             first = masks.first[row, blocks.number[row] == number].tolist()

@@ -36,7 +36,6 @@ from dllm_decode.training import (
 from dllm_decode.training.causal import IGNORED, align_left
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.loop import linear_decay
-from dllm_decode.training.masking import stratified
 from dllm_decode.training.muon import orthogonalise
 from samplers import FixedSchedule
 
@@ -126,8 +125,6 @@ def test_mask_counts_are_stratified() -> None:
     answers = torch.full((96, 96), 5)
     masks = MaskSampler(block_share=0.0).draw(answers, EOS, torch.Generator().manual_seed(0))
     assert masks.sum(-1).tolist() == list(range(1, 97))
-    quantiles = stratified(torch.rand(7))
-    assert (quantiles * 7).long().tolist() == list(range(7))
 
 
 def test_masks_of_block_states_are_those_of_block_decoding() -> None:
