@@ -6,13 +6,7 @@ from pathlib import Path
 
 
 def require_package(name: str, what: str, source: str) -> None:
-    """Raises ValueError if a package is not installed.
-
-    Args:
-        name: Of the package.
-        what: Needs it, for the message.
-        source: Where pip finds it.
-    """
+    """Raises ValueError if a package that something needs is not installed."""
     try:
         import_module(name)
     except ImportError:
@@ -26,12 +20,7 @@ def draw_curve(
 ) -> None:
     """Draws accuracy with its interval, and forwards a prompt, over the answers that were learned.
 
-    Args:
-        points: With `samples`, `accuracy`, `low`, `high` and `forwards`, in order; the first is
-            the model before training.
-        file: A PNG.
-        title: Above the picture.
-        num_prompts: Held-out prompts.
+    Each point has `samples`, `accuracy`, `low`, `high` and `forwards`; the file is a PNG.
     """
     # A chart is all that needs the package, which is in the extra `eval`.
     from matplotlib.figure import Figure

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
-    asked.task.require_scorable()
+    asked.selection.task.require_scorable()
     asked.selection.require_scores(asked.examples)
     student, size = load_student(options, asked), options.batch_size
     judging = judged.run(student.loaded, sampler, cache, student.config, size)
@@ -97,11 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Says what is wrong with the training before anything is decoded.
-
-    Raises:
-        ValueError: If an option is out of range, or two do not go together.
-    """
+    """Raises ValueError if an option is out of range, or two do not go together."""
     for name in ("learning_rate", "muon", "epochs", "minutes"):
         value = vars(options)[name]
         if value is not None and not 0 < value <= MOST:
@@ -152,11 +148,9 @@ class Distillation:
     def run(self) -> None:
         """Goes through the parts; each goes on where it stopped."""
         console = Console(quiet=not self.accelerator.is_main_process)
-        on_first(
-            self.accelerator, lambda: claim(self.folder / SETTINGS_FILE, self.settings_of_answers())
-        )
+        of_answers, settings = self.settings_of_answers(), self.settings_of_training()
+        on_first(self.accelerator, lambda: claim(self.folder / SETTINGS_FILE, of_answers))
         demonstrations = self.demonstrations(console)
-        settings = self.settings_of_training()
         on_first(self.accelerator, lambda: claim(self.folder / TRAINING_FILE, settings))
         self.accelerator.init_trackers("distil", {k: str(v) for k, v in settings.items()})
         file = self.folder / "before.json"
@@ -182,9 +176,8 @@ class Distillation:
         self.accelerator.wait_for_everyone()
         keep_wrong = self.options.keep_wrong
         learned, num_right = read_answers(folder, prompts, size, keep_wrong=keep_wrong)
-        console.print(
-            f"the teacher is right on {num_right} of {len(prompts)} prompts", highlight=False
-        )
+        said = f"the teacher is right on {num_right} of {len(prompts)} prompts"
+        console.print(said, highlight=False)
         return learned
 
     def judge(self, name: str) -> Measured:

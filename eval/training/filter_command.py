@@ -85,19 +85,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings_of(options: argparse.Namespace) -> FilterSettings:
-    """Returns how the filter is trained.
-
-    Raises:
-        ValueError: If an option is out of range.
-    """
+    """Returns how the filter is trained; ValueError if an option is out of range."""
     return FilterSettings(
-        hidden_sizes=tuple(options.hidden),
-        activation=options.activation,
-        num_steps=options.steps,
-        learning_rate=options.learning_rate,
-        counted=options.counted,
-        seed=options.seed,
-    )
+        hidden_sizes=tuple(options.hidden), activation=options.activation, num_steps=options.steps,
+        learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,
+    )  # fmt: skip
 
 
 def work_of(options: argparse.Namespace) -> Path:
@@ -111,11 +103,7 @@ def report_of(output: Path) -> Path:
 
 
 def require_output(output: Path, work: Path) -> None:
-    """Checks that the filter and the report can be written, and replace nothing else.
-
-    Raises:
-        ValueError: If one is there and is not of a run, is a folder, or both are one file.
-    """
+    """Raises ValueError if filter and report cannot be written, or replace something else."""
     if not output.name or output.suffix == ".json":
         raise ValueError(
             f"--output must name a file, and not the report, which ends in .json, got {output}; "
@@ -226,15 +214,10 @@ class FilterTraining:
 
 
 def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
-    """Reads the examples of a batch.
-
-    Raises:
-        ValueError: If the file is damaged, or of other prompts or blocks.
-    """
+    """Reads the examples of a batch; ValueError if they are damaged, or of others."""
     found = load_examples(file)
-    if found.confidences.shape[1:] != (block_length,) or not {*found.prompts.tolist()} <= {
-        *prompts
-    }:
+    is_other = bool({*found.prompts.tolist()} - {*prompts})
+    if is_other or found.confidences.shape[1:] != (block_length,):
         raise ValueError(
             f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
             f"of {block_length} tokens, got others; remove the file, and the same command makes "

@@ -14,7 +14,7 @@ from eval.runs.prompts import encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run
 from eval.runs.sweep import Loaded, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
-from eval.tasks import Example, Task
+from eval.tasks import Example
 from eval.tasks.tokenizer import Tokenizer
 from eval.training.run_folder import DIGEST
 from samplers import Sampler
@@ -35,11 +35,6 @@ class Questions:
     selection: Selection
     examples: Sequence[Example]
     prompts: str
-
-    @property
-    def task(self) -> Task:
-        """Scores their answers."""
-        return self.selection.task
 
     @property
     def address(self) -> str:
@@ -115,7 +110,7 @@ def read_questions(
         held_out: The other task's; empty: every fifth example of the first.
         prompts: "chat" or "plain"; empty: the task's habit.
         code: Runs programs that a model wrote.
-        least: Prompts that a training needs, those that are held out not counted.
+        least: Prompts to train on that are needed.
 
     Raises:
         ValueError: If an address is wrong, or a prompt is in both, or there are too few.

@@ -63,12 +63,8 @@ def require_own(folder: Path) -> None:
 def claim(file: Path, settings: Mapping[str, Any]) -> None:
     """Keeps the settings of a run that begins, or checks that they are those of the run.
 
-    What decides the answers that are collected first is in `SETTINGS_FILE`. What decides the rest
-    is in `TRAINING_FILE`, and may change until the training begins.
-
-    Args:
-        file: Made if need be.
-        settings: Ready for JSON.
+    `SETTINGS_FILE` has those of the answers that are collected first, `TRAINING_FILE` all others,
+    which may change until the training begins.
 
     Raises:
         ValueError: If the folder holds a run with other settings.
@@ -79,11 +75,8 @@ def claim(file: Path, settings: Mapping[str, Any]) -> None:
         return
     kept = read_json(file, dict, remedy="remove the folder")
     was, now = dict(_leaves(kept)), dict(_leaves(wanted))
-    changed = [
-        (name, was.get(name, _UNSET), now.get(name, _UNSET))
-        for name in {**was, **now}
-        if was.get(name, _UNSET) != now.get(name, _UNSET)
-    ]
+    pairs = [(name, was.get(name, _UNSET), now.get(name, _UNSET)) for name in {**was, **now}]
+    changed = [one for one in pairs if one[1] != one[2]]
     # A digest that differs says something only where nothing else does.
     told = [one for one in changed if not one[0].endswith(DIGEST)]
     if changed:
@@ -110,16 +103,7 @@ def read_json(
     *,
     remedy: str = "remove the file, and the same command makes it anew",
 ) -> ReadT:
-    """Reads a file of JSON.
-
-    Args:
-        file: The file.
-        kind: What it holds.
-        remedy: How to go on without it, for the message.
-
-    Raises:
-        ValueError: If it is damaged, or holds something else; names the field.
-    """
+    """Reads a file of JSON; ValueError names the field if it is damaged or of another kind."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
