@@ -42,6 +42,7 @@ from .reading import ReadAnswer, ReadChoice, read
 from .streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     S2D2,
+    UCB,
     ARVerify,
     Draft,
     Drafting,
@@ -65,6 +66,7 @@ __version__: str
 __all__ = [
     "CLOSED",
     "S2D2",
+    "UCB",
     "ARVerify",
     "AdaptiveBlocks",
     "Answer",

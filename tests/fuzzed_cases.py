@@ -13,6 +13,7 @@ from toys import DriftingModel, tiny_target
 
 from dllm_decode import (
     S2D2,
+    UCB,
     AdaptiveBlocks,
     ARVerify,
     BlockSchedule,
@@ -295,6 +296,7 @@ def _verifier(rng: random.Random, align: int) -> Verifier:
             (
                 MinimumSpan(rng.randint(1, 2)), ScoreThreshold(-1.0), ScoreThreshold(0.3, -0.5),
                 ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
+                UCB(),
             )
         )  # fmt: skip
         return S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))

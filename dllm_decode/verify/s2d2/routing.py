@@ -3,10 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Generic, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.checks import (
@@ -16,6 +16,9 @@ from samplers.checks import (
     require_number,
     require_probability,
 )
+from samplers.logits.float64 import widest
+from samplers.logits.statistics import divided
+from samplers.state import State
 from samplers.view import View
 
 Penalise = Literal["static", "dynamic"]
@@ -25,24 +28,31 @@ Estimate = Literal["entropy", "margin"]
 _MARGIN = 0.05
 
 
-class Router(ABC):
-    """Decides from the logits of the draft which rows verify the draft."""
+class Router(ABC, Generic[State]):
+    """Decides from the logits of the draft which rows verify the draft.
+
+    Its memory is a `State` of a row's whole answer: None, or tensors with the batch axis first.
+    """
+
+    def init(self, view: View) -> State:
+        """Returns the state before the first round: zeros, which rows that join later get too."""
+        return None  # type: ignore[return-value]  # a router with a state overrides this
 
     @abstractmethod
     def verifies(
-        self, view: View, span: Bool[Tensor, "B W"], verified: Bool[Tensor, " B"]
-    ) -> Bool[Tensor, " B"]:
+        self, view: View, span: Bool[Tensor, "B W"], state: State
+    ) -> tuple[Bool[Tensor, " B"], State]:
         """Returns the rows whose draft is verified; each row is decided without the others.
 
         Args:
             view: The sampler's view of the rows.
             span: The first run of masks of each row's block; empty in a full block.
-            verified: The rows that verified in their last round; False in a row's first round.
+            state: The state after the last round.
         """
 
 
 @dataclass(frozen=True)
-class MinimumSpan(Router):
+class MinimumSpan(Router[None]):
     """Verifies if the first run of masks is long enough.
 
     Source: as `S2D2`, policy "mask_span_length".
@@ -57,13 +67,13 @@ class MinimumSpan(Router):
         require_count("length", self.length, 1, unit="masks")
 
     def verifies(
-        self, view: View, span: Bool[Tensor, "B W"], verified: Bool[Tensor, " B"]
-    ) -> Bool[Tensor, " B"]:
-        return span.sum(-1) >= self.length
+        self, view: View, span: Bool[Tensor, "B W"], state: None
+    ) -> tuple[Bool[Tensor, " B"], None]:
+        return span.sum(-1) >= self.length, None
 
 
 @dataclass(frozen=True)
-class ScoreThreshold(Router):
+class ScoreThreshold(Router[Bool[Tensor, " B"]]):
     """Verifies if the tokens that verification is expected to accept are worth its forward.
 
     With a_i the estimated probability that the i-th token of the first run of masks is accepted,
@@ -109,9 +119,13 @@ class ScoreThreshold(Router):
         require_choice("estimate", self.estimate, get_args(Estimate))
         require_probability("confidence", self.confidence)
 
+    def init(self, view: View) -> Bool[Tensor, " B"]:
+        """Returns the rows that verified in their last round."""
+        return torch.zeros_like(view.masked[:, 0])
+
     def verifies(
-        self, view: View, span: Bool[Tensor, "B W"], verified: Bool[Tensor, " B"]
-    ) -> Bool[Tensor, " B"]:
+        self, view: View, span: Bool[Tensor, "B W"], state: Bool[Tensor, " B"]
+    ) -> tuple[Bool[Tensor, " B"], Bool[Tensor, " B"]]:
         score = self._expected(view, span)
         if self.penalise == "static":
             score = score - self.penalty
@@ -120,8 +134,10 @@ class ScoreThreshold(Router):
             score = score - self.penalty * confident.sum(-1)
         score = torch.where(span.any(-1), score, -torch.inf)
         if self.off is None:
-            return score >= self.on
-        return torch.where(verified, score >= self.off, score > self.on)
+            chosen = score >= self.on
+        else:
+            chosen = torch.where(state, score >= self.off, score > self.on)
+        return chosen, chosen
 
     def _expected(self, view: View, span: Bool[Tensor, "B W"]) -> Float[Tensor, " B"]:
         """Returns the number of tokens that verification is expected to accept."""
@@ -131,3 +147,121 @@ class ScoreThreshold(Router):
             accepted = (view.margin > _MARGIN).to(view.dtype)
         # Columns before the span multiply by 1, columns after it are not summed.
         return (torch.where(span, accepted, 1.0).cumprod(-1) * span).sum(-1)
+
+
+class Rewards(NamedTuple):
+    """The experience of a row with both choices, and its last round.
+
+    Attributes:
+        counts: Rounds for each choice, 0: not to verify, 1: to verify, and each context.
+        sums: Sums of their rewards.
+        arm: Choice and context of the last round, as one index.
+        masks: Masks of the block before the last round; 0: that round had nothing to decide.
+        start: Where the block of the last round begins.
+        opened: Masks of that block when it was opened.
+    """
+
+    counts: Int[Tensor, "B 2 C"]
+    sums: Float[Tensor, "B 2 C"]
+    arm: Int[Tensor, " B"]
+    masks: Int[Tensor, " B"]
+    start: Int[Tensor, " B"]
+    opened: Int[Tensor, " B"]
+
+
+@dataclass(frozen=True)
+class UCB(Router[Rewards]):
+    """Learns within each answer when verification commits more tokens a forward (a bandit).
+
+    A round's reward is the masks that it filled, over its forwards: 2 if it verified, else 1. A
+    round has one of `span_bins` x `progress_bins` x `entropy_bins` contexts: the length of the
+    first run of masks between 1 and that of a block, the share of the block that was filled since
+    it was opened, and the mean of entropy / ln V over the run, each cut into equal parts. With m
+    the mean reward of n earlier rounds of this context and choice, the choice of the higher
+
+        m + beta sqrt(ln t / n)
+
+    is taken in the t-th round of the answer; verification if they are equal. A choice that was
+    never tried in this context comes first.
+
+    Source: as `S2D2`, policy "contextual_bandit_ucb". The defaults are those of the code; it names
+    no published setting.
+    Differs: Entropies are those at temperature 1, in the authors' code at that of the draws. The
+    entropy over all masks of the block is not offered. Tokens that a sampler makes [MASK] again
+    count against the reward.
+
+    Attributes:
+        beta: Weight, at least 0, of what was seldom tried.
+        span_bins: Parts of the length of the run, at least 1.
+        progress_bins: Parts of the share of the block, at least 1.
+        entropy_bins: Parts of the entropy, at least 1.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    beta: float = 1.0
+    span_bins: int = 2
+    progress_bins: int = 2
+    entropy_bins: int = 2
+
+    def __post_init__(self) -> None:
+        require_non_negative("beta", self.beta)
+        require_count("span_bins", self.span_bins, 1)
+        require_count("progress_bins", self.progress_bins, 1)
+        require_count("entropy_bins", self.entropy_bins, 1)
+
+    def init(self, view: View) -> Rewards:
+        """Returns no experience."""
+        none = torch.zeros_like(view.tokens[:, 0])
+        num_contexts = self.span_bins * self.progress_bins * self.entropy_bins
+        counts = none[:, None, None].repeat(1, 2, num_contexts)
+        sums = counts.to(widest(none.device))
+        return Rewards(counts, sums, none, none, none, none)
+
+    def verifies(
+        self, view: View, span: Bool[Tensor, "B W"], state: Rewards
+    ) -> tuple[Bool[Tensor, " B"], Rewards]:
+        masks = (view.eligible & view.masked).sum(-1)
+        start = torch.zeros_like(masks) + view.start + view.block_start
+        # In a row's first round no block was opened before.
+        is_same = (start == state.start) & (state.opened > 0)
+        opened = torch.where(is_same, state.opened, masks)
+        counts, sums = self._learned(state, torch.where(is_same, masks, 0))
+        context = self._context(view, span, opened - masks)
+        where = context[:, None, None].expand(-1, 2, 1)
+        number, total = counts.gather(2, where).squeeze(-1), sums.gather(2, where).squeeze(-1)
+        rounds = (counts.sum((1, 2)) + 1).to(sums)
+        bonus = self.beta * (rounds.log()[:, None] / number).sqrt()
+        score = torch.where(number > 0, total / number + bonus, torch.inf)
+        chosen = (score[:, 1] >= score[:, 0]) & (masks > 0)
+        arm = context + chosen * counts.shape[2]
+        return chosen, Rewards(counts, sums, arm, masks, start, opened)
+
+    def _learned(
+        self, state: Rewards, masks_left: Int[Tensor, " B"]
+    ) -> tuple[Int[Tensor, "B 2 C"], Float[Tensor, "B 2 C"]]:
+        """Returns counts and sums of rewards with those of the last round."""
+        counts, sums = state.counts.flatten(1), state.sums.flatten(1)
+        decided = state.masks > 0
+        num_forwards = 1 + (state.arm >= state.counts.shape[2]).long()
+        reward = divided((state.masks - masks_left).to(sums), num_forwards) * decided
+        arm = state.arm[:, None]
+        counts = counts.scatter_add(1, arm, decided[:, None].long())
+        sums = sums.scatter_add(1, arm, reward[:, None])
+        return counts.view_as(state.counts), sums.view_as(state.sums)
+
+    def _context(
+        self, view: View, span: Bool[Tensor, "B W"], num_filled: Int[Tensor, " B"]
+    ) -> Int[Tensor, " B"]:
+        """Returns the number of each row's context."""
+        length, width = span.sum(-1).clamp(min=1), view.block_width
+        wide, entropy = widest(span.device), torch.where(span, view.entropy, 0.0).sum(-1)
+        context = torch.zeros_like(length)
+        for share, number in (
+            ((length - 1).to(wide) / max(1, width - 1), self.span_bins),
+            (num_filled.to(wide) / width, self.progress_bins),
+            (entropy / length / math.log(view.vocab_size), self.entropy_bins),
+        ):
+            context = context * number + (share * number).long().clamp(0, number - 1)
+        return context

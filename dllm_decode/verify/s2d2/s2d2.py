@@ -93,12 +93,11 @@ class S2D2(Verifier):
     Differs: Any sampler, and batches. The authors' rows that do not verify commit confidences above
     a threshold, as `ConfidenceThreshold` does or, on LLaDA 2.1, `JointThreshold`. With `min_tokens`
     above 1 the sampler's whole step is added. Fast-dLLM v2 is drafted in whole blocks, by the
-    authors in sub-blocks. Not offered: the router that learns (UCB), acceptance
-    above a fixed ratio, tempered ratios, top-p and top-k. Noise is keyed by seed, request and
-    position.
+    authors in sub-blocks. Not offered: acceptance above a fixed ratio, tempered ratios,
+    top-p and top-k. Noise is keyed by seed, request and position.
 
     Attributes:
-        router: Which rows verify: `ScoreThreshold()` or `MinimumSpan()`.
+        router: Which rows verify: `ScoreThreshold()`, `MinimumSpan()` or `UCB()`.
         attend_to_text: How columns before the first unsettled one see each other, in every forward.
             "blocks": as the model was trained. "causal": each sees the columns up to itself, as in
             the left-to-right mode; the authors' AR-like caching, published for SDAR.
@@ -114,7 +113,7 @@ class S2D2(Verifier):
     min_tokens: int = 1
 
     def __post_init__(self) -> None:
-        require_plugin("router", self.router, Router, "ScoreThreshold() or MinimumSpan()")
+        require_plugin("router", self.router, Router, "ScoreThreshold()")
         require_choice("attend_to_text", self.attend_to_text, get_args(AttendToText))
         require_count("min_tokens", self.min_tokens, 1, unit="tokens")
 
@@ -144,10 +143,9 @@ class S2D2(Verifier):
             until = [row.unsettled for row in state.rows]
         state, seen = look(decoder, state, causal_until=until)
         span = first_run(seen.view.eligible & seen.view.masked)
-        # The rows that verified in the last round.
-        held = torch.zeros_like(span[:, 0]) if state.verifier is None else state.verifier
-        chosen = self.router.verifies(seen.view, span, held)
-        state = state._replace(verifier=chosen)
+        held = self.router.init(seen.view) if state.verifier is None else state.verifier
+        chosen, held = self.router.verifies(seen.view, span, held)
+        state = state._replace(verifier=held)
         counts = span.sum(-1) * chosen
         # The host waits to learn which rows take part in the second forward.
         lengths = counts.tolist()

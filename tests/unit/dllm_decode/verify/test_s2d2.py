@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from toys import HashModel
 
 from dllm_decode import (
     S2D2,
+    UCB,
     CachePolicy,
     DualCache,
     FreeCache,
@@ -20,16 +22,19 @@ from dllm_decode import (
     PrefixCache,
     ScoreThreshold,
     State,
+    StepEvent,
     decode,
+    decode_many,
 )
 from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.decoder import Decoder
 from dllm_decode.forward import forward
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
+from dllm_decode.verify import Router
 from dllm_decode.verify.s2d2 import s2d2
-from samplers import ConfidenceThreshold, JointThreshold
+from dllm_decode.verify.s2d2.routing import Rewards
+from samplers import ConfidenceThreshold, JointThreshold, View
 from samplers.base import Decision
-from samplers.view import View
 
 FAMILIES = ("sdar", "llada2_moe", "fast_dllm_v2")
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -169,12 +174,100 @@ def test_hysteresis_goes_on_until_the_lower_score_and_begins_anew_with_a_row() -
     view: Any = Seen()
     verified = torch.tensor([False, True, True])
     router = ScoreThreshold(1.0, -1.5)
-    assert router.verifies(view, view.span, verified).tolist() == [False, True, True]
-    assert ScoreThreshold(0.9, -0.5).verifies(view, view.span, verified).tolist() == [
-        True, False, True,
-    ]  # fmt: skip
+    chosen, state = router.verifies(view, view.span, verified)
+    assert chosen.tolist() == state.tolist() == [False, True, True]
+    chosen, _ = ScoreThreshold(0.9, -0.5).verifies(view, view.span, verified)
+    assert chosen.tolist() == [True, False, True]
     # A full block has nothing to verify.
-    assert not router.verifies(view, ~view.span, verified).any()
+    assert not router.verifies(view, ~view.span, verified)[0].any()
+
+
+class PlainBandit:
+    """The rule of UCB for one answer, with dictionaries and one number at a time."""
+
+    def __init__(self, router: UCB, block_length: int) -> None:
+        self.router, self.block_length, self.num_rounds = router, block_length, 0
+        self.rewards: dict[tuple[Any, int], list[float]] = {}
+        self.last: tuple[Any, int] = ((), 0)
+
+    def decide(self, length: int, num_filled: int, entropies: list[float], vocab: int) -> bool:
+        router, length = self.router, max(1, length)
+        shares = (
+            ((length - 1) / (self.block_length - 1), router.span_bins),
+            (num_filled / self.block_length, router.progress_bins),
+            (sum(entropies) / len(entropies) / math.log(vocab), router.entropy_bins),
+        )
+        context = tuple(min(int(share * number), number - 1) for share, number in shares)
+        self.num_rounds += 1
+        scores = []
+        for action in (0, 1):
+            seen = self.rewards.get((context, action), [])
+            score = math.inf
+            if seen:
+                bonus = math.sqrt(math.log(self.num_rounds) / len(seen))
+                score = sum(seen) / len(seen) + router.beta * bonus
+            scores.append(score)
+        self.last = context, int(scores[1] >= scores[0])
+        return bool(self.last[1])
+
+    def learn(self, num_filled: int) -> None:
+        self.rewards.setdefault(self.last, []).append(num_filled / (1 + self.last[1]))
+
+
+@dataclass(frozen=True)
+class Compared(Router[Rewards]):
+    """Compares each choice of UCB with the plain rule; an observer for the rewards too."""
+
+    router: UCB
+    plain: PlainBandit
+    choices: list[bool] = field(default_factory=list)
+    opened: dict[int, int] = field(default_factory=dict)
+
+    def init(self, view: View) -> Rewards:
+        return self.router.init(view)
+
+    def verifies(self, view: View, span: Tensor, state: Rewards) -> tuple[Tensor, Rewards]:
+        chosen, state = self.router.verifies(view, span, state)
+        masks = int((view.eligible & view.masked).sum())
+        if masks:
+            filled = self.opened.setdefault(int(view.start), masks) - masks
+            entropies = view.entropy[span].tolist()
+            expected = self.plain.decide(len(entropies), filled, entropies, view.vocab_size)
+            assert chosen.tolist() == [expected]
+            self.choices.append(expected)
+        return chosen, state
+
+    def __call__(self, event: StepEvent) -> None:
+        (row,) = event.rows
+        block = slice(row.opening.start, row.opening.stop)
+        masks, left = (int(at.masked[0, block].sum()) for at in (event.before, event.after))
+        if masks:
+            self.plain.learn(masks - left)
+
+
+@pytest.mark.parametrize("router", [UCB(), UCB(0.2, 3, 1, 4)], ids=repr)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bandit_decides_and_learns_as_its_rule_says(family: str, router: UCB) -> None:
+    model, choices = model_of(family, 0, 2.0, 4, ()), []
+    for sampler in (ConfidenceThreshold(0.4), JointThreshold(0.4, 0.2, 3)):
+        for seed, prompt in enumerate(PROMPTS):
+            compared = Compared(router, PlainBandit(router, 4))
+            decode(
+                model, [prompt], sampler, verifier=S2D2(compared), gen_length=40, temperature=0.8,
+                stop_at_eos=False, seed=seed, observers=[compared],
+            )  # fmt: skip
+            choices += compared.choices
+    assert 0.1 < sum(choices) / len(choices) < 0.9
+
+
+def test_a_bandit_begins_anew_with_each_row_whenever_the_row_joins() -> None:
+    model, prompts = model_of("sdar", 0, 2.0, 4, ()), [*PROMPTS, *PROMPTS[::-1]]
+    options: Any = {"gen_length": 24, "temperature": 0.8, "verifier": S2D2(UCB())}
+    together = decode(model, prompts, ConfidenceThreshold(0.4), **options)
+    joined = decode_many(model, prompts, ConfidenceThreshold(0.4), num_rows=2, **options)
+    for row, out in enumerate(joined):
+        assert torch.equal(out.tokens[0], together.tokens[row])
+        assert out.nfe.item() == together.nfe[row].item()
 
 
 def test_wrong_use_is_refused_by_name() -> None:
