@@ -163,6 +163,8 @@ MIXTURES = {
             Refusal("score_function", ("sigmoid",), "to be 'sigmoid'"),
             Refusal("router_dtype", ("fp32",), "to be 'fp32'"),
             Refusal("using_split_qkv_in_self_attention", (False,), "to be false"),
+            # LLaDA 2.2 chooses the experts of a block together.
+            Refusal("expert_capacity", (None,), "to be absent or null"),
         ),
         mask_id=156895,
         eos_id=156892,
