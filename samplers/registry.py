@@ -14,6 +14,7 @@ from samplers.fixed_schedule import FixedSchedule
 from samplers.frechet import Frechet
 from samplers.hierarchy import Hierarchy
 from samplers.joint_threshold import JointThreshold
+from samplers.joint_threshold_indel import JointThresholdInDel
 from samplers.klass import Klass
 from samplers.learn2pd import Learn2PD
 from samplers.less import Less
@@ -35,6 +36,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Frechet,
     Hierarchy,
     JointThreshold,
+    JointThresholdInDel,
     Klass,
     Learn2PD,
     Less,

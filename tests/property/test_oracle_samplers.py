@@ -23,6 +23,7 @@ from samplers import (
     Factor,
     FixedSchedule,
     Frechet,
+    JointThresholdInDel,
     Sampler,
 )
 
@@ -30,6 +31,8 @@ NUDGE = 1e-6
 # The number of rows and the width of the gate: one false alarm in 150,000 tests.
 NUM_ROWS = 400
 Z = 4.5
+# Tokens of the answers would delete and insert.
+SAMPLERS = [sampler for sampler in INSTANCES if not isinstance(sampler, JointThresholdInDel)]
 
 
 def replace_random(n: int) -> Joint:
@@ -205,7 +208,7 @@ def test_random_order_draws_from_the_distribution_and_confidence_order_does_not(
         assert count / NUM_ROWS == pytest.approx(share, abs=Z * 0.5 / math.sqrt(NUM_ROWS) + 5e-4)
 
 
-@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_where_there_is_one_answer_every_sampler_finds_it(
     sampler: Sampler,
 ) -> None:
@@ -251,7 +254,7 @@ def steps_of(joint: Joint, sampler: Sampler) -> Steps:
 ALL_AT_ONCE = (EntropyBound(math.inf, "margin"), Frechet(-math.inf))
 
 
-@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_a_row_can_go_wrong_only_where_a_step_commits_several_tokens(sampler: Sampler) -> None:
     """A draw from the exact conditional of one position keeps an answer possible, in any order.
 

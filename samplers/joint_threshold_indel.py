@@ -1,0 +1,205 @@
+"""Two thresholds, and tokens that delete and insert positions of the open block (LLaDA 2.2)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from samplers.base import Decision, RevisingSampler
+from samplers.checks import require_count, require_probability
+from samplers.facts import Fact
+from samplers.logits.statistics import highest, highest_one
+from samplers.view import View
+
+
+class Shifted(NamedTuple):
+    """The history of a block.
+
+    Attributes:
+        original: Positions whose content was there when the block was opened, as [MASK]; it moves
+            along. The other ones hold, or were filled from, a [MASK] of a deletion or insertion.
+        steps: Steps of the row.
+        post_steps: Steps that began without an original [MASK].
+        seen: Tokens of the block before each step; -1: no such step.
+        tried: The token that each step chose for each position; -1: none.
+    """
+
+    original: Bool[Tensor, "B W"]
+    steps: Int[Tensor, " B"]
+    post_steps: Int[Tensor, " B"]
+    seen: Int[Tensor, "B S W"]
+    tried: Int[Tensor, "B S W"]
+
+
+@dataclass(frozen=True)
+class JointThresholdInDel(RevisingSampler[Shifted]):
+    """Commits and edits by two thresholds; two of the tokens delete or insert a position.
+
+    A step chooses masks to fill and tokens to edit, as `JointThreshold` does. If the model proposes
+    `delete_id` for one of them, the position is taken out, the positions after it move to the left,
+    and the block is filled up with [MASK]. If it proposes `split_id`, a [MASK] is inserted before
+    the position, whose content stays, and contents that no longer fit into the block are dropped:
+
+        before     a  b  c  d  _
+        proposals  a  DELETE  SPLIT  d  e
+        after      a  _  c  d  e
+
+    Masks of the opened block are *original*, those of deletions and insertions are not. With n
+    masks that are not original, a step fills all masks whose confidence exceeds `threshold` if
+    these are more than n, else the n + 1 most confident ones; once no original mask is left, all
+    masks. A step on a block that was seen before takes another token at the least confident of its
+    positions: the likeliest one that was never chosen there.
+
+    The block ends when a step chooses nothing, in the `max_edit_steps`-th step without an original
+    mask, or after as many steps as it had masks and `max_edit_steps` more. This last step fills
+    all masks, and takes the likeliest token that is neither DELETE nor SPLIT. Only positions of the
+    open block move; given tokens keep their places, and others move past them.
+
+    Source: LLaDA 2.2, https://github.com/inclusionAI/LLaDA2.X; the rule is that of SGLang's
+    `joint_threshold_indel.py` at 0fbe7e4, of the open pull request
+    https://github.com/sgl-project/sglang/pull/31773. The defaults are the published setting and ids
+    of LLaDA2.2-flash.
+    Differs: From SGLang: while a block holds no token, DELETE and SPLIT are not taken, since a step
+    has to change the canvas. [MASK] is never proposed. The limit of steps counts a block's masks,
+    there its length, which is more if the prompt ends inside the block. No forward is spent on
+    storing keys and values. SGLang is greedy. Not compared with recorded runs; SGLang says that it
+    differs from the authors' decoder in the budget, which here too is never renewed.
+
+    Attributes:
+        threshold: Probability, in [0, 1], that a proposal must exceed to be committed.
+        edit_threshold: Probability, in [0, 1], that a token must exceed to take another's place.
+        max_edit_steps: Steps without an original mask, at least 0.
+        delete_id: The token that deletes a position.
+        split_id: The token that inserts a [MASK].
+
+    Raises:
+        ValueError: If an attribute is outside its range, or the model does not have both tokens.
+    """
+
+    threshold: float = 0.5
+    edit_threshold: float = 0.0
+    max_edit_steps: int = 16
+    delete_id: int = 156930
+    split_id: int = 156931
+
+    def __post_init__(self) -> None:
+        require_probability("threshold", self.threshold)
+        require_probability("edit_threshold", self.edit_threshold)
+        require_count("max_edit_steps", self.max_edit_steps, 0, unit="steps")
+        require_count("delete_id", self.delete_id, 0)
+        require_count("split_id", self.split_id, 0)
+        if self.delete_id == self.split_id:
+            raise ValueError(f"delete_id and split_id must differ, got {self.delete_id} twice.")
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        # A verifier that changes part of a decision would change part of a move.
+        return super().needs | {Fact.SAMPLER_DECIDES}
+
+    def max_steps(self, num_masks: int) -> int:
+        return num_masks + self.max_edit_steps + 1
+
+    def init(self, view: View) -> Shifted:
+        """Returns the history of a block in which every open position is an original mask."""
+        if max(self.delete_id, self.split_id) >= view.vocab_size:
+            raise ValueError(
+                f"delete_id and split_id must be tokens of the model, which has {view.vocab_size}, "
+                f"got {self.delete_id} and {self.split_id}. Use JointThreshold() for a model that "
+                "was not trained to insert and delete."
+            )
+        none = torch.zeros_like(view.tokens[:, 0])
+        never = torch.full_like(view.tokens, -1)
+        never = never[:, None].repeat(1, self.max_steps(view.tokens.shape[1]), 1)
+        return Shifted(view.eligible, none, none, never, never)
+
+    def step(self, view: View, state: Shifted) -> tuple[Decision, Shifted]:
+        masks = view.eligible & view.masked
+        steps = state.steps + view.eligible.any(-1)
+        post_steps = state.post_steps + ~(masks & state.original).any(-1)
+        ends = ~(masks & state.original).any(-1) & (post_steps >= self.max_edit_steps)
+        ends |= steps > view.eligible.sum(-1) + self.max_edit_steps
+        fill, ends = self._filled(view, masks & state.original, ends)
+        edit = view.eligible & ~masks & (view.confidence > self.edit_threshold)
+        chosen = fill | edit & (view.proposal != view.tokens)
+        tokens = torch.where((ends | _is_blank(view))[:, None], self._plain(view), view.proposal)
+        tokens = torch.where(ends[:, None], tokens, self._untried(view, chosen, tokens, state))
+        at = state.steps[:, None, None].expand(-1, 1, masks.shape[1])
+        seen = state.seen.scatter(1, at, view.tokens[:, None])
+        tried = state.tried.scatter(1, at, torch.where(chosen, tokens, -1)[:, None])
+        empty, tokens, original = self._moved(view, chosen, tokens, state.original)
+        settle = view.eligible & (ends | ~chosen.any(-1))[:, None]
+        decision = Decision(view.eligible & ~empty, tokens, settle, empty & ~masks)
+        return decision, Shifted(original, steps, post_steps, seen, tried)
+
+    def _filled(
+        self, view: View, original: Bool[Tensor, "B W"], ends: Bool[Tensor, " B"]
+    ) -> tuple[Bool[Tensor, "B W"], Bool[Tensor, " B"]]:
+        """Returns the masks that the step fills, and the rows whose block ends."""
+        masks = view.eligible & view.masked
+        least = 1 + (masks & ~original).sum(-1)
+        confident = masks & (view.confidence > self.threshold)
+        are_enough = (confident.sum(-1) >= least)[:, None]
+        fill = torch.where(are_enough, confident, highest(view.confidence, masks, least))
+        if not self.max_edit_steps:
+            ends = ends | ~(original & ~fill).any(-1)
+        fills_all = ends | ~original.any(-1)
+        return torch.where(fills_all[:, None], masks, fill), ends
+
+    def _plain(self, view: View) -> Int[Tensor, "B W"]:
+        """Returns the proposals, and the likeliest other token where that is DELETE or SPLIT."""
+        tokens = view.proposal
+        for candidate in view.top_k(3).tokens.flip(-1).unbind(-1):
+            tokens = torch.where(self._moves(candidate), tokens, candidate)
+        return torch.where(self._moves(view.proposal), tokens, view.proposal)
+
+    def _moves(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
+        return (tokens == self.delete_id) | (tokens == self.split_id)
+
+    def _untried(
+        self, view: View, chosen: Bool[Tensor, "B W"], tokens: Int[Tensor, "B W"], state: Shifted
+    ) -> Int[Tensor, "B W"]:
+        """Returns the tokens, with another one in rows whose block was seen before."""
+        repeats = (state.seen == view.tokens[:, None]).all(-1).any(-1)
+        where = highest_one(-view.confidence, chosen)
+        column = where.long().argmax(-1)
+        rows = torch.arange(len(column), device=column.device)
+        logits, tried = view.logits[rows, column], state.tried[rows, :, column]
+        # The first entry takes the -1 of steps that chose nothing there.
+        excluded = torch.zeros(len(rows), 1 + view.vocab_size, dtype=torch.bool).to(column.device)
+        excluded = excluded.scatter(1, tried + 1, True)[:, 1:]
+        for token in (self.delete_id, self.split_id):
+            excluded[:, token] |= _is_blank(view)
+        best = logits.masked_fill(excluded, -torch.inf).max(-1)
+        repeats = repeats & best.values.isfinite()
+        return torch.where(where & repeats[:, None], best.indices[:, None], tokens)
+
+    def _moved(
+        self,
+        view: View,
+        chosen: Bool[Tensor, "B W"],
+        tokens: Int[Tensor, "B W"],
+        original: Bool[Tensor, "B W"],
+    ) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"], Bool[Tensor, "B W"]]:
+        """Returns which positions are [MASK] after the step, the tokens, and what is original."""
+        deletes, splits = (chosen & (tokens == one) for one in (self.delete_id, self.split_id))
+        written = chosen & ~splits
+        content = torch.where(written, tokens, view.tokens)
+        # The content of the n-th open position comes from the first one whose content, and those
+        # before it, need more than n positions.
+        ends = (view.eligible.long() + splits.long() - deletes.long()).cumsum(-1)
+        ranks = view.eligible.cumsum(-1) - 1
+        source = torch.searchsorted(ends, ranks, right=True)
+        is_there = source < ends.shape[1]
+        source = source.clamp(max=ends.shape[1] - 1)
+        is_inserted = splits.gather(1, source) & (ends.gather(1, source) - ranks == 2)
+        is_new = view.eligible & (~is_there | is_inserted)
+        was_empty = (view.masked & ~written).gather(1, source)
+        empty = view.eligible & (is_new | was_empty)
+        return empty, content.gather(1, source), original.gather(1, source) & ~is_new
+
+
+def _is_blank(view: View) -> Bool[Tensor, " B"]:
+    """Returns the rows whose open block holds no token."""
+    return ~(view.eligible & ~view.masked).any(-1)

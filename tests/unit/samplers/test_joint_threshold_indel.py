@@ -1,0 +1,211 @@
+"""JointThresholdInDel: against a plain statement of the rule; moves in the engine."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from samplers_under_test import Style, Turn, play, settled_by
+from tiny_models import tiny
+
+from dllm_decode import S2D2, DualCache, FreeCache, NoCache, PrefixCache, StepEvent, decode
+from samplers import JointThresholdInDel
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+RULES = (
+    JointThresholdInDel(0.3, 0.1, 4, 2, 5),
+    JointThresholdInDel(0.2, 0.0, 9, 7, 3),
+    JointThresholdInDel(0.9, 0.0, 0, 1, 10),
+    JointThresholdInDel(0.9, 0.0, 1, 1, 10),
+)
+
+
+@dataclass
+class Plain:
+    """The rule for the open positions of one block, one position at a time; `None` is [MASK]."""
+
+    rule: JointThresholdInDel
+    block: list[int | None]
+    events: Counter[str]
+    original: list[bool] = field(default_factory=list)
+    num_steps: int = 0
+    post_steps: int = 0
+    seen: set[tuple[int | None, ...]] = field(default_factory=set)
+    tried: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.original = [True] * len(self.block)
+
+    def likeliest(self, logits: Sequence[float], but: set[int]) -> int | None:
+        allowed = [t for t, logit in enumerate(logits) if t not in but and logit > -math.inf]
+        return max(allowed, key=lambda token: (logits[token], -token), default=None)
+
+    def step(self, logits: list[list[float]], confidence: list[float]) -> bool:
+        """Changes the block; returns whether it has ended."""
+        rule, size, moves = self.rule, len(self.block), {self.rule.delete_id, self.rule.split_id}
+        budget = rule.max_edit_steps
+        proposals = [self.likeliest(row, set()) for row in logits]
+        masks = [n for n in range(size) if self.block[n] is None]
+        originals = [n for n in masks if self.original[n]]
+        self.num_steps += 1
+        self.post_steps += not originals
+        ends = self.num_steps > size + budget
+        ends |= not originals and self.post_steps >= budget
+        fill = masks
+        if originals and not ends:
+            least = 1 + len(masks) - len(originals)
+            fill = [n for n in masks if confidence[n] > rule.threshold]
+            if len(fill) < least:
+                fill = sorted(masks, key=lambda n: -confidence[n])[:least]
+            if not budget and set(originals) <= set(fill):
+                ends, fill = True, masks
+        edits = [
+            n
+            for n in range(size)
+            if n not in masks
+            and confidence[n] > rule.edit_threshold
+            and proposals[n] != self.block[n]
+        ]
+        chosen = sorted([*fill, *edits])
+        if not chosen:
+            self.events["nothing to change"] += 1
+            return True
+        is_blank = len(masks) == size
+        if ends or is_blank:
+            for n in chosen:
+                self.events["no move in an empty block"] += not ends and proposals[n] in moves
+                proposals[n] = self.likeliest(logits[n], moves)
+        if not ends and tuple(self.block) in self.seen:
+            self.events["seen before"] += 1
+            at = min(chosen, key=lambda n: confidence[n])
+            excluded = self.tried.get(at, set()) | (moves if is_blank else set())
+            untried = self.likeliest(logits[at], excluded)
+            proposals[at] = proposals[at] if untried is None else untried
+        self.seen.add(tuple(self.block))
+        self.move(chosen, proposals)
+        self.events["ended by the budget"] += ends
+        return ends
+
+    def move(self, chosen: list[int], proposals: list[int | None]) -> None:
+        block: list[tuple[int | None, bool]] = []
+        for n, (was, original) in enumerate(zip(self.block, self.original, strict=True)):
+            token = proposals[n] if n in chosen else was
+            if n in chosen:
+                assert token is not None
+                self.tried.setdefault(n, set()).add(token)
+            if n in chosen and token == self.rule.delete_id:
+                self.events["deleted"] += 1
+            elif n in chosen and token == self.rule.split_id:
+                self.events["inserted"] += 1
+                block += [(None, False), (was, original)]
+            else:
+                block.append((token, original))
+        self.events["dropped"] += any(token is not None for token, _ in block[len(self.block) :])
+        block += [(None, False)] * len(self.block)
+        self.block, self.original = map(list, zip(*block[: len(self.block)], strict=True))
+
+
+def block_after(turn: Turn, row: int) -> list[int | None]:
+    decision, view = turn.decision, turn.view
+    assert decision.tokens is not None
+    assert decision.remask is not None
+    columns = view.eligible[row].nonzero().flatten().tolist()
+    empty = view.masked[row] & ~decision.commit[row] | decision.remask[row]
+    tokens = torch.where(decision.commit[row], decision.tokens[row], view.tokens[row])
+    return [None if empty[column] else int(tokens[column]) for column in columns]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_every_step_is_that_of_the_plain_rule(rule: JointThresholdInDel) -> None:
+    events: Counter[str] = Counter()
+    styles: tuple[Style, ...] = ("drifting", "excluded")
+    for style in styles:
+        for seed in range(12):
+            plays: dict[int, Plain] = {}
+            for turn in play(rule, seed, style=style, dtype=torch.float64):
+                view = turn.view
+                for row in view.eligible.any(-1).nonzero().flatten().tolist():
+                    open_ = view.eligible[row]
+                    size = int(open_.sum())
+                    plain = plays.setdefault(row, Plain(rule, [None] * size, events))
+                    logits = view.logits[row, open_].tolist()
+                    ended = plain.step(logits, view.confidence[row, open_].tolist())
+                    assert block_after(turn, row) == plain.block
+                    assert settled_by(turn.decision)[row, open_].all() == ended
+    met = {name for name, number in events.items() if number}
+    assert {"deleted", "inserted", "dropped", "ended by the budget"} <= met
+    if rule.max_edit_steps > 5:
+        assert {"seen before", "no move in an empty block", "nothing to change"} <= met
+
+
+def test_the_picture_of_the_documentation() -> None:
+    plain = Plain(JointThresholdInDel(0.5, 0.0, 16, 8, 9), [0, 1, 2, 3, None], Counter())
+    plain.move([1, 2, 4], [0, 8, 9, 3, 4])
+    assert plain.block == [0, None, 2, 3, 4]
+
+
+class Moves:
+    """Observer: tokens that were at another column before the step, and steps of each block."""
+
+    def __init__(self) -> None:
+        self.num_remasked = 0
+        self.steps: dict[tuple[int, int], int] = {}
+
+    def __call__(self, event: StepEvent) -> None:
+        changed = event.before.tokens != event.after.tokens
+        assert not (changed & event.before.given).any()
+        self.num_remasked += int((event.after.masked & ~event.before.masked).sum())
+        for number, row in enumerate(event.rows):
+            assert not changed[number, : row.opening.start].any()
+            block = row.request.index, row.opening.start
+            self.steps[block] = self.steps.get(block, 0) + 1
+
+
+@pytest.mark.parametrize("family", ["llada2_moe", "llada"])
+def test_answers_hold_neither_masks_nor_moves_in_any_batch_and_with_any_exact_cache(
+    family: str,
+) -> None:
+    model = tiny(family)
+    options: Any = {"gen_length": 14, "block_length": 8, "stop_at_eos": False}
+    often = Counter(decode(model, PROMPTS, RULES[0], **options).tokens.flatten().tolist())
+    (delete, _), (split, _) = often.most_common(2)
+    sampler = JointThresholdInDel(0.3, 0.0, 5, delete, split)
+    seen = Moves()
+    out = decode(model, PROMPTS, sampler, observers=[seen], **options)
+    assert seen.num_remasked
+    assert not torch.isin(out.tokens, torch.tensor([model.mask_id, delete, split])).any()
+    assert max(seen.steps.values()) <= sampler.max_steps(8)
+    for row, prompt in enumerate(PROMPTS):
+        alone = decode(model, [prompt], sampler, **options)
+        assert torch.equal(alone.tokens[0], out.tokens[row])
+    for cache in (PrefixCache(), DualCache(), FreeCache()) if family == "llada2_moe" else ():
+        other = decode(model, PROMPTS, sampler, cache=cache, **options)
+        assert torch.equal(
+            other.tokens, decode(model, PROMPTS, sampler, cache=NoCache(), **options).tokens
+        )
+
+
+def test_given_tokens_keep_their_places() -> None:
+    model, template = tiny("llada"), [9, 9, 33, 9, 9, 34, 9, 9]
+    template = [model.mask_id if token == 9 else token for token in template]
+    out = decode(
+        model, [[99]], JointThresholdInDel(0.3, 0.0, 5, 2, 5), gen_length=8, block_length=8,
+        templates=[template], stop_at_eos=False,
+    )  # fmt: skip
+    assert out.tokens[0, 2].item() == 33
+    assert out.tokens[0, 5].item() == 34
+
+
+def test_wrong_use_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"delete_id and split_id must differ, got 7 twice"):
+        JointThresholdInDel(delete_id=7, split_id=7)
+    with pytest.raises(ValueError, match=r"must be tokens of the model.*Use JointThreshold"):
+        decode(tiny("llada2_moe"), [[5]], JointThresholdInDel(), gen_length=8)
+    with pytest.raises(ValueError, match="lets the sampler decide every step"):
+        decode(
+            tiny("llada2_moe"), [[5]], JointThresholdInDel(delete_id=2, split_id=5),
+            verifier=S2D2(), gen_length=8,
+        )  # fmt: skip
