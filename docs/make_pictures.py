@@ -1,23 +1,185 @@
-"""Draws the pictures of the documentation, as SVG in docs/img.
+"""Draws the pictures of decodes in docs/img: caches, schedules, a verifier, a uniform-state model.
 
-python docs/make_pictures.py
+    PYTHONPATH=. python docs/make_pictures.py
+
+The decodes run while the pictures are drawn. The other pictures of the folder have no script: their
+SVG is edited as it is.
 """
 
-from drawing import IMAGES
-from pictures_of_engine import canvas, forward, one_round, states
-from pictures_of_plugins import caches, loop, schedules, stream, verifier, which_sampler
+from pathlib import Path
+from typing import Any
+
+from drawing import CELL, IMAGES, Picture
+
+from dllm_decode import (
+    DualCache,
+    ForwardInputs,
+    MultiBlock,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    SelfVerify,
+    Sequential,
+    StepEvent,
+    decode,
+    generate,
+    load_model,
+)
+from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule, Sampler
+
+_QUESTION = (
+    "Emma has 12 apples. Emma finds 30 more apples and then gives 8 apples to Ben. "
+    "How many apples does Emma have now?"
+)
+# The tiny DiffusionGemma of the tests.
+_UNIFORM_STATE = Path(__file__).parents[1] / "tests/golden/data/uniform_state/model_a"
+_PROMPT = [179, 482, 152, 268, 70, 32, 493, 324, 33, 203, 434, 168]
+_RULE = AcceptAndRenoise(num_steps=8, confidence_threshold=0.05)
+
+
+def _decode(sampler: Sampler[Any], **options: Any) -> tuple[list[StepEvent], list[list[int]]]:
+    """Returns the steps of a decode of 32 tokens, and the columns that each forward computed."""
+    model, tokenizer = load_model("mini")
+    events: list[StepEvent] = []
+    computed: list[list[int]] = []
+    plain = model.predict
+
+    def predict(inputs: ForwardInputs) -> Any:
+        computed.append(inputs.positions[0].tolist())
+        return plain(inputs)
+
+    model.predict = predict
+    generate(
+        model, tokenizer, _QUESTION, sampler, gen_length=32, observers=[events.append], **options
+    )
+    return events, computed
+
+
+def caches() -> Picture:
+    """Returns which columns each forward computes, under three cache policies."""
+    picture = Picture(860, 590, "The columns that each forward computes, under three caches")
+    options = {"block_length": 8}
+    note = "One answer of mini: 28 columns of prompt, 32 of answer in blocks of 8; FixedSchedule(4)"
+    picture.text(20, 26, "plain", f"{note}: 2 tokens a forward.")
+    y = 66
+    for policy in (NoCache(), PrefixCache(), DualCache()):
+        _, computed = _decode(FixedSchedule(4), cache=policy, **options)
+        total = sum(len(columns) for columns in computed)
+        name = f"{type(policy).__name__}()"
+        picture.text(20, y, "name", name)
+        told = f"{total} columns in {len(computed)} forwards"
+        picture.text(130, y, "note", told)
+        for forward, columns in enumerate(computed):
+            for column in range(60):
+                kind = "seen" if column in columns else "nobody"
+                picture.square(90 + 11 * column, y + 8 + 11 * forward, 11, kind)
+        picture.text(84, y + 18, "left of", "forward 1")
+        picture.text(84, y + 8 + 11 * len(computed), "left of", str(len(computed)))
+        y += 30 + 11 * len(computed)
+    for column in (0, 28, 36, 44, 52):
+        picture.text(90 + 11 * column + 5, y - 2, "around", str(column))
+    picture.text(84, y - 2, "left of", "column")
+    picture.legend(90, y + 12, (("", "seen", "computed"), ("", "nobody", "read from the cache")))
+    return picture
+
+
+def schedules() -> Picture:
+    """Returns in which rounds each block is open, under two block schedules."""
+    picture = Picture(860, 330, "The rounds in which each block is open, under two schedules")
+    note = "One answer of mini, 32 tokens; ConfidenceThreshold(0.9999). Numbers: tokens committed."
+    picture.text(20, 26, "plain", note)
+    y = 60
+    for blocks in (Sequential(8), MultiBlock(8, open_at=0.5, force_at=0.95)):
+        events, _ = _decode(ConfidenceThreshold(0.9999), blocks=blocks)
+        name = "Sequential(8)" if isinstance(blocks, Sequential) else "MultiBlock(8, open_at=0.5)"
+        picture.text(20, y, "name", f"{name}: {len(events)} rounds")
+        for block in range(3):
+            picture.text(84, y + 28 + CELL * block, "left of", f"block {block + 1}")
+        for number, event in enumerate(events):
+            prompt_length = int(event.before.prompt_lengths[0])
+            opened = event.columns[0][event.view.eligible[0]].tolist()
+            changed = (event.before.unsettled[0] & ~event.after.unsettled[0]).nonzero()
+            settled = changed.flatten().tolist()
+            for block in range(3):
+                own = range(prompt_length + 8 * block, prompt_length + 8 * block + 8)
+                count = len([column for column in settled if column in own])
+                is_open = any(column in own for column in opened)
+                if is_open:
+                    picture.cell(90 + CELL * number, y + 8 + CELL * block, str(count), "open")
+        y += 126
+    picture.text(
+        90, y, "note", "A square is a round, from left to right. The answer ends in block 3."
+    )
+    return picture
+
+
+def verifier() -> Picture:
+    """Returns how many steps each forward is good for, without and with a verifier."""
+    picture = Picture(860, 290, "Steps of each forward, without and with a verifier")
+    note = "One answer of mini, 32 tokens in blocks of 8; FixedSchedule(8): one token a step."
+    picture.text(20, 26, "plain", note)
+    y = 56
+    for policy, name in ((NoVerifier(), "NoVerifier()"), (SelfVerify(4), "SelfVerify(4)")):
+        events, computed = _decode(FixedSchedule(8), verifier=policy, block_length=8)
+        picture.text(20, y, "name", f"{name}: {len(events)} steps, {len(computed)} forwards")
+        for step, event in enumerate(events):
+            before = events[step - 1].forwards if step else 0
+            kind = "open" if event.forwards > before else "settled"
+            picture.cell(20 + CELL * step, y + 8, str(event.forwards), kind)
+        y += 66
+    picture.text(20, y, "note", "A number is the forward that the step was computed in.")
+    entries = (("1", "open", "first step of a forward"), ("1", "settled", "a draft that was right"))
+    picture.legend(20, y + 12, entries)
+    note = "Both give the same tokens. A draft counts if the sampler, given the logits that the"
+    picture.text(20, y + 64, "plain", note)
+    note = "same forward computed for the drafted state, goes on as drafted."
+    picture.text(20, y + 81, "plain", note)
+    return picture
+
+
+def uniform_state() -> Picture:
+    """Returns the canvases of a uniform-state model, with the accepted positions in colour."""
+    lines = _canvases()
+    left, width, height = 150, 40, 34
+    size = (left + width * len(lines[0][0]) + 20, 70 + height * len(lines))
+    picture = Picture(*size, "A canvas of a uniform-state model, step by step")
+    picture.text(
+        20, 30, "note", "Token ids. Amber: accepted in this step; grey: random; green: the answer."
+    )
+    for number, (tokens, accepted) in enumerate(lines):
+        name = "noise" if number == 0 else f"after step {number}"
+        name = "answer" if not accepted else name
+        picture.text(20, 70 + height * number, "name", name)
+        for at, token in enumerate(tokens):
+            kind = ("open" if accepted[at] else "later") if accepted else "settled"
+            picture.cell(left + width * at, 50 + height * number, str(token), kind, width)
+    return picture
+
+
+def _canvases() -> list[tuple[list[int], list[bool]]]:
+    """Returns the first canvas and that after each step, and which positions the step accepted."""
+    model, _ = load_model(_UNIFORM_STATE, device="cpu", dtype="float32", tokenizer="optional")
+    found: list[tuple[list[int], list[bool]]] = []
+    columns = slice(len(_PROMPT), len(_PROMPT) + 16)
+
+    def watch(event: StepEvent) -> None:
+        if not found:
+            found.append((event.before.tokens[0, columns].tolist(), [False] * 16))
+        left = (_RULE.num_steps + 1 - len(found)) / _RULE.num_steps
+        temperature = _RULE.t_min + (_RULE.t_max - _RULE.t_min) * left
+        tempered = event.view.with_logits(event.view.logits / temperature)
+        accepted = [] if event.ended[0] else _RULE.accepted(tempered)[0].tolist()
+        found.append((event.after.tokens[0, columns].tolist(), accepted))
+
+    decode(model, [_PROMPT], _RULE, gen_length=16, seed=3, observers=[watch])
+    return found
+
 
 PICTURES = {
-    "canvas": canvas,
-    "forward": forward,
-    "states": states,
-    "round": one_round,
-    "stream": stream,
-    "loop": loop,
     "caches": caches,
     "schedules": schedules,
     "verifier": verifier,
-    "which_sampler": which_sampler,
+    "uniform_state": uniform_state,
 }
 
 if __name__ == "__main__":
