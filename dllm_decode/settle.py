@@ -26,7 +26,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     if seen.rows is not None:
         index = torch.tensor(seen.rows, device=state.device)
         canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
-    moves = moves_of(decoder, view, decision, window.part(canvas.given))
+    moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, window.part(canvas.given))
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
     before, canvas = canvas, truncated(decoder, rows, _moved(canvas, window, moves))
@@ -76,21 +76,24 @@ def _recorded(state: State, seen: Look, moves: Moves, before: Canvas, after: Can
     return state._replace(commits=held if index is None else put_state(state.commits, index, held))
 
 
-def moves_of(decoder: Decoder, view: View, decision: Decision, given: Bool[Tensor, "B W"]) -> Moves:
+def moves_of(
+    sampler: Sampler, mask_id: int, view: View, decision: Decision, given: Bool[Tensor, "B W"]
+) -> Moves:
     """Returns the part of a decision that keeps the rules.
 
     Only open columns get a token or are settled, columns after the block only by samplers that see
     them; [MASK] is never written; given tokens are neither changed nor re-masked.
 
     Args:
-        decoder: The decoder.
+        sampler: The sampler.
+        mask_id: The [MASK] token.
         view: The view that the sampler was shown.
         decision: The sampler's decision.
         given: Columns of the window whose tokens never change.
     """
-    allowed = view.eligible if decoder.sampler.scope == "block" else view.eligible | view.masked
+    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else decision.tokens
-    commit = settle = decision.commit & allowed & (tokens != decoder.model.mask_id)
+    commit = settle = decision.commit & allowed & (tokens != mask_id)
     if decision.settle is not None:
         settle = decision.settle & allowed & (commit | ~view.masked)
     remask = None if decision.remask is None else decision.remask & ~view.masked & ~given
@@ -103,7 +106,7 @@ def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Dec
     The look has all rows.
     """
     given = seen.window.part(state.canvas.given)
-    moves = moves_of(decoder, seen.view, decision, given)
+    moves = moves_of(decoder.sampler, state.canvas.mask_id, seen.view, decision, given)
     return _checked(decoder, state, seen, decision, moves, culprit=decoder.sampler)
 
 
@@ -139,7 +142,9 @@ def canvas_after(
     decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Canvas:
     """Returns the canvas after a decision, see `moves_of`."""
-    return _moved(canvas, window, moves_of(decoder, view, decision, window.part(canvas.given)))
+    given = window.part(canvas.given)
+    moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, given)
+    return _moved(canvas, window, moves)
 
 
 def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:

@@ -1,5 +1,6 @@
 """States of samplers: which kinds are allowed, and how rows are taken, put and merged."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,46 +23,44 @@ _ALLOWED = (
 )
 
 
+def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
+    """Returns a state whose tensors are a function of those of some states of one structure."""
+    first = states[0]
+    if isinstance(first, tuple):
+        return _like(first, [map_state(function, *parts) for parts in zip(*states, strict=True)])
+    return None if first is None else function(*states)
+
+
 def take_state(state: State, rows: Int[Tensor, " N"]) -> State:
     """Returns some rows of a state."""
-    if state is None:
-        return state
-    if isinstance(state, tuple):
-        return cast(State, _like(state, [take_state(part, rows) for part in state]))
-    return cast(State, state[rows])
+    return cast(State, map_state(lambda part: part[rows], state))
 
 
 def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
     """Returns a state with some rows replaced, in ascending order of rows."""
-    if state is None:
-        return state
-    if isinstance(state, tuple):
-        pairs = zip(state, cast(tuple[Any, ...], part), strict=True)
-        return cast(State, _like(state, [put_state(old, rows, new) for old, new in pairs]))
-    new = cast(Tensor, part)
-    return cast(State, new if len(rows) == len(state) else state.index_copy(0, rows, new))
+
+    def put(old: Tensor, new: Tensor) -> Tensor:
+        return new if len(rows) == len(old) else old.index_copy(0, rows, new)
+
+    return cast(State, map_state(put, state, part))
 
 
 def merge_state(old: State, new: State, is_new: Bool[Tensor, " B"]) -> State:
     """Returns a state whose rows come from a new one where `is_new`, else from an old one."""
-    if old is None:
-        return old
-    if isinstance(old, tuple):
-        pairs = zip(old, cast(tuple[Any, ...], new), strict=True)
-        return cast(State, _like(old, [merge_state(a, b, is_new) for a, b in pairs]))
-    kept, fresh = cast(Tensor, old), cast(Tensor, new)
-    where = is_new.view(-1, *[1] * (kept.ndim - 1))
-    return cast(State, torch.where(where, fresh, kept))
+
+    def merge(kept: Tensor, fresh: Tensor) -> Tensor:
+        return torch.where(is_new.view(-1, *[1] * (kept.ndim - 1)), fresh, kept)
+
+    return cast(State, map_state(merge, old, new))
 
 
 def pad_state(state: State, num_rows: int) -> State:
     """Returns a state with zeros for further rows."""
-    if state is None:
-        return state
-    if isinstance(state, tuple):
-        return cast(State, _like(state, [pad_state(part, num_rows) for part in state]))
-    rows = cast(Tensor, state)
-    return cast(State, torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])]))
+
+    def pad(rows: Tensor) -> Tensor:
+        return torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])])
+
+    return cast(State, map_state(pad, state))
 
 
 def check_state(state: object, num_rows: int, *, owner: object) -> None:

@@ -10,7 +10,7 @@ algorithm is `dllm_decode`, and its file of options names the sampler:
     seed: 0
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -19,12 +19,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, first_state, next_step
+from dllm_decode.settle import moves_of
+from samplers.base import Sampler, first_state, next_step
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 from samplers.registry import parse
+from samplers.state import map_state
 from samplers.view import View
 
 # SGLang's loop computes the whole open block in every forward, after the block before it.
@@ -35,6 +37,12 @@ _GIVES = {
 
 # These read how much of the answer is left, which SGLang does not tell.
 _READS_LENGTH = ("DecayingThreshold",)
+
+UNUSED = {
+    "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
+    "logit_bias": None, "json_schema": None, "regex": None, "ebnf": None, "structural_tag": None,
+}  # fmt: skip
+"""Options of a request that are not served, and the values that ask for nothing."""
 
 
 class BlockState(NamedTuple):
@@ -138,7 +146,12 @@ class BlockSteps:
             batch, logits if isinstance(logits, Tensor) else logits.full_logits, states
         )
         decision, held = next_step(self.sampler, view, self._held(view, states))
-        tokens, unsettled = _applied(view, decision, self.mask_id)
+        moves = moves_of(self.sampler, self.mask_id, view, decision, given=~view.eligible)
+        tokens = torch.where(moves.commit, moves.tokens, view.tokens)
+        unsettled = view.eligible & ~moves.settle
+        if moves.remask is not None:
+            tokens = tokens.masked_fill(moves.remask, self.mask_id)
+            unsettled = unsettled | moves.remask
         batch.input_ids.copy_(tokens.view(-1))
         for row, state in enumerate(states):
             own = BlockState(unsettled[row : row + 1], state.noise_key, _row(held, row), True)
@@ -184,27 +197,10 @@ class BlockSteps:
                 state.sampler if state.has_begun else _row(fresh, row)
                 for row, state in enumerate(states)
             ]
-        return _each(lambda *found: torch.cat(found), *parts)
+        return map_state(lambda *found: torch.cat(found), *parts)
 
 
-def _applied(
-    view: View, decision: Decision, mask_id: int
-) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"]]:
-    """Returns the tokens and the unsettled positions after a decision."""
-    commit = settle = decision.commit & view.eligible
-    tokens = view.proposal if decision.tokens is None else decision.tokens
-    tokens = torch.where(commit, tokens, view.tokens)
-    if decision.settle is not None:
-        settle = decision.settle & (commit | ~view.masked)
-    if decision.remask is None:
-        return tokens, view.eligible & ~settle
-    remask = decision.remask & view.eligible
-    return tokens.masked_fill(remask, mask_id), view.eligible & (~settle | remask)
-
-
-def _temperatures(
-    info: Any,
-) -> tuple[Float[Tensor, " B"] | float, Truncation | None]:
+def _temperatures(info: Any) -> tuple[Float[Tensor, " B"] | float, Truncation | None]:
     """Returns the temperature of draws, and how logits are truncated before samplers see them."""
     if info is None or info.is_all_greedy:
         return 0.0, None
@@ -225,26 +221,13 @@ def _temperatures(
     return torch.where(is_cut, 1.0, temperature), truncation
 
 
-def _each(function: Callable[..., Tensor], *states: Any) -> Any:
-    """Returns a sampler's state made of a function of the tensors of some states."""
-    first = states[0]
-    if first is None or isinstance(first, Tensor):
-        return None if first is None else function(*states)
-    return type(first)(*(_each(function, *parts) for parts in zip(*states, strict=True)))
-
-
 def _row(state: Any, row: int) -> Any:
-    return _each(lambda part: part[row : row + 1], state)
+    return map_state(lambda part: part[row : row + 1], state)
 
 
 def refusal_of(options: Any) -> str | None:
     """Returns why a request with these `SamplingParams` cannot be served; `None` if it can."""
-    defaults = {
-        "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "logit_bias": None, "json_schema": None, "regex": None, "ebnf": None,
-        "structural_tag": None,
-    }  # fmt: skip
-    found = [name for name, default in defaults.items() if getattr(options, name) != default]
+    found = [name for name, default in UNUSED.items() if getattr(options, name) != default]
     return f"{', '.join(found)} must be left out with dllm_decode." if found else None
 
 

@@ -12,7 +12,7 @@ from tiny_models import tiny
 from torch import Tensor
 
 from dllm_decode import decode
-from dllm_decode.integrations.sglang import BlockSteps, refusal_of, register
+from dllm_decode.integrations.sglang import UNUSED, BlockSteps, refusal_of, register
 from dllm_decode.models.base import ForwardInputs
 from samplers import (
     T2M,
@@ -219,13 +219,8 @@ def test_samplers_that_see_more_than_the_block_are_refused(sampler: Sampler, sen
 def test_options_and_requests_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"with a sampler such as .*, got {'threshold'"):
         BlockSteps.of({"threshold": 0.9}, block_size=4, mask_id=0)
-    plain = {
-        "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
-        "logit_bias": None, "json_schema": None, "regex": None, "ebnf": None,
-        "structural_tag": None,
-    }  # fmt: skip
-    assert refusal_of(SimpleNamespace(**plain)) is None
-    asked = SimpleNamespace(**plain | {"min_p": 0.1, "regex": "a+"})
+    assert refusal_of(SimpleNamespace(**UNUSED)) is None
+    asked = SimpleNamespace(**UNUSED | {"min_p": 0.1, "regex": "a+"})
     assert refusal_of(asked) == "min_p, regex must be left out with dllm_decode."
     batch = SimpleNamespace(batch_size=2, input_ids=torch.zeros(9), rids=None)
     with pytest.raises(ValueError, match="one block of 4 tokens, got 9 tokens of 2 requests"):
