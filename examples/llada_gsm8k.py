@@ -2,8 +2,8 @@
 
 Without arguments: held-out word problems on the embedded model `mini`. The real thing:
 
-    python examples/llada_gsm8k.py --model GSAI-ML/LLaDA-8B-Instruct --dataset gsm8k \
-        --sampler "ConfidenceThreshold(0.9)" --device cuda --gen-length 256 --limit 100
+    python examples/llada_gsm8k.py --model GSAI-ML/LLaDA-8B-Instruct --device cuda \
+        --task "gsm8k?protocol=llada&limit=100" --sampler "ConfidenceThreshold(0.9)"
 """
 
 from dllm_decode.launch import run_main  # before torch is loaded
@@ -29,10 +29,10 @@ from rich.table import Table
 from dllm_decode import DecodeOutput, MaskPredictor, Observer, StepEvent, decode_many, load_model
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
+from eval.runs.names import parse_task
 from eval.runs.plugins import parse_cache
 from eval.runs.prompts import Tokenizer, encode_prompt
-from eval.tasks import Example, Gsm8k, Task, WordProblems
-from eval.tasks.gsm8k_protocols import PROTOCOLS
+from eval.tasks import Example, Task
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
 
 SHOWN_ANSWERS = 3
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not console.is_terminal:
         console = Console(width=100)
     try:
-        task = read_task(options)
+        selection = parse_task(options.task)
+        task, examples = selection.task, selection.examples()
         if options.gen_length is None:
             options.gen_length = task.gen_length
         if options.block_length is None:
             options.block_length = task.block_length
         samplers = read_samplers(options)
-        examples = task.examples(num_examples=options.limit)
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
         if tokenizer is None:
             raise ValueError(
@@ -91,8 +91,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", default="mini", help="embedded name, folder, or hub id (default: mini)")
-    add("--dataset", default="word_problems", metavar="WHERE",
-        help="word_problems, gsm8k (the hub's), or a folder or file of GSM8K rows")  # fmt: skip
+    add("--task", default="word_problems?limit=96",
+        help="address, as in dllm-decode eval (default: word_problems?limit=96)")  # fmt: skip
     add("--sampler", action="append", metavar="EXPR",
         help='such as "ConfidenceThreshold(0.9)"; repeat to compare '
         "(default: one token a step, and ConfidenceThreshold(0.9))")  # fmt: skip
@@ -103,10 +103,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--num-rows", type=int, default=32,
         help="rows of a forward; prompts that wait take the place of finished ones "
         "(default: 32)")  # fmt: skip
-    add("--limit", type=int, default=96, help="number of examples (default: 96)")
-    add("--num-fewshot", type=int, help="GSM8K demonstrations (default: the protocol's)")
-    add("--protocol", choices=PROTOCOLS, default="llada",
-        help="the published setting of GSM8K to follow (default: llada)")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--dtype", help="float32, bfloat16 ... (default: the checkpoint's)")
     return parser
@@ -119,14 +115,6 @@ def read_samplers(options: argparse.Namespace) -> list[Sampler]:
     # At least as many steps as a block has tokens: one token a step.
     num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
     return [FixedSchedule(num_steps), ConfidenceThreshold(0.9)]
-
-
-def read_task(options: argparse.Namespace) -> Task:
-    """Returns the task."""
-    if options.dataset == "word_problems":
-        return WordProblems()
-    path = None if options.dataset == "gsm8k" else options.dataset
-    return Gsm8k(path, num_fewshot=options.num_fewshot, protocol=options.protocol)
 
 
 def run(
@@ -187,7 +175,7 @@ def table_of(
 ) -> Table:
     """Lays out one row a sampler."""
     num_examples = len(results[0].scores)
-    table = Table(title=f"{options.model} on {num_examples} examples of {options.dataset}")
+    table = Table(title=f"{options.model} on {num_examples} examples of {options.task}")
     table.add_column("sampler")
     for column in ("accuracy", "95 % interval", "forwards", "tokens per forward", "seconds"):
         table.add_column(column, justify="right")

@@ -5,15 +5,13 @@ Used by `train_long.py` and `train_long_ar.py`.
 
 import argparse
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import recipe
-from recipe import Answer
+from recipe import Answer, scores_of
 from transformers import PreTrainedTokenizerBase
+from vocabulary import Encoder
 
 from dllm_decode.training import Kind, Pair
-from eval.tasks.base import Example
 from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
 
@@ -33,24 +31,7 @@ STORIES = (
 )
 """The same of the stories without a question."""
 
-
 WORLD = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Looks words up; several times faster than the tokenizer, and equal to it on ledgers.
-
-    Attributes:
-        tokenizer: Of the model.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def __call__(self, prompt: str, answer: str) -> Pair:
-        """Returns the ids of a question in the chat template, and of its answer."""
-        ids = self.tokenizer.get_vocab()
-        return [ids[w] for w in f"{prompt} answer :".split()], [ids[w] for w in answer.split()]
 
 
 def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
@@ -106,27 +87,11 @@ def accuracies(
     tokenizer: PreTrainedTokenizerBase, answer: Answer, num_examples: int
 ) -> dict[str, float]:
     """Measures right answers, and the share of right steps, on held-out numbers and names."""
-    task = Ledgers()
-    measured = {}
+    task, measured = Ledgers(), {}
     for split in SPLITS:
         examples = task.examples(split, num_examples)
-        scores = score(tokenizer, task, examples, answer)
+        # 192 tokens are room for eleven steps.
+        scores = scores_of(tokenizer, task, examples, answer, gen_length=192)
         measured[split] = sum(each["answer"] for each in scores) / len(scores)
         measured[f"{split} steps"] = sum(each["steps"] for each in scores) / len(scores)
     return measured
-
-
-def score(
-    tokenizer: PreTrainedTokenizerBase,
-    task: Ledgers,
-    examples: Sequence[Example],
-    answer: Answer,
-    gen_length: int = 192,
-) -> list[dict[str, float]]:
-    """Answers examples and scores the answers; 192 tokens are room for eleven steps."""
-    prompts = [
-        list(tokenizer.encode(f"{e.prompt} answer :", add_special_tokens=False)) for e in examples
-    ]
-    texts = [str(tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
-    pairs = zip(examples, texts, strict=True)
-    return [{k: float(v or 0) for k, v in task.score(e, text).items()} for e, text in pairs]

@@ -26,6 +26,8 @@ from dllm_decode.training import (
     make_optimisers,
     train,
 )
+from eval.runs.prompts import encode_prompt
+from eval.tasks import Example, Task
 from samplers.base import Sampler
 
 NO_CACHE = NoCache()
@@ -244,3 +246,27 @@ def masked_answer(
         return found
 
     return answer
+
+
+def scores_of(
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    examples: Sequence[Example],
+    answer: Answer,
+    gen_length: int | None = None,
+) -> list[dict[str, float]]:
+    """Answers examples of a task, and returns the scores of each answer.
+
+    Args:
+        tokenizer: Of the model.
+        task: The task.
+        examples: Its examples.
+        answer: The model.
+        gen_length: Tokens of an answer; `None`: as many as the task has.
+    """
+    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+    # Special tokens stay visible where they are wrong.
+    answers = answer(prompts, gen_length or task.gen_length)
+    texts = [str(tokenizer.decode(ids)) for ids in answers]
+    scores = [task.score(*pair) for pair in zip(examples, texts, strict=True)]
+    return [{name: float(value or 0) for name, value in own.items()} for own in scores]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 from recipe import Export, compile_layers, masked_answer, run, sizes
-from world import SPLIT, World, accuracies, accuracy, world_arguments
+from world import World, accuracies, accuracy, world_arguments
 
 from dllm_decode import MaskPredictor, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
@@ -95,22 +95,19 @@ def measure(world: World, model: MaskPredictor) -> dict[str, float]:
     """Measures accuracy at one token a step, of a threshold, and of a single step where known."""
     one_token = FixedSchedule(steps_per_block=BLOCK_LENGTH)
     measured = accuracies(world, masked_answer(model, one_token, block_length=BLOCK_LENGTH))
+    num_examples = world.options.evaluate_on
     if world.options.word_problems:
-        task = world.word_problems()
         threshold = masked_answer(model, ConfidenceThreshold(0.9), block_length=BLOCK_LENGTH)
-        examples = task.examples(SPLIT, world.options.evaluate_on)
-        measured["word_problems threshold 0.9"] = accuracy(
-            world, task, examples, threshold, task.gen_length
-        )
+        found = accuracy(world, world.word_problems(), threshold, num_examples)
+        measured["word_problems threshold 0.9"] = found
     if world.options.lists:
         single = masked_answer(
             model, FixedSchedule(steps_per_block=1), block_length=BLOCK_LENGTH, temperature=1.0
         )
         for keyword, exact in ONE_STEP.items():
-            task_of_four = ListTask(keyword, n=4)
-            examples = task_of_four.examples(SPLIT, 2 * world.options.evaluate_on)
-            found = accuracy(world, task_of_four, examples, single, 16)
-            measured[f"{task_of_four.name} n=4, one step (exact {exact:.3f})"] = found
+            task = ListTask(keyword, n=4)
+            found = accuracy(world, task, single, 2 * num_examples)
+            measured[f"{task.name} n=4, one step (exact {exact:.3f})"] = found
     return measured
 
 

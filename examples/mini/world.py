@@ -5,20 +5,18 @@ Used by `train_mini.py` and `train_mini_ar.py`.
 
 import argparse
 import random
-from bisect import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from recipe import Answer, arguments
+from recipe import Answer, arguments, scores_of
 from transformers import PreTrainedTokenizerBase
-from vocabulary import build_tokenizer, encode_prompt
+from vocabulary import Encoder, build_tokenizer
 
 from dllm_decode.training import Kind, Pair
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, GeneratedTask
+from eval.tasks.base import GeneratedTask
 from eval.tasks.equations import Equations
 from eval.tasks.word_problems import MINI_TEMPLATES
 
@@ -44,6 +42,7 @@ LIST_SHARES = {
 UNSIZED = ("pair_sum", "city")
 """List tasks whose answers all have the same length."""
 
+PUZZLES = (LatinSquare(3), LatinSquare(4), Sudoku4())
 PUZZLE_PERIOD = 8
 """Puzzles come seldom, so they come all at once: a forward for a few rows is a waste."""
 
@@ -53,28 +52,20 @@ class Mixture:
     """Draws examples from tasks as token ids.
 
     Attributes:
+        encode: Of the model.
         tasks: The tasks.
         shares: How often each is drawn, in any unit.
-        ids: The tokenizer's vocabulary.
-        suffix: Ids that the chat template puts behind a question.
     """
 
-    tasks: tuple[GeneratedTask, ...]
-    shares: tuple[float, ...]
-    ids: Mapping[str, int] = field(repr=False)
-    suffix: tuple[int, ...]
+    encode: Encoder
+    tasks: Sequence[GeneratedTask]
+    shares: Sequence[float]
 
     def __call__(self, rng: random.Random) -> Pair:
         """Draws one training example."""
-        bounds = list(accumulate(self.shares))
-        task = self.tasks[bisect(bounds, rng.random() * bounds[-1])]
-        return self.encode(task.draw(rng, "train"))
-
-    def encode(self, example: Example) -> Pair:
-        """Looks the words up; several times faster than the tokenizer, and equal to it."""
-        ids = self.ids
-        prompt = [ids[word] for word in str(example.prompt).split()]
-        return [*prompt, *self.suffix], [ids[word] for word in example.target.split()]
+        (task,) = rng.choices(self.tasks, self.shares)
+        example = task.draw(rng, "train")
+        return self.encode(str(example.prompt), example.target)
 
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,23 +95,16 @@ class World:
     Attributes:
         options: The parsed command line.
         tokenizer: Of the model.
-        suffix: Ids that the chat template puts behind a question.
     """
 
     options: argparse.Namespace
     tokenizer: PreTrainedTokenizerBase
-    suffix: tuple[int, ...]
 
     @staticmethod
     def of(options: argparse.Namespace) -> "World":
         """Sets up the world that the options describe."""
         torch.set_num_threads(options.threads)
-        tokenizer = build_tokenizer(max(200, options.max_value))
-        world = World(options, tokenizer, tuple(encode_prompt(tokenizer, "copy"))[1:])
-        example = world.word_problems().draw(random.Random(0))
-        prompt, _ = world.mixture([world.word_problems()], [1.0]).encode(example)
-        assert prompt == encode_prompt(tokenizer, str(example.prompt))
-        return world
+        return World(options, build_tokenizer(max(200, options.max_value)))
 
     def word_problems(self) -> WordProblems:
         return WordProblems(
@@ -134,16 +118,14 @@ class World:
         n = self.options.list_length or None
         return [ListTask(each, n=None if each in UNSIZED else n) for each in LIST_SHARES]
 
-    def mixture(self, tasks: Sequence[GeneratedTask], shares: Sequence[float]) -> Mixture:
-        return Mixture(tuple(tasks), tuple(shares), self.tokenizer.get_vocab(), self.suffix)
-
     def kinds(self) -> list[Kind]:
         """Returns what a step is made of; kinds without a share are left out."""
         options = self.options
-        words = self.mixture([self.word_problems()], [1.0])
-        equations = self.mixture([Equations(options.max_value, options.max_factor)], [1.0])
-        lists = self.mixture(self.list_tasks(), list(LIST_SHARES.values()))
-        puzzles = self.mixture([LatinSquare(3), LatinSquare(4), Sudoku4()], [1.0, 1.0, 2.0])
+        encode = Encoder(self.tokenizer)
+        words = Mixture(encode, [self.word_problems()], [1.0])
+        equations = Mixture(encode, [Equations(options.max_value, options.max_factor)], [1.0])
+        lists = Mixture(encode, self.list_tasks(), list(LIST_SHARES.values()))
+        puzzles = Mixture(encode, PUZZLES, [1.0, 1.0, 2.0])
         widths = {
             "word_problems": (words, options.prompt_length, tuple(options.gen_lengths), 1),
             "equations": (equations, 6, (8,), 1),
@@ -172,49 +154,24 @@ def accuracies(world: World, answer: Answer) -> dict[str, float]:
     """Measures the share of right answers of every task.
 
     Args:
-        world: What is asked.
+        world: The tasks.
         answer: The model.
     """
-    num_problems = world.options.evaluate_on
-    num_lists = max(8, num_problems // 8)
-    measured = {}
-    if world.options.word_problems:
-        task = world.word_problems()
-        measured["word_problems"] = accuracy(
-            world, task, task.examples(SPLIT, num_problems), answer, task.gen_length
-        )
-    groups: list[tuple[float, list[GeneratedTask], int]] = [
-        (world.options.lists, world.list_tasks(), 16),
-        (world.options.puzzles, [LatinSquare(3), LatinSquare(4), Sudoku4()], 24),
+    options = world.options
+    num_lists = max(8, options.evaluate_on // 8)
+    groups: list[tuple[float, Sequence[GeneratedTask], int]] = [
+        (options.word_problems, [world.word_problems()], options.evaluate_on),
+        (options.lists, world.list_tasks(), num_lists),
+        (options.puzzles, PUZZLES, num_lists),
     ]
-    for share, tasks, gen_length in groups:
-        if share:
-            examples = [list(each.examples(SPLIT, num_lists)) for each in tasks]
-            merged = [example for part in examples for example in part]
-            texts = iter(texts_of(world, merged, answer, gen_length))
-            for each, part in zip(tasks, examples, strict=True):
-                scores = [float(each.score(e, next(texts))["answer"] or 0) for e in part]
-                measured[each.name] = sum(scores) / len(scores)
-    return measured
+    return {
+        task.name: accuracy(world, task, answer, num_examples)
+        for share, tasks, num_examples in groups
+        for task in (tasks if share else ())
+    }
 
 
-def accuracy(
-    world: World,
-    task: GeneratedTask,
-    examples: Sequence[Example],
-    answer: Answer,
-    gen_length: int,
-) -> float:
-    """Measures the share of right answers among examples of one task."""
-    texts = texts_of(world, examples, answer, gen_length)
-    scores = [task.score(e, text)["answer"] or 0 for e, text in zip(examples, texts, strict=True)]
-    return sum(scores) / len(scores)
-
-
-def texts_of(
-    world: World, examples: Sequence[Example], answer: Answer, gen_length: int
-) -> list[str]:
-    """Answers examples."""
-    prompts = [encode_prompt(world.tokenizer, str(example.prompt)) for example in examples]
-    # A function of the folder's own tokenizer: special tokens stay visible where they are wrong.
-    return [str(world.tokenizer.decode(ids)) for ids in answer(prompts, gen_length)]
+def accuracy(world: World, task: GeneratedTask, answer: Answer, num_examples: int) -> float:
+    """Measures the share of right answers of one task."""
+    scores = scores_of(world.tokenizer, task, task.examples(SPLIT, num_examples), answer)
+    return sum(each["answer"] for each in scores) / len(scores)

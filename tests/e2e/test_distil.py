@@ -1,7 +1,6 @@
 """The command that distils writes a model, its curve and what it was worth."""
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from processes import in_two_processes
 from dllm_decode import load_model
 from eval.cli import main
 from eval.training import distil_command
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "distil.py"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +42,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert runpy.run_path(str(EXAMPLE))["main"](options(whole, "--muon", "0.001")) == 0
+    assert main(["distil", *options(whole, "--muon", "0.001")]) == 0
     shown = capsys.readouterr().out
     assert "the teacher is right on" in shown
     assert "4 held-out prompts" in shown

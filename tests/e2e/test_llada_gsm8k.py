@@ -29,7 +29,7 @@ def example() -> ModuleType:
 def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
     example: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example.main(["--limit", "6", "--num-rows", "4"])
+    example.main(["--task", "word_problems?limit=6", "--num-rows", "4"])
     shown = capsys.readouterr().out
     assert "FixedSchedule" in shown
     assert "ConfidenceThreshold" in shown
@@ -48,8 +48,8 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
         lines = [json.dumps({**row, "question": f"{row['question']} {i}"}) for i in range(6)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     example.main(
-        ["--dataset", str(tmp_path), "--limit", "2", "--num-fewshot", "1", "--gen-length", "32",
-         "--sampler", "LocalLeap()"]
+        ["--task", f"gsm8k?protocol=llada&path={tmp_path}&num_fewshot=1&limit=2",
+         "--gen-length", "32", "--sampler", "LocalLeap()"]
     )  # fmt: skip
     assert "LocalLeap" in capsys.readouterr().out
 
@@ -84,9 +84,9 @@ def test_the_bar_moves_with_what_is_committed(example: ModuleType) -> None:
         (["--gen-length", "0"], "gen_length must be between 1 and 1048576, got 0"),
         (["--block-length", "65"], "between 1 and gen_length=64 tokens, got 65"),
         (["--model", "nothing"], "got 'nothing', which is none of these"),
-        (["--dataset", "nowhere"], "got no such file"),
+        (["--task", "gsm8k?path=nowhere"], "got no such file"),
         (["--device", "toaster"], "got 'toaster'"),
-        (["--limit", "0"], "limit must be at least 1, got 0"),
+        (["--task", "word_problems?limit=0"], "limit must be at least 1, got 0"),
     ],
 )
 def test_bad_input_ends_in_one_sentence(

@@ -1,7 +1,6 @@
 """The command that trains a Learn2PD filter writes one that decodes, and says what it is worth."""
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from eval.cli import main
 from eval.training import filter_command
 from samplers import Learn2PD
 from samplers.learn2pd import load_filter
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_filter.py"
 
 
 def options(output: Path) -> list[str]:
@@ -29,7 +26,7 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
-    assert runpy.run_path(str(EXAMPLE))["main"](options(whole)) == 0
+    assert main(["train-filter", *options(whole)]) == 0
     shown = capsys.readouterr().out
     assert "blocks of other training prompts" in shown
     assert "3 held-out prompts" in shown

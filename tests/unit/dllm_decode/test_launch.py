@@ -20,7 +20,6 @@ ENTRY_POINTS = (
             ["examples/llada_gsm8k.py"],
             ["examples/my_sampler.py"],
             ["examples/speculative.py"],
-            ["examples/train_filter.py"],
         )
     ),
 )

@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 from dllm_decode import load_model, load_target
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.training.examples import lay_out
+from eval.tasks import WordProblems
 from eval.tasks.grammar import cast
-from examples.mini.vocabulary import build_ledger_tokenizer
+from examples.mini.vocabulary import build_ledger_tokenizer, build_tokenizer
 
 RECIPES = Path(__file__).parents[4] / "examples" / "mini"
 HELD_OUT = set().union(*cast("held_out"))
@@ -48,11 +49,17 @@ def test_examples_fit_and_held_out_words_come_in_stories_only(world: Any) -> Non
 
 
 def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
-    tokenizer = build_ledger_tokenizer()
-    prompt, answer = world.draw_story(random.Random(0), (2, 4))
-    ids, answered = world.Encoder(tokenizer)(prompt, answer)
-    assert ids == tokenizer.encode(f"{prompt} answer :", add_special_tokens=False)
-    assert answered == tokenizer.encode(answer, add_special_tokens=False)
+    (example,) = WordProblems().examples("val", 1)
+    story = world.draw_story(random.Random(0), (2, 4))
+    for tokenizer, prompt, answer in (
+        (build_ledger_tokenizer(), *story),
+        (build_tokenizer(), str(example.prompt), example.target),
+    ):
+        ids, answered = world.Encoder(tokenizer)(prompt, answer)
+        turns = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+        assert answered == tokenizer.encode(answer, add_special_tokens=False)
 
 
 def test_the_embedded_models_know_the_words_of_the_world() -> None:
