@@ -14,15 +14,16 @@ from collections.abc import Sequence
 
 import ray
 from ray import serve
+from starlette.types import ASGIApp
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
-from dllm_decode.serve.api import App, create_app
+from dllm_decode.serve.api import create_app
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.service import Service
 from samplers import parse
 
 
-def build(options: argparse.Namespace) -> App:
+def build(options: argparse.Namespace) -> ASGIApp:
     """Returns the server of one replica."""
     model, tokenizer = load_model(options.model, device=options.device)
     limits = Limits(num_rows=options.num_rows)

@@ -2,146 +2,139 @@
 
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.asks import Choice
 from dllm_decode.serve.errors import writable
-from dllm_decode.serve.jobs import Scored
+from dllm_decode.serve.jobs import Drafted, Grown, Scored
 from dllm_decode.serve.service import Service
 
+Json: TypeAlias = dict[str, Any]
 Kind: TypeAlias = Literal["chat", "text"]
-_WHOLE = {"chat": "chat.completion", "text": "text_completion"}
-_CHUNK = {"chat": "chat.completion.chunk", "text": "text_completion"}
 DONE = "data: [DONE]\n\n"
 
 
-class Usage(NamedTuple):
-    """Numbers of tokens."""
-
-    prompt: int
-    answer: int
-
-    def body(self) -> dict[str, int]:
-        """Returns them as clients read them."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.answer,
-            "total_tokens": self.prompt + self.answer,
-        }
+def event(body: Json) -> str:
+    """Returns a server-sent event. It ends with two line feeds: clients split events there."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
-class Part(NamedTuple):
-    """Text of one choice.
-
-    Attributes:
-        choice: The choice that the text belongs to.
-        text: The whole text, or the new part.
-        tokens: The answer's tokens so far.
-        first: Position of the first token of the text.
-        output: The decode, once it has ended.
-    """
-
-    choice: Choice
-    text: str
-    tokens: list[int]
-    first: int = 0
-    output: DecodeOutput | None = None
+def usage_of(num_prompt_tokens: int, num_tokens: int) -> Json:
+    """Returns numbers of tokens."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Makes the pieces of one response, which share an id, a kind and a time."""
+    """Makes the pieces of one response, which share an id, a kind and a time.
+
+    Attributes:
+        service: The model.
+        kind: Which clients read it: those of chats, or those of completions.
+        is_stream: True if the response is sent in chunks.
+        created: When the request came, in seconds since 1970.
+        began_s: The same by `time.perf_counter`.
+        id: Its name.
+    """
 
     service: Service
     kind: Kind
-    created: int
+    is_stream: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    began_s: float = field(default_factory=time.perf_counter)
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
 
-    def whole(self, parts: Sequence[Part], usage: Usage) -> dict[str, Any]:
-        """Returns a response in one piece."""
-        choices = [self._choice(part, "message") for part in parts]
-        return {**self._head(_WHOLE), "choices": choices, "usage": usage.body()}
-
-    def chunk(self, part: Part, usage: Usage | None = None) -> str:
-        """Returns an event with new text of one choice, and the numbers of tokens so far."""
-        counted = {} if usage is None else {"usage": usage.body()}
-        return event({**self._head(_CHUNK), "choices": [self._choice(part, "delta")], **counted})
-
-    def draft(self, choice: Choice, tokens: Sequence[int | None], number: int) -> str:
-        """Returns an event with the answer as it is after a round, open positions as null."""
-        decode = self.service.tokenizer.decode
-        pieces = [None if token is None else decode([token]) for token in tokens]
-        empty = {"delta": {"content": ""}} if self.kind == "chat" else {"text": ""}
-        canvas = {"round": number, "tokens": pieces}
-        body = {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
-        return event({**self._head(_CHUNK), "choices": [body]})
-
-    def usage(self, usage: Usage) -> str:
-        """Returns the event with the numbers of tokens, which comes last."""
-        return event({**self._head(_CHUNK), "choices": [], "usage": usage.body()})
-
-    def _head(self, kinds: dict[str, str]) -> dict[str, Any]:
-        return {
+    def body(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
+        """Returns the response, or one chunk of it."""
+        kind = "text_completion"
+        if self.kind == "chat":
+            kind = "chat.completion.chunk" if self.is_stream else "chat.completion"
+        head = {
             "id": f"chat{self.id}" if self.kind == "chat" else self.id,
-            "object": kinds[self.kind],
+            "object": kind,
             "created": self.created,
             "model": self.service.name,
+            "choices": list(choices),
         }
+        return head if usage is None else {**head, "usage": usage}
 
-    def _choice(self, part: Part, name: str) -> dict[str, Any]:
-        choice, output = part.choice, part.output
-        body: dict[str, Any] = {"index": choice.number}
-        if self.kind == "chat":
-            body[name] = {"role": "assistant", "content": part.text}
-        else:
-            body["text"] = part.text
-        recorder = choice.recorder
-        body["logprobs"] = None
-        if recorder is not None and recorder.num_top is not None:
-            body["logprobs"] = self._logprobs(part, recorder.scores)
-        body["finish_reason"] = None if output is None else choice.finish_reason(output)
-        if recorder is not None and choice.wants_trace and output is not None:
+    def drafted(self, choice: Choice, told: Drafted) -> Json:
+        """Returns a choice with the answer as it is after a round, open positions as null."""
+        decode = self.service.tokenizer.decode
+        pieces = [None if token is None else decode([token]) for token in told.tokens]
+        empty = {"delta": {"content": ""}} if self.kind == "chat" else {"text": ""}
+        canvas = {"round": told.round, "tokens": pieces}
+        return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
+
+    def grown(self, choice: Choice, told: Grown) -> Json | None:
+        """Returns a choice with the text that can be sent now; `None` if there is none."""
+        text = choice.prose.more(told.tokens)
+        return self._choice(choice, text, choice.prose.kept(told.tokens)) if text else None
+
+    def finished(self, choice: Choice, output: DecodeOutput) -> Json:
+        """Returns a choice with the text that was not sent yet, and why the answer has ended."""
+        tokens, reason = choice.end(output)
+        body = self._choice(choice, choice.prose.rest(tokens), tokens)
+        body["finish_reason"] = reason
+        if choice.recorder is not None and choice.wants_trace:
+            steps = choice.recorder.steps
             body["trace"] = {
                 "forwards": int(output.nfe[0]),
                 "tokens_per_forward": output.tokens_per_forward(),
-                "steps": [recorder.steps.get(at, -1) for at in range(len(part.tokens))],
+                "steps": [steps.get(at, -1) for at in range(len(tokens))],
             }
         return body
 
-    def _logprobs(self, part: Part, scores: dict[int, Scored]) -> dict[str, Any]:
-        positions = range(part.first, len(part.tokens))
-        # Given tokens are certain, and have no score.
-        found = [
-            (part.tokens[at], scores.get(at, Scored(0.0, [(part.tokens[at], 0.0)])))
-            for at in positions
-        ]
+    def _choice(self, choice: Choice, text: str, tokens: list[int]) -> Json:
+        """Returns a choice with new text.
+
+        Args:
+            choice: The answer that the text belongs to; notes that its tokens are sent.
+            text: The text.
+            tokens: The answer's tokens so far.
+        """
+        body: Json = {"index": choice.number}
         if self.kind == "chat":
-            return {"content": [self._token(token, scored) for token, scored in found]}
-        before = [len(part.choice.prose.whole(part.tokens[:at])) for at in positions]
+            name = "delta" if self.is_stream else "message"
+            body[name] = {"role": "assistant", "content": text}
+        else:
+            body["text"] = text
+        recorder, body["logprobs"] = choice.recorder, None
+        if recorder is not None and recorder.num_top is not None:
+            body["logprobs"] = self._logprobs(choice, tokens, recorder.scores)
+        choice.num_sent = len(tokens)
+        return {**body, "finish_reason": None}
+
+    def _logprobs(self, choice: Choice, tokens: list[int], scores: dict[int, Scored]) -> Json:
+        positions = range(choice.num_sent, len(tokens))
+        # Given tokens are certain, and have no score.
+        found = [(tokens[at], scores.get(at, Scored(0.0, [(tokens[at], 0.0)]))) for at in positions]
+        if self.kind == "chat":
+            content = []
+            for token, (logprob, top) in found:
+                others = [self._scored(*pair) for pair in top]
+                content.append({**self._scored(token, logprob), "top_logprobs": others})
+            return {"content": content}
         return {
             "tokens": [self._text(token) for token, _ in found],
             "token_logprobs": [scored.logprob for _, scored in found],
             "top_logprobs": [
                 {self._text(token): logprob for token, logprob in scored.top} for _, scored in found
             ],
-            "text_offset": before,
+            "text_offset": [len(choice.prose.whole(tokens[:at])) for at in positions],
         }
 
-    def _token(self, token: int, scored: Scored) -> dict[str, Any]:
-        top = [self._scored(other, logprob) for other, logprob in scored.top]
-        return {**self._scored(token, scored.logprob), "top_logprobs": top}
-
-    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+    def _scored(self, token: int, logprob: float) -> Json:
         text = self._text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _text(self, token: int) -> str:
         return writable(self.service.tokenizer.decode([token]))
-
-
-def event(body: dict[str, Any]) -> str:
-    """Returns a server-sent event. It ends with two line feeds: clients split events there."""
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -1,34 +1,47 @@
 """The routes."""
 
-import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from typing import Any
+from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dllm_decode.serve import read as reads
-from dllm_decode.serve.answers import Kind, Reply
+from dllm_decode.serve.answers import Json, Kind, Reply
 from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.errors import add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Read, StreamOptions
-from dllm_decode.serve.guard import App, Guard, Message, Receive, Scope, Send
+from dllm_decode.serve.guard import Guard
 from dllm_decode.serve.responses import EventStream, Exchange, unless_hung_up
 from dllm_decode.serve.service import Channel, Service
-from dllm_decode.serve.web import PAGE, add_page
 
 # A forward that takes longer than this is taken for a hang.
 _LATE_S = 60.0
-# Anyone may see these, also without the key.
-_OPEN_PATHS = ("/health", *PAGE)
 # The client is gone: nobody reads it.
 _HUNG_UP = 499
+# Files of the page on which people chat with the model. They hold no secret.
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+_PAGE_HEADERS = {
+    # Scripts set colors of single nodes, which needs no 'unsafe-inline'.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 
-def create_app(service: Service, *, api_key: str | None = None, is_local: bool = True) -> App:
+def create_app(service: Service, *, api_key: str | None = None, is_local: bool = True) -> ASGIApp:
     """Returns the server as an ASGI app. The lanes end with it.
 
     Args:
@@ -46,33 +59,43 @@ def create_app(service: Service, *, api_key: str | None = None, is_local: bool =
         title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
     )
     add_handlers(app)
-    add_page(app)
+    _add_page(app)
     _add_state(app, service)
     _add_answers(app, service)
-    counted = _Counted(app, service)
-    limits = service.limits
+    # Anyone may see the page and whether the server is well, also without the key.
     return Guard(
-        counted, max_body_bytes=limits.max_body_bytes, body_s=limits.deadline_s, api_key=api_key,
-        is_local=is_local, open_paths=_OPEN_PATHS,
+        _Counted(app, service), service.limits, api_key=api_key, is_local=is_local,
+        open_paths=("/health", *_PAGE),
     )  # fmt: skip
 
 
 class _Counted:
     """Counts the responses of an app by path and status."""
 
-    def __init__(self, app: App, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._metrics = service.metrics
+        self._responses = service.metrics.responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 # Other paths would let clients make any number of counters.
                 path = scope["path"] if message["status"] not in (404, 405) else "other"
-                self._metrics.responded(path, message["status"])
+                self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         await self._app(scope, receive, sending)
+
+
+def _add_page(app: FastAPI) -> None:
+    def add(path: str, content: bytes, kind: str) -> None:
+        @app.get(path)
+        async def page() -> Response:
+            return Response(content, media_type=f"{kind}; charset=utf-8", headers=_PAGE_HEADERS)
+
+    folder = files("dllm_decode.serve") / "page"
+    for path, (name, kind) in _PAGE.items():
+        add(path, (folder / name).read_bytes(), kind)
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -88,7 +111,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return JSONResponse(body, status_code=200 if is_well else 503)
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> Json:
         model = {
             "id": service.name,
             "object": "model",
@@ -123,21 +146,14 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 async def _answer(
     service: Service, kind: Kind, asked: Completion | Chat, request: Request
 ) -> Response:
-    began_s = time.perf_counter()
     service.check_model(asked.model)
+    reply = Reply(service, kind, is_stream=bool(asked.stream))
     channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
     prompts = prompts_of(service, asked)
     choices = choices_of(service, asked, prompts, channel)
+    num_prompt_tokens = sum(map(len, prompts))
     options = asked.stream_options or StreamOptions()
-    exchange = Exchange(
-        reply=Reply(service, kind, int(time.time())),
-        channel=channel,
-        choices=choices,
-        num_prompt_tokens=sum(len(prompt) for prompt in prompts),
-        wants_usage=bool(options.include_usage),
-        counts_chunks=bool(options.continuous_usage_stats),
-        began_s=began_s,
-    )
+    exchange = Exchange(reply, channel, choices, num_prompt_tokens, options)
     channel.submit([choice.job for choice in choices])
     if asked.stream:
         return EventStream(exchange)
@@ -145,13 +161,13 @@ async def _answer(
 
 
 async def _whole(
-    channel: Channel, service: Service, request: Request, answer: Awaitable[dict[str, Any]]
+    channel: Channel, service: Service, request: Request, answer: Awaitable[Json]
 ) -> Response:
     try:
         body = await unless_hung_up(request, answer)
     finally:
         channel.cancel()
     if body is None:
-        service.metrics.hung_up()
+        service.metrics.hang_ups.inc()
         return Response(status_code=_HUNG_UP)
     return JSONResponse(body)

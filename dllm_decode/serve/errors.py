@@ -1,7 +1,8 @@
 """Refusals and faults in the shape that OpenAI's clients read."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,15 +15,12 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 _MAX_MESSAGE = 500
 
 
-class RefusedError(Exception):
+class RefusedError(HTTPException):
     """A request that is not answered.
 
     Attributes:
-        status: HTTP status.
-        message: The rule, the value that broke it, and the remedy.
         param: The field that is wrong.
         code: A word for programs.
-        headers: Further headers of the response.
     """
 
     def __init__(
@@ -34,22 +32,19 @@ class RefusedError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        """Takes the status, and a message with the rule, the value that broke it and the remedy."""
+        super().__init__(status, message, headers)
         self.param = param
         self.code = code
-        self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        """Returns what the client is told."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        param = None if self.param is None else writable(self.param)
+        """Returns the JSON that the client is sent."""
+        kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         return {
             "error": {
-                "message": writable(self.message)[:_MAX_MESSAGE],
-                "type": _KINDS.get(self.status, kind),
-                "param": param,
+                "message": writable(self.detail)[:_MAX_MESSAGE],
+                "type": _KINDS.get(self.status_code, kind),
+                "param": None if self.param is None else writable(self.param),
                 "code": self.code,
             }
         }
@@ -57,7 +52,16 @@ class RefusedError(Exception):
     def response(self) -> JSONResponse:
         """Returns the response."""
         headers = None if self.headers is None else dict(self.headers)
-        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+        return JSONResponse(self.body(), status_code=self.status_code, headers=headers)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turns a ValueError of the engine into a refusal with its message."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedError(400, str(error)) from None
 
 
 def writable(text: str) -> str:
@@ -65,30 +69,26 @@ def writable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+async def respond(request: Request, error: Exception) -> JSONResponse:
+    """Answers a request that has ended in an error."""
+    if isinstance(error, RequestValidationError):
+        error = _refusal_of(error)
+    elif not isinstance(error, HTTPException):
+        _LOG.error("A request ended in an error.", exc_info=error)
+        error = RefusedError(500, "The server failed at this request. Its log says why.")
+    elif not isinstance(error, RefusedError):
+        where = f": {request.method} {request.url.path}." if error.status_code in (404, 405) else ""
+        error = RefusedError(error.status_code, f"{error.detail}{where}", headers=error.headers)
+    return error.response()
+
+
 def add_handlers(app: FastAPI) -> None:
     """Lets all errors of an app have one shape."""
-
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        return error.response()
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return refusal_of(error).response()
-
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        where = f"{request.method} {request.url.path}"
-        message = f"{error.detail}: {where}." if error.status_code in (404, 405) else error.detail
-        return RefusedError(error.status_code, message, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def fault(request: Request, error: Exception) -> JSONResponse:
-        _LOG.error("A request ended in an error.", exc_info=error)
-        return RefusedError(500, "The server failed at this request. Its log says why.").response()
+    for kind in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, respond)
 
 
-def refusal_of(error: RequestValidationError) -> RefusedError:
+def _refusal_of(error: RequestValidationError) -> RefusedError:
     """Returns the refusal that names the first wrong field."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"][1:]]

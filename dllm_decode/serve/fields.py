@@ -13,8 +13,8 @@ from pydantic import (
 )
 
 from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.jobs import Shown
 
-_NOTHING: tuple[object, ...] = ()
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
     "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
@@ -23,8 +23,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "store": (False,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},), "modalities": (["text"],),
-    "service_tier": ("auto", "default"), "audio": _NOTHING, "prediction": _NOTHING,
-    "reasoning_effort": _NOTHING, "metadata": ({},), "max_completion_tokens": _NOTHING,
+    "service_tier": ("auto", "default"), "audio": (), "prediction": (),
+    "reasoning_effort": (), "metadata": ({},), "max_completion_tokens": (),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 
@@ -126,10 +126,18 @@ class Asked(_Strict):
             return values
         return {name: value for name, value in values.items() if not is_neutral(cls, name, value)}
 
+    @model_validator(mode="after")
+    def _with_stream(self) -> "Asked":
+        if self.stream_mode == "denoise" and not self.stream:
+            raise RefusedError(400, "'stream_mode' needs \"stream\": true.", param="stream_mode")
+        return self
+
     @property
-    def num_top(self) -> int | None:
-        """How many likeliest tokens are told at each position; `None`: no log-probabilities."""
-        raise NotImplementedError
+    def shown(self) -> Shown:
+        """The tokens that the request is told in each round."""
+        if not self.stream:
+            return "nothing"
+        return "canvas" if self.stream_mode == "denoise" else "prefix"
 
 
 class Completion(Asked):
@@ -140,6 +148,7 @@ class Completion(Asked):
 
     @property
     def num_top(self) -> int | None:
+        """How many likeliest tokens are told at each position; `None`: no log-probabilities."""
         return self.logprobs
 
 
@@ -183,21 +192,23 @@ class Chat(Asked):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
-    def _with_logprobs(self) -> "Chat":
+    def _consistent(self) -> "Chat":
         if self.top_logprobs is not None and not self.logprobs:
             message = "'top_logprobs' needs \"logprobs\": true."
             raise RefusedError(400, message, param="top_logprobs")
-        return self
-
-    @model_validator(mode="after")
-    def _with_tools(self) -> "Chat":
         if not self.tools and any(turn.role == "tool" for turn in self.messages):
             message = "A message with the role tool needs 'tools'."
             raise RefusedError(400, message, param="messages")
+        asked = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(asked) > 1:
+            message = "'max_tokens' and 'max_completion_tokens' must be equal if both are given."
+            raise RefusedError(400, message, param="max_tokens")
+        self.max_tokens = next(iter(asked), None)
         return self
 
     @property
     def num_top(self) -> int | None:
+        """As in `Completion`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

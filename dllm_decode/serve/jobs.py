@@ -1,6 +1,5 @@
 """Jobs: requests of the loop, with someone who is told how they go."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -49,7 +48,8 @@ class Failed(NamedTuple):
     message: str
 
 
-JobEvent: TypeAlias = Grown | Drafted | Finished | Failed
+Told: TypeAlias = Grown | Drafted | Finished
+JobEvent: TypeAlias = Told | Failed
 
 
 class Scored(NamedTuple):
@@ -88,25 +88,16 @@ class Recorder:
         after = event.after.tokens[row].gather(1, columns)
         changed = ((before != after) & view.in_answer)[0].nonzero().flatten()
         positions = view.positions[0, changed].tolist()
-        tokens = after[0, changed].tolist()
-        logprobs = None
-        if self.num_top is not None and positions:
-            logprobs = view.logits[0, changed].double().log_softmax(-1)
-        for at, (position, token) in enumerate(zip(positions, tokens, strict=True)):
-            self.steps[position] = self.num_steps
-            if logprobs is not None:
-                self.scores[position] = _scored(logprobs[at], token, self.num_top or 0)
+        self.steps.update(dict.fromkeys(positions, self.num_steps))
         self.num_steps += 1
-
-
-def _scored(logprobs: torch.Tensor, token: int, num_top: int) -> Scored:
-    top = logprobs.topk(min(num_top, len(logprobs)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return Scored(_finite(float(logprobs[token])), [(n, _finite(value)) for n, value in pairs])
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else LEAST_LOGPROB
+        if self.num_top is None:
+            return
+        logprobs = view.logits[0, changed].double().log_softmax(-1).clamp(min=LEAST_LOGPROB)
+        own = logprobs.gather(-1, after[0, changed, None])[:, 0].tolist()
+        top = logprobs.topk(min(self.num_top, view.vocab_size))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        for position, logprob, (tokens, values) in zip(positions, own, pairs, strict=True):
+            self.scores[position] = Scored(logprob, list(zip(tokens, values, strict=True)))
 
 
 @dataclass(eq=False)

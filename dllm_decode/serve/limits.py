@@ -1,6 +1,7 @@
 """Bounds of the server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from dllm_decode.options import require_integer, require_number
 
@@ -37,16 +38,12 @@ class Limits:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("num_rows", "max_length", "max_columns", "max_tokens", "gen_length",
-                     "max_choices", "max_waiting", "max_body_bytes"):  # fmt: skip
-            require_integer(name, getattr(self, name), least=1)
-        require_number("deadline_s", self.deadline_s)
-        require_number("grace_s", self.grace_s)
-        pairs = (
-            ("gen_length", "max_tokens"), ("max_tokens", "max_length"),
-            ("max_length", "max_columns"),
-        )  # fmt: skip
-        for less, more in pairs:
+        for one in fields(self):
+            if one.type is int:
+                require_integer(one.name, getattr(self, one.name), least=1)
+            else:
+                require_number(one.name, getattr(self, one.name))
+        for less, more in pairwise(("gen_length", "max_tokens", "max_length", "max_columns")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(
                     f"{less} must be at most {more}={getattr(self, more)}, "

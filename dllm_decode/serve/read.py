@@ -3,18 +3,18 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
-from dllm_decode.blanks import Choice
+from dllm_decode.blanks import Choice, start_ids
 from dllm_decode.reading import Look, Piece, Plan, ReadChoice
+from dllm_decode.serve.answers import Json, usage_of
 from dllm_decode.serve.asks import chat_ids
-from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Read
 from dllm_decode.serve.jobs import Finished, Job
 from dllm_decode.serve.service import Channel, Service
 
 
-async def read(service: Service, asked: Read, channel: Channel) -> dict[str, Any]:
+async def read(service: Service, asked: Read, channel: Channel) -> Json:
     """Answers a typed read.
 
     Raises:
@@ -37,7 +37,7 @@ async def read(service: Service, asked: Read, channel: Channel) -> dict[str, Any
         "model": service.name,
         "slots": slots,
         "rows": len(looks),
-        "usage": {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens},
+        "usage": usage_of(num_tokens, 0),
     }
 
 
@@ -48,23 +48,12 @@ def _prompt(service: Service, asked: Read) -> list[int]:
             raise RefusedError(400, message, param="messages")
         return chat_ids(service, asked.messages)
     found = list(service.tokenizer(asked.prompt or "")["input_ids"])
-    if not found:
-        bos = service.tokenizer.bos_token_id
-        if bos is None:
-            message = (
-                "'prompt' must have at least one token: this model has no token to begin with."
-            )
-            raise RefusedError(400, message, param="prompt")
-        found = [bos]
-    return found
+    with refusing():
+        return found or start_ids(service.tokenizer)
 
 
 def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
     """Returns the names of the slots in the order of the text, and its parts."""
-
-    def ids(text: str) -> list[int]:
-        return list(service.tokenizer(text, add_special_tokens=False)["input_ids"])
-
     names = "|".join(re.escape(name) for name in asked.slots)
     parts = re.split(r"\{(" + names + r")\}", asked.text)
     if sorted(parts[1::2]) != sorted(asked.slots):
@@ -73,9 +62,9 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
     found: list[Piece] = []
     for number, part in enumerate(parts):
         if number % 2 == 0:
-            found.append(ids(part))
+            found.append(service.ids(part))
             continue
-        answers = tuple(tuple(ids(answer)) for answer in asked.slots[part])
+        answers = tuple(tuple(service.ids(answer)) for answer in asked.slots[part])
         if not all(answers) or len(set(answers)) < len(answers):
             raise RefusedError(
                 400, f"The answers of slot {part!r} must differ, and have at least one token each.",
@@ -88,19 +77,16 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
 def _jobs(
     service: Service, channel: Channel, prompt: list[int], looks: Sequence[Look]
 ) -> list[Job]:  # fmt: skip
-    limits, jobs = service.limits, []
-    if len(looks) > limits.max_choices:
-        message = f"The answers need {len(looks)} rows, at most {limits.max_choices} are allowed."
+    most, jobs = service.limits.max_choices, []
+    if len(looks) > most:
+        message = f"The answers need {len(looks)} rows, at most {most} are allowed."
         raise RefusedError(400, message, param="slots")
     for number, look in enumerate(looks):
-        length = len(look.template)
-        if length > limits.max_tokens or len(prompt) + length > limits.max_length:
-            message = (
-                f"'text' must have at most {limits.max_tokens} tokens, and {limits.max_length} "
-                f"with the prompt, got {length} and {len(prompt)}."
+        length, index = len(look.template), next(service.indices)
+        service.check_lengths(len(prompt), length, field="text")
+        with refusing():
+            request = channel.lane.decoder.request(
+                prompt, index, template=look.template, gen_length=length
             )
-            raise RefusedError(400, message, param="text")
-        index = next(service.indices)
-        request = channel.request(prompt, index, template=look.template, gen_length=length)
         jobs.append(Job(request, channel.emitter(number), watch=look.watch))
     return jobs

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from dllm_decode.serve.answers import DONE, Part, Reply, Usage, event
+from dllm_decode.serve.answers import DONE, Json, Reply, event, usage_of
 from dllm_decode.serve.asks import Choice
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.jobs import Drafted, Finished, Grown, JobEvent
+from dllm_decode.serve.fields import StreamOptions
+from dllm_decode.serve.jobs import Drafted, Finished, Told
+from dllm_decode.serve.metrics import Metrics
 from dllm_decode.serve.service import Channel
 
 T = TypeVar("T")
@@ -28,94 +30,75 @@ class Exchange:
         channel: The jobs' events.
         choices: The answers.
         num_prompt_tokens: Tokens of the prompts, each counted once.
-        wants_usage: True if a stream ends with the numbers of tokens.
-        counts_chunks: True if each chunk of a stream has the numbers so far.
-        began_s: When the request came, by `time.perf_counter`.
+        options: Which numbers of tokens a stream has.
     """
 
     reply: Reply
     channel: Channel
     choices: list[Choice]
     num_prompt_tokens: int
-    wants_usage: bool
-    counts_chunks: bool
-    began_s: float
+    options: StreamOptions
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Json:
         """Waits for all answers and returns the response."""
-        parts: dict[int, Part] = {}
-        while len(parts) < len(self.choices):
+        bodies: dict[int, Json] = {}
+        while len(bodies) < len(self.choices):
             number, told = await self.channel.next()
             assert isinstance(told, Finished)
-            choice = self.choices[number]
-            tokens = choice.tokens(told.output)
-            parts[number] = Part(choice, choice.prose.whole(tokens), tokens, 0, told.output)
-            self._count(parts[number])
-        self._metrics.ended(time.perf_counter() - self.began_s)
-        listed = [parts[choice.number] for choice in self.choices]
-        return self.reply.whole(listed, self._usage([len(part.tokens) for part in listed]))
+            bodies[number] = self._finished(self.choices[number], told)
+        self.metrics.request_s.observe(time.perf_counter() - self.reply.began_s)
+        listed = [bodies[choice.number] for choice in self.choices]
+        return self.reply.body(listed, self._usage())
 
     async def stream(self) -> AsyncIterator[str]:
         """Yields the events of the response."""
-        sent = [0] * len(self.choices)
         num_open, is_first = len(self.choices), True
         try:
             while num_open:
                 number, told = await self.channel.next()
                 num_open -= isinstance(told, Finished)
-                piece = self._piece(self.choices[number], told, sent)
+                piece = self._piece(self.choices[number], told)
                 if piece and is_first:
                     is_first = False
-                    self._metrics.first_chunk(time.perf_counter() - self.began_s)
+                    self.metrics.first_chunk_s.observe(time.perf_counter() - self.reply.began_s)
                 if piece:
                     yield piece
-            if self.wants_usage:
-                yield self.reply.usage(self._usage(sent))
-            self._metrics.ended(time.perf_counter() - self.began_s)
+            if self.options.include_usage:
+                yield event(self.reply.body([], self._usage()))
+            self.metrics.request_s.observe(time.perf_counter() - self.reply.began_s)
         except RefusedError as refusal:
             # The status was sent with the first chunk.
             yield event(refusal.body())
         yield DONE
 
-    def _piece(self, choice: Choice, told: JobEvent, sent: list[int]) -> str:
-        """Returns the event that tells one of a job, or nothing.
-
-        Args:
-            choice: Whose event it is.
-            told: The event.
-            sent: By choice how many tokens its chunks are of; is changed.
-        """
-        if isinstance(told, Drafted):
-            return self.reply.draft(choice, told.tokens, told.round)
-        first = sent[choice.number]
-        if isinstance(told, Grown):
-            text = choice.prose.more(told.tokens)
-            if not text:
-                return ""
-            tokens = choice.prose.kept(told.tokens)
-            sent[choice.number] = len(tokens)
-            return self._chunk(Part(choice, text, tokens, first), sent)
-        assert isinstance(told, Finished)
-        tokens = choice.tokens(told.output)
-        part = Part(choice, choice.prose.rest(tokens), tokens, first, told.output)
-        sent[choice.number] = len(tokens)
-        self._count(part)
-        return self._chunk(part, sent)
-
-    def _chunk(self, part: Part, sent: list[int]) -> str:
-        return self.reply.chunk(part, self._usage(sent) if self.counts_chunks else None)
-
-    def _count(self, part: Part) -> None:
-        assert part.output is not None
-        num_prompt_tokens = len(part.choice.job.request.prompt)
-        self._metrics.answered(num_prompt_tokens, len(part.tokens), part.output)
-
-    def _usage(self, lengths: list[int]) -> Usage:
-        return Usage(self.num_prompt_tokens, sum(lengths))
-
     @property
-    def _metrics(self) -> Any:
+    def metrics(self) -> Metrics:
+        """The counters of the server."""
         return self.reply.service.metrics
+
+    def _piece(self, choice: Choice, told: Told) -> str:
+        """Returns the event that tells one of a job; empty if there is nothing to tell."""
+        if isinstance(told, Drafted):
+            return event(self.reply.body([self.reply.drafted(choice, told)]))
+        if isinstance(told, Finished):
+            body: Json | None = self._finished(choice, told)
+        else:
+            body = self.reply.grown(choice, told)
+        if body is None:
+            return ""
+        usage = self._usage() if self.options.continuous_usage_stats else None
+        return event(self.reply.body([body], usage))
+
+    def _finished(self, choice: Choice, told: Finished) -> Json:
+        """Returns the last piece of an answer, and counts the answer."""
+        body = self.reply.finished(choice, told.output)
+        num_prompt_tokens = len(choice.job.request.prompt)
+        self.metrics.answered(num_prompt_tokens, choice.num_sent, told.output)
+        return body
+
+    def _usage(self) -> Json:
+        """Returns the numbers of tokens so far."""
+        return usage_of(self.num_prompt_tokens, sum(choice.num_sent for choice in self.choices))
 
 
 class EventStream(StreamingResponse):
@@ -133,7 +116,7 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_sent = False
 
-        async def sending(message: Any) -> None:
+        async def sending(message: Message) -> None:
             nonlocal is_sent
             await send(message)
             is_sent = message["type"] == "http.response.body" and not message.get("more_body")
@@ -143,7 +126,7 @@ class EventStream(StreamingResponse):
         finally:
             self._exchange.channel.cancel()
             if not is_sent:
-                self._exchange.reply.service.metrics.hung_up()
+                self._exchange.metrics.hang_ups.inc()
 
 
 async def unless_hung_up(request: Request, answer: Awaitable[T]) -> T | None:

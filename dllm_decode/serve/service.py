@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Unpack
+from typing import Any
 
-from dllm_decode.core.rows import Request
-from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
-from dllm_decode.options import RequestOptions
 from dllm_decode.reading import reading_decoder
 from dllm_decode.serve.engine import Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.jobs import Failed, Job, JobEvent
+from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
 from dllm_decode.texts import Tokenizer
@@ -102,6 +99,32 @@ class Service:
             raise RefusedError(400, f"'sampler' must be one of {allowed}.", param="sampler")
         return self.engine.lanes[name]
 
+    def ids(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without special tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def check_lengths(self, prompt_length: int, gen_length: int, *, field: str) -> None:
+        """Raises a refusal if an answer is too long, or a prompt and its answer together.
+
+        Args:
+            prompt_length: Tokens of the prompt.
+            gen_length: Tokens of the answer.
+            field: The field that says how long the answer is.
+        """
+        limits = self.limits
+        if gen_length > limits.max_tokens:
+            message = (
+                f"{field!r} must be at most {limits.max_tokens} tokens on this server, got "
+                f"{gen_length}."
+            )
+            raise RefusedError(400, message, param=field)
+        if prompt_length + gen_length > limits.max_length:
+            message = (
+                f"Prompt and answer must have at most {limits.max_length} tokens together on this "
+                f"server, got {prompt_length} and {gen_length}."
+            )
+            raise RefusedError(400, message, code="context_length_exceeded")
+
     def check_model(self, name: str | None) -> None:
         """Raises a refusal if another model is asked for."""
         if name not in (None, self.name):
@@ -124,28 +147,6 @@ class Channel:
         self._until = self._loop.time() + deadline_s
         self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
         self._jobs: list[Job] = []
-
-    def request(
-        self,
-        prompt: Sequence[int],
-        index: int,
-        *,
-        noise_index: int = 0,
-        template: Sequence[int] = (),
-        stop: StopRule = NeverStop(),
-        **options: Unpack[RequestOptions],
-    ) -> Request:
-        """Returns a request of the loop; the arguments are those of `Decoder.request`.
-
-        Raises:
-            RefusedError: If prompt, template or options cannot be decoded.
-        """
-        try:
-            return self.lane.decoder.request(
-                prompt, index, noise_index=noise_index, template=template, stop=stop, **options
-            )
-        except ValueError as error:
-            raise RefusedError(400, str(error)) from None
 
     def emitter(self, number: int) -> Callable[[JobEvent], None]:
         """Returns what a job's events are given to; they arrive with a number."""
@@ -174,7 +175,7 @@ class Channel:
             ) from None
         self._jobs.extend(jobs)
 
-    async def next(self) -> tuple[int, JobEvent]:
+    async def next(self) -> tuple[int, Told]:
         """Returns the next event and its number.
 
         Raises:

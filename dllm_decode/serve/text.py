@@ -1,5 +1,6 @@
 """Tokens of an answer as text that is sent piece by piece."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from dllm_decode.core.stopping import cut_at
@@ -49,13 +50,8 @@ class Prose:
 
     def kept(self, tokens: list[int]) -> list[int]:
         """Returns the tokens up to the one with which the first stop string is complete."""
-        if not self.stops(tokens):
-            return tokens
-        low, high = 1, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.stops(tokens[:middle]) else (middle + 1, high)
-        return tokens[:low]
+        first = bisect_left(range(len(tokens)), True, key=lambda n: self.stops(tokens[:n]))
+        return tokens[:first]
 
     def _decoded(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)

@@ -2,17 +2,30 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from served import QUESTIONS, Told, chat_of, decoder_of, engine_of, wait_until
 
-from dllm_decode import generate, load_model
+from dllm_decode import (
+    CachePolicy,
+    DecodeConfig,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PrefixCache,
+    decode_many,
+    generate,
+    load_model,
+    new_decoder,
+)
 from dllm_decode.serve.engine import FullError, Lane
 from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.limits import Limits
 from dllm_decode.texts import prompt_ids
+from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold
 
 LIMITS = Limits(num_rows=4, max_tokens=128, gen_length=64, max_length=512, max_columns=2048)
@@ -31,23 +44,47 @@ def text_of(event: object) -> str:
     return TOKENIZER.decode(event.output.answers()[0])
 
 
-def test_answers_of_a_batch_are_those_of_each_prompt_alone(lane: Lane) -> None:
-    """With options of their own, seeds and temperatures included."""
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "temperature"),
+    [
+        ("mini", DualCache(), 1.5),
+        ("mini-long", FreeCache(), 0.0),
+        pytest.param("mini", NoCache(), 0.0, marks=SLOW),
+        pytest.param("mini", NoCache(), 1.5, marks=SLOW),
+        pytest.param("mini-long", FreeCache(), 1.5, marks=SLOW),
+        pytest.param("mini-long", PrefixCache(), 0.0, marks=SLOW),
+        pytest.param("mini-long", PrefixCache(), 1.5, marks=SLOW),
+    ],
+)
+def test_answers_of_a_batch_are_those_of_each_prompt_alone(
+    name: str, cache: CachePolicy, temperature: float
+) -> None:
+    """With lengths, seeds and temperatures of their own."""
+    model, tokenizer = load_model(name)
+    task: Any = Ledgers() if name == "mini-long" else WordProblems()
+    examples = task.examples("test", 5, 0)
+    prompts = prompt_ids(tokenizer, [chat_of(example.prompt) for example in examples])
     options = [
-        {"gen_length": 32 + 8 * n, "temperature": 1.5 * (n % 3), "seed": n % 2} for n in range(6)
+        {"gen_length": 48 + 16 * (n % 3), "temperature": temperature * (n % 3), "seed": n % 2}
+        for n in range(5)
     ]
-    alone = [
-        generate(MODEL, TOKENIZER, [prompt], ConfidenceThreshold(0.9), **own).texts[0]
-        for prompt, own in zip(PROMPTS, options, strict=True)
+    config, sampler = DecodeConfig(gen_length=128), ConfidenceThreshold(0.9)
+    decoder = new_decoder(model, sampler, cache=cache, config=config)
+    jobs = [
+        Told(decoder, list(prompt), **own) for prompt, own in zip(prompts, options, strict=True)
     ]
-    jobs = []
-    for prompt, own in zip(PROMPTS, options, strict=True):
-        told = Told(lane.decoder, prompt, **own)
-        jobs.append(told)
-    for told in jobs:
-        lane.submit([told.job])
-    assert [text_of(told.next()) for told in jobs] == alone
-    assert len(set(alone)) > 4
+    with engine_of(decoder, limits=replace(LIMITS, num_rows=3)) as (_, (lane,)):
+        for told in jobs:
+            lane.submit([told.job])
+        events = [told.next() for told in jobs]
+    for event, prompt, own in zip(events, prompts, options, strict=True):
+        assert isinstance(event, Finished)
+        (alone,) = decode_many(model, [prompt], sampler, cache=cache, **own)
+        assert event.output.answers() == alone.answers()
+        assert event.output.nfe.tolist() == alone.nfe.tolist()
 
 
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.9), JointThreshold()])
