@@ -22,6 +22,7 @@ from dllm_decode.decoder import Decoder, Verifier
 from dllm_decode.join import Ended, answers_of, blank, ended_at_once, join, leave
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.prompt_slots import joining, with_prompts
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
 from dllm_decode.round import one_round
 from dllm_decode.verify import NoVerifier
@@ -205,6 +206,7 @@ def rounds(
     require_integer("num_rows", num_rows, least=1)
     with torch.inference_mode():
         state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
+    later: list[Request] = []
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)
@@ -212,8 +214,11 @@ def rounds(
         taken = queue.take(num_rows - len(state.rows) + len(gone))
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
-            state = join(decoder, leave(state, gone), taken)
-            state, answers = _ended(state, ended_at_once(decoder, state, len(taken)))
+            state = leave(state, gone)
+            now, later = joining(decoder, state, taken, {request.index for request in later})
+            queue.put_back(later)
+            state = with_prompts(decoder, join(decoder, state, now), len(now))
+            state, answers = _ended(state, ended_at_once(decoder, state, len(now)))
             if not state.rows and not taken:
                 return
             if state.rows:

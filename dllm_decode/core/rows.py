@@ -53,6 +53,10 @@ class RequestQueue:
         self._cancelled.discard(request.index)
         self._waiting.append(request)
 
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Adds requests that were taken: ahead of all others, in their order."""
+        self._waiting.extendleft(reversed(requests))
+
     def cancel(self, index: int) -> None:
         """Ends the request of this index: its row is free in the next round, without an output."""
         self._cancelled.add(index)
@@ -158,7 +162,8 @@ class Row(NamedTuple):
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         turn_forwards: Forwards since `Opening.turn` changed.
-        last_needed: First column that the last forward needed; `None` before the first one.
+        last_needed: First column that the last forward needed, or the first one after a prompt
+            whose slots were copied; `None` before the first forward otherwise.
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.
