@@ -149,7 +149,8 @@ class CausalTarget:
     ) -> None:
         self.name, self.eos_ids, self.files = name, eos_ids, files
         self.network = network
-        self.vocab_size = self.num_shared_ids = network.vocab_size
+        self.vocab_size: int = network.vocab_size
+        self.num_shared_ids = self.vocab_size
         self.is_compared = False
         self._has_read_trees = network.heeds_masks
 

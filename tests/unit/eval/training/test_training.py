@@ -178,7 +178,9 @@ def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Pat
 
 def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, judged = read_questions(jsonl(tmp_path), "")
-    monkeypatch.setattr(type(judged.selection.task), "score", lambda self, example, text: {"answer": None})
+    monkeypatch.setattr(
+        type(judged.selection.task), "score", lambda self, example, text: {"answer": None}
+    )
     with pytest.raises(ValueError, match="must have a score 'answer', got one without"):
         measure(run_of(judged), judged.examples)
 
