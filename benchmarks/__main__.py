@@ -19,7 +19,7 @@ from benchmarks.check import check_against_cpu
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, make_parser, origin, show
-from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of
+from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of, with_ratios
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import GEOMETRIES, Setting
 from dllm_decode.launch import run_main
@@ -98,10 +98,10 @@ def title_of(part: str, setting: Setting, machine: Machine) -> str:
 
 def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iterator[list[Row]]:
     """Yields the rows of a part that are known so far."""
+    rows: list[Row] = []
     if part == "check":
         yield in_a_process_of_its_own(check_against_cpu, setting)
     if part == "table":
-        rows: list[Row] = []
         first = None
         for name in [REFERENCE, *options.contenders][options.no_reference :]:
             found = in_a_process_of_its_own(measure, setting, machine, name)
@@ -111,8 +111,9 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
             rows.append({**found.row, "speed-up": speed_up, "tokens": tokens})
             yield rows
     if part == "growth":
-        settings = points_of(setting, options.prompt_lengths, options.batch_sizes)
-        yield in_a_process_of_its_own(measure_growth, settings, machine)
+        for point in points_of(setting, options.prompt_lengths, options.batch_sizes):
+            rows += in_a_process_of_its_own(measure_growth, [point], machine)
+            yield with_ratios(rows)
     if part == "peers":
         yield from compare_with_peers(
             setting, options.checkouts, options.peer_python, options.rounds

@@ -33,7 +33,11 @@ def measure_growth(settings: list[Setting], machine: Machine) -> list[Row]:
     """Measures all points on one model, in turn; a step is forward, sampler and loop."""
     torch.set_num_threads(settings[0].num_threads)
     model = settings[0].model()
-    rows = [_point(model, setting, machine) for setting in settings]
+    return with_ratios([_point(model, setting, machine) for setting in settings])
+
+
+def with_ratios(rows: list[Row]) -> list[Row]:
+    """Returns rows that say how many times the tokens of one row a batch gives, where known."""
     alone = {row["prompt"]: row["tokens a s"] for row in rows if row["batch"] == 1}
     for row in rows:
         if row["prompt"] in alone:
