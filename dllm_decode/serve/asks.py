@@ -136,7 +136,7 @@ def _choice(
     wants_trace = bool(asked.return_trace)
     recorder = Recorder(asked.num_top) if wants_trace or asked.num_top is not None else None
     watch = None if recorder is None else recorder.watch
-    job = Job(request, channel.emitter(number), shown=asked.shown, watch=watch)
+    job = Job(request, channel.emitter(number), channel.post, shown=asked.shown, watch=watch)
     return Choice(number, job, Prose(service.tokenizer, asked.stop), recorder, wants_trace)
 
 

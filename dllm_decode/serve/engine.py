@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Condition, Thread
 
 from dllm_decode.core.observers import StepEvent, final_tokens
@@ -11,7 +12,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Ended
 from dllm_decode.loop import rounds
-from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job
+from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Lane:
         self._waiting: deque[Job] = deque()
         self._cancelled: list[Job] = []
         self._running: dict[int, Job] = {}
+        self._told: list[tuple[Job, JobEvent]] = []
         self._begin()
 
     @property
@@ -97,15 +99,16 @@ class Lane:
             return
         if not self._running:
             self._begin()
+        self._deliver()
 
     def close(self) -> None:
         """Ends all jobs, and takes no more."""
         with self._changed:
             self.is_closed = True
             self._end_running(Failed(503, _ENDING))
-            for job in self._waiting:
-                job.emit(Failed(503, _ENDING))
+            self._told += [(job, Failed(503, _ENDING)) for job in self._waiting]
             self._waiting.clear()
+        self._deliver()
 
     def _begin(self) -> None:
         """Begins with an empty batch, and gives the memory of the last one back."""
@@ -124,7 +127,7 @@ class Lane:
                 job.num_rounds += 1
                 if job.watch is not None:
                     job.watch(event, number)
-        _show(event, jobs)
+        self._told += _shown(event, jobs)
 
     def _finish(self, answer: Ended) -> None:
         self.num_faults = 0
@@ -132,7 +135,8 @@ class Lane:
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:
-            job.emit(Failed(500, _FAULT) if answer.error else Finished(answer.output))
+            told = Failed(500, _FAULT) if answer.error else Finished(answer.output)
+            self._told.append((job, told))
 
     def _exchange(self) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
@@ -153,9 +157,16 @@ class Lane:
 
     def _end_running(self, event: Failed) -> None:
         """Ends the jobs that have a row."""
-        for job in self._running.values():
-            job.emit(event)
+        self._told += [(job, event) for job in self._running.values()]
         self._running.clear()
+
+    def _deliver(self) -> None:
+        """Tells the jobs what the round has brought: one call for all that have equal ways."""
+        told, self._told = self._told, []
+        for post in dict.fromkeys(job.post for job, _ in told):
+            # An event loop is closed if the server has been told to end.
+            with suppress(RuntimeError):
+                post(_emit, [pair for pair in told if pair[0].post == post])
 
 
 class Engine:
@@ -215,8 +226,13 @@ class Engine:
             return not self._is_closed
 
 
-def _show(event: StepEvent, jobs: Sequence[Job | None]) -> None:
-    """Tells the jobs that asked for it how far they have come."""
+def _emit(told: Sequence[tuple[Job, JobEvent]]) -> None:
+    for job, event in told:
+        job.emit(event)
+
+
+def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, JobEvent]]:
+    """Yields what is told to the jobs that asked how far they have come."""
     shown = [(n, job) for n, job in enumerate(jobs) if job is not None and job.shown != "nothing"]
     # The host waits for the tokens, so only if someone wants them.
     if not shown:
@@ -228,8 +244,8 @@ def _show(event: StepEvent, jobs: Sequence[Job | None]) -> None:
         if job.shown == "canvas":
             tokens = answers[number][: job.request.config.gen_length]
             drafted = [None if token == event.after.mask_id else token for token in tokens]
-            job.emit(Drafted(drafted, job.num_rounds))
+            yield job, Drafted(drafted, job.num_rounds)
         # The rest of an answer that has ended comes with its last event.
         elif len(prefix) > job.num_shown and not ended[number]:
             job.num_shown = len(prefix)
-            job.emit(Grown(prefix))
+            yield job, Grown(prefix)

@@ -100,14 +100,21 @@ class Recorder:
             self.scores[position] = Scored(logprob, list(zip(tokens, values, strict=True)))
 
 
+def at_once(work: Callable[..., None], *arguments: object) -> None:
+    """Calls a function."""
+    work(*arguments)
+
+
 @dataclass(eq=False)
 class Job:
     """A request, and who is told how it goes.
 
     Attributes:
         request: As `Decoder.request` returns it; its index is the job's own.
-        emit: Is called with each event, in the lane's thread; the last one is `Finished` or
+        emit: Is called by `post` with each event; the last one is `Finished` or
             `Failed`.
+        post: Calls a function with its arguments, in the thread of whoever is told; jobs with an
+            equal one are told together, once a round.
         shown: The tokens that are told in each round.
         watch: Is called with each step and the number of the job's row in it.
         num_shown: Tokens told so far.
@@ -116,6 +123,7 @@ class Job:
 
     request: Request
     emit: Callable[[JobEvent], None]
+    post: Callable[..., object] = at_once
     shown: Shown = "nothing"
     watch: Callable[[StepEvent, int], None] | None = None
     num_shown: int = 0

@@ -88,5 +88,5 @@ def _jobs(
             request = channel.lane.decoder.request(
                 prompt, index, template=look.template, gen_length=length
             )
-        jobs.append(Job(request, channel.emitter(number), watch=look.watch))
+        jobs.append(Job(request, channel.emitter(number), channel.post, watch=look.watch))
     return jobs

@@ -150,13 +150,12 @@ class Channel:
 
     def emitter(self, number: int) -> Callable[[JobEvent], None]:
         """Returns what a job's events are given to; they arrive with a number."""
+        return lambda event: self._events.put_nowait((number, event))
 
-        def emit(event: JobEvent) -> None:
-            # The loop is closed if the server has been told to end.
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
-
-        return emit
+    @property
+    def post(self) -> Callable[..., object]:
+        """Calls a function in the thread of the task."""
+        return self._loop.call_soon_threadsafe
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Lets jobs wait for a row.
