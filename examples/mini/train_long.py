@@ -40,43 +40,31 @@ from dllm_decode.training.from_model import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
 from samplers import ConfidenceThreshold, FixedSchedule
 
-SAMPLERS = {
-    "one token a step": FixedSchedule(),
-    "threshold": ConfidenceThreshold(0.9),
-}
+SAMPLERS = {"one token a step": FixedSchedule(), "threshold": ConfidenceThreshold(0.9)}
 
 
 def main() -> None:
     """Trains, measures and writes the model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments(parser)
-    parser.add_argument(
-        "--start-from",
-        default="mini-long-ar",
-        help="mini-long-ar or an earlier mini-long",
-    )
-    parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--block-length", type=int, default=8, help="of the model")
-    parser.add_argument(
-        "--block-lengths", type=int, nargs="+", help="of batches; otherwise that of the model"
-    )
-    parser.add_argument("--ordered-share", type=float, default=0.3, help="masked from the right")
-    parser.add_argument("--confident-share", type=float, default=0.5, help="masked by confidence")
-    parser.add_argument("--phrases-share", type=float, default=0.0, help="of the loss `Phrases`")
+    add = parser.add_argument
+    add("--start-from", default="mini-long-ar", help="mini-long-ar or an earlier mini-long")
+    add("--layers", type=int, default=5)
+    add("--block-length", type=int, default=8, help="of the model")
+    add("--block-lengths", type=int, nargs="+", help="of batches; otherwise that of the model")
+    add("--ordered-share", type=float, default=0.3, help="masked from the right")
+    add("--confident-share", type=float, default=0.5, help="masked by confidence")
+    add("--phrases-share", type=float, default=0.0, help="of the loss `Phrases`")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tokenizer = build_ledger_tokenizer()
     source = find_model(options.start_from)
     if read_json(source / "config.json")["model_type"] == "llama":
         begun = options.output / "mini-long-begun"
-        mask_id = int(tokenizer.mask_token_id)
         write_fast_dllm_v2(
-            source,
-            begun,
-            mask_id=mask_id,
-            num_layers=options.layers,
+            source, begun, mask_id=int(tokenizer.mask_token_id), num_layers=options.layers,
             block_length=options.block_length,
-        )
+        )  # fmt: skip
         source = begun
     model, _ = load_model(source, device=options.device, dtype=torch.float32)
     model.requires_grad_(True)

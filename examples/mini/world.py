@@ -71,21 +71,18 @@ class Mixture:
 def world_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that both commands share."""
     arguments(parser)
-    parser.add_argument("--batch-size", type=int, default=128, help="rows a step")
-    parser.add_argument("--word-problems", type=float, default=1.0, help="share of the rows")
-    parser.add_argument("--equations", type=float, default=1.0, help="share of the rows")
-    parser.add_argument("--lists", type=float, default=0.0, help="share of the rows")
-    parser.add_argument("--puzzles", type=float, default=0.0, help="share of the rows")
-    parser.add_argument("--max-value", type=int, default=100, help="greatest number")
-    parser.add_argument("--max-factor", type=int, default=9, help="greatest smaller factor")
-    parser.add_argument(
-        "--templates", nargs="*", default=MINI_TEMPLATES, help="ids; none is every template"
-    )
-    parser.add_argument("--prompt-length", type=int, default=40, help="of word problems, in tokens")
-    parser.add_argument(
-        "--gen-lengths", type=int, nargs="+", default=[48, 48, 48, 64], help="in tokens"
-    )
-    parser.add_argument("--list-length", type=int, default=4, help="items; 0 is 3 to 8")
+    add = parser.add_argument
+    add("--batch-size", type=int, default=128, help="rows a step")
+    add("--word-problems", type=float, default=1.0, help="share of the rows")
+    add("--equations", type=float, default=1.0, help="share of the rows")
+    add("--lists", type=float, default=0.0, help="share of the rows")
+    add("--puzzles", type=float, default=0.0, help="share of the rows")
+    add("--max-value", type=int, default=100, help="greatest number")
+    add("--max-factor", type=int, default=9, help="greatest smaller factor")
+    add("--templates", nargs="*", default=MINI_TEMPLATES, help="ids; none is every template")
+    add("--prompt-length", type=int, default=40, help="of word problems, in tokens")
+    add("--gen-lengths", type=int, nargs="+", default=[48, 48, 48, 64], help="in tokens")
+    add("--list-length", type=int, default=4, help="items; 0 is 3 to 8")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from samplers import (
     Factor,
     FixedSchedule,
     JointThreshold,
+    JointThresholdInDel,
     Klass,
     Prophet,
     Sampler,
@@ -143,6 +144,7 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
         ConfidenceThreshold(0.3), FixedSchedule(2), Factor(), Klass(0.3, 0.1),
         CreditDecoding(ConfidenceThreshold(0.4)), JointThreshold(0.3, 0.1, 4),
         T2M(0.3, tau=0.2, eos_early_stop=False),
+        JointThresholdInDel(0.3, 0.1, 4, delete_id=133, split_id=178),
     ],
     ids=repr,
 )  # fmt: skip

@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 
 from eval.tasks import GeneratedTask, LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.lists import OUTPUTS, STYLES
-from eval.tasks.word_problem_templates import templates
 from examples.mini.vocabulary import build_tokenizer, vocabulary
 
 GENERATED: list[GeneratedTask] = [
@@ -55,12 +54,6 @@ def test_prompts_and_answers_round_trip_without_unknown_words(
                 assert tokenizer.decode(ids) == text
 
 
-def test_every_word_of_every_template_has_a_token(tokenizer) -> None:
-    for template in templates().values():
-        ids = tokenizer.convert_tokens_to_ids(sorted(template.words()))
-        assert tokenizer.unk_token_id not in ids
-
-
 def test_special_tokens_have_their_roles(tokenizer) -> None:
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 0
     assert tokenizer.mask_token == "<|mdm_mask|>"
@@ -70,23 +63,15 @@ def test_special_tokens_have_their_roles(tokenizer) -> None:
     )
 
 
-def test_a_chat_turn_becomes_the_question_and_the_marker(tokenizer) -> None:
-    example = WordProblems().examples("test", 1)[0]
-    for add_generation_prompt in (False, True):
-        text = tokenizer.apply_chat_template(
-            example.turns(), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        assert text == f"{example.prompt} answer :"
-
-
-def test_a_demonstration_ends_with_end_of_text(tokenizer) -> None:
+def test_a_question_ends_with_the_marker_and_a_demonstration_with_end_of_text(tokenizer) -> None:
     turns = [
         {"role": "user", "content": "copy : [ leo ]"},
         {"role": "assistant", "content": "[ leo ]"},
         {"role": "user", "content": "copy : [ olga ]"},
     ]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    assert text == "copy : [ leo ] answer : [ leo ] <|endoftext|> copy : [ olga ] answer :"
+    for is_prompt in (False, True):
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=is_prompt)
+        assert text == "copy : [ leo ] answer : [ leo ] <|endoftext|> copy : [ olga ] answer :"
 
 
 def test_a_saved_tokenizer_loads_without_questions(
