@@ -18,6 +18,7 @@ import torch
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.gpu_parts import PARTS
 from benchmarks.setting import GEOMETRIES, Setting
+from eval.runs.files import write_json
 
 LIMIT_S = 480
 OPTIONS = {
@@ -88,10 +89,8 @@ def _run_here(part: str, setting: Setting, folder: Path) -> None:
         "rows": rows,
         "text": text,
     }
-    # Written whole or not at all: what is there counts as done.
-    partial = folder / f"{part}.partial"
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(folder / f"{part}.json")
+    # Whole or not at all, because a file that is there counts as done.
+    write_json(folder / f"{part}.json", record)
 
 
 def show(record: Row) -> None:

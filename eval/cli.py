@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
@@ -210,9 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def evaluate(arguments: Sequence[str] | None = None, *, program: str = "dllm-decode eval") -> int:
     """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused.
 
-    Args:
-        arguments: The words; `None`: those of the process.
-        program: How the user calls it, for help and messages.
+    `program` is how the user calls it, for help and messages.
     """
     parser = make_eval_parser(program)
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -280,14 +278,7 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
         return 130
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *place: object, **more: object) -> None:
     """Writes a warning as one line, without the source line that gave it."""
     sys.stderr.write(f"Warning: {message}\n")
 

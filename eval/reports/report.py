@@ -125,14 +125,13 @@ def _opening(summary: dict[str, Any]) -> str:
 
 
 def _settings(rows: Sequence[Row]) -> str:
-    """Lists what all settings share."""
-    hidden = ("sampler", "task", "examples", "seed")
-    lines = []
-    for name in (name for name in rows[0]["settings"] if name not in hidden):
-        values = list(dict.fromkeys(str(row["settings"][name]) for row in rows))
-        lines.append(f"- {name}: {', '.join(values)}")
-    seeds = dict.fromkeys(seeds_of(row) for row in rows)
-    return "\n".join([*lines, f"- seeds: {'; '.join(seeds)}"])
+    """Lists the values of each option of all settings."""
+    shown = [
+        name for name in rows[0]["settings"] if name not in ("sampler", "task", "examples", "seed")
+    ]
+    values = {name: dict.fromkeys(str(row["settings"][name]) for row in rows) for name in shown}
+    lines = [f"- {name}: {', '.join(found)}" for name, found in values.items()]
+    return "\n".join([*lines, f"- seeds: {'; '.join(dict.fromkeys(map(seeds_of, rows)))}"])
 
 
 def _methods(summary: dict[str, Any], group: RowGroup) -> str:

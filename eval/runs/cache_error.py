@@ -85,31 +85,18 @@ class CacheError:
 
 
 class Tally:
-    """Sums over the steps of a decode, one a row."""
+    """Sums over the steps of a decode, one for each row."""
 
     def __init__(self, num_rows: int) -> None:
-        self.divergence = torch.zeros(num_rows, dtype=torch.float64)
-        self.positions = torch.zeros_like(self.divergence)
-        self.changed = torch.zeros_like(self.divergence)
-        self.steps = torch.zeros_like(self.divergence)
-
-    def divergences(self) -> list[float]:
-        """Returns each row's mean over positions."""
-        return (self.divergence / self.positions).tolist()
-
-    def changes(self) -> list[float]:
-        """Returns each row's share of steps."""
-        return (self.changed / self.steps).tolist()
+        zeros = torch.zeros(4, num_rows, dtype=torch.float64)
+        self.divergence, self.positions, self.changed, self.steps = zeros
 
 
 @dataclass(frozen=True)
 class Compared(Verifier):
     """Lets the sampler decide on the cached view, and notes its decision on the exact view.
 
-    The exact view costs a forward a step, which is not counted.
-
-    Attributes:
-        tally: Sums of the differences.
+    The exact view costs a forward a step, which is not counted. The tally sums the differences.
     """
 
     tally: Tally
@@ -146,11 +133,7 @@ def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tens
 
 
 def error_of(run: Run) -> CacheError:
-    """Decodes the examples of a run, each step beside an exact forward on the same canvas.
-
-    Raises:
-        ValueError: As `decode`.
-    """
+    """Decodes the examples of a run as `decode` does, with an exact forward for each step."""
     examples = run.selection.examples()
     divergences: list[float] = []
     changes: list[float] = []
@@ -160,8 +143,8 @@ def error_of(run: Run) -> CacheError:
         tally = Tally(len(batch))
         compared = replace(run, verifier=Compared(tally), trace=False)
         answers += answer(compared, batch, run.decoding)
-        divergences += tally.divergences()
-        changes += tally.changes()
+        divergences += (tally.divergence / tally.positions).tolist()
+        changes += (tally.changed / tally.steps).tolist()
     primary = run.selection.task.primary
     # An answer whose scorer raised is wrong, as in a report.
     found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
@@ -215,14 +198,19 @@ def grid_of(errors: Sequence[CacheError]) -> list[list[str]]:
     head = "cache", "KL from exact, nats", "decisions changed", "accuracy", "NFE", "query positions"
     grid = [list(head)]
     for error in errors:
-        accuracy = "-"
-        if error.accuracy is not None and error.accuracy_stderr is not None:
-            accuracy = f"{error.accuracy:.3f} ({error.accuracy_stderr:.3f})"
-        divergence = f"{error.divergence:.4f} ({error.divergence_stderr:.4f})"
-        changed = f"{error.changed:.3f} ({error.changed_stderr:.3f})"
-        costs = f"{error.nfe:.1f}", f"{error.query_positions:.0f}"
-        grid.append([f"`{error.cache}`", divergence, changed, accuracy, *costs])
+        grid.append([
+            f"`{error.cache}`",
+            _told(error.divergence, error.divergence_stderr, 4),
+            _told(error.changed, error.changed_stderr, 3),
+            _told(error.accuracy, error.accuracy_stderr, 3),
+            f"{error.nfe:.1f}",
+            f"{error.query_positions:.0f}",
+        ])  # fmt: skip
     return grid
+
+
+def _told(value: float | None, stderr: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f} ({stderr:.{digits}f})"
 
 
 def show(console: Console, errors: Sequence[CacheError]) -> None:

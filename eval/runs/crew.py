@@ -50,10 +50,7 @@ class Actor:
         self._workers = {worker.settings_key: worker for worker in workers}
 
     def decode(self, settings_key: str, batch: Batch) -> Decoded:
-        """Decodes a batch of the run with these settings.
-
-        Raises ValueError if there is no such run here, or as `decode`.
-        """
+        """Decodes a batch of the run with these settings; raises ValueError if there is none."""
         if settings_key not in self._workers:
             raise ValueError(
                 "An actor must find the same task files, plug-ins and model as the process that "
@@ -81,7 +78,11 @@ class Crew(NamedTuple):
         Each actor calls `open_runs`, and the folder gets a note on its machine. Raises ValueError
         if Ray is not installed, or has no room for the actors.
         """
-        ray = _ray()
+        try:
+            import ray
+        except ImportError:
+            said = "--ray needs ray, which is not installed: pip install '.[ray]'."
+            raise ValueError(said) from None
         self._connect(ray)
         try:
             kind = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(Actor)
@@ -164,11 +165,3 @@ def shared(
                 waiting.appendleft(batch)
             else:
                 idle.append(actor)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("--ray needs ray, which is not installed: pip install '.[ray]'.") from None
-    return ray

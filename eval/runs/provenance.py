@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -29,10 +28,10 @@ def package_commit() -> str | None:
     return _checkout_commit(Path(__file__).parents[2]) or _installed_commit()
 
 
-def package_version() -> str:
-    """Returns the installed version of this package, "" for a checkout that was not installed."""
+def version_of(package: str) -> str:
+    """Returns the installed version of a package; "" if it is not installed."""
     try:
-        return version(PACKAGE)
+        return version(package)
     except PackageNotFoundError:
         return ""
 
@@ -41,7 +40,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
     """Describes the process that decodes: all but the date, which each record has."""
     device = torch.device(device)
     return {
-        "package": package_version(),
+        "package": version_of(PACKAGE),
         "commit": package_commit(),
         "device": str(device),
         "device_name": device_name(device),
@@ -51,7 +50,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "versions": dict(_versions()),
+        "versions": {name: found for name in _OTHERS if (found := version_of(name))},
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),
     }
@@ -69,21 +68,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _versions() -> Mapping[str, str]:
-    found = {}
-    for name in _OTHERS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "")
 

@@ -31,12 +31,9 @@ class RunnersUp:
         top = event.view.likeliest(min(NUM_TOKENS, event.view.vocab_size))
         rows, at = committed.nonzero(as_tuple=True)
         # Once for all rows: the host waits for each of these.
-        entropy = event.view.entropy[rows, at].tolist()
-        tokens = top.tokens[rows, at].tolist()
-        chances = top.probabilities[rows, at].tolist()
-        requests = event.requests[rows].tolist()
-        positions = event.view.positions[rows, at].tolist()
-        told_all = zip(requests, positions, entropy, tokens, chances, strict=True)
+        parts = (event.view.positions, event.view.entropy, top.tokens, top.probabilities)
+        values = (part[rows, at].tolist() for part in parts)
+        told_all = zip(event.requests[rows].tolist(), *values, strict=True)
         for request, position, nats, ids, shares in told_all:
             likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
             told = self.told.setdefault(request, {})

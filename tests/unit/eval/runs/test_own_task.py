@@ -38,54 +38,6 @@ class Lines(Task):
         return {"answer": text == example.target, "words": 1}
 
 
-class Nothing(Lines):
-    def score(self, example, text):
-        return 1.0
-
-
-class Misnamed(Lines):
-    primary = "right"
-
-
-class TooMuch(Lines):
-    def score(self, example, text):
-        return {"answer": 2.0}
-
-
-class Worse(Lines):
-    def score(self, example, text):
-        return {"answer": 1.0 if text == example.target else float("nan")}
-
-
-class Unlike(Lines):
-    def score(self, example, text):
-        return {"answer": 0.0}
-
-
-class Undefined(Lines):
-    def score(self, example, text):
-        return {"answer": None}
-
-
-class Graded(Unlike):
-    scores_own_target = False
-
-
-class Worded(Lines):
-    def score(self, example, text):
-        return {"answer": "yes"}
-
-
-class Listing(Lines):
-    def score(self, example, text):
-        return {"answer": [1.0]}
-
-
-class Raising(Lines):
-    def score(self, example, text):
-        return {"answer": example.meta["gold"] == text}
-
-
 class Numbers(Lines):
     def examples(self, split="test", num_examples=None, seed=0):
         example = Example("what is 1 + 1 ?", "2", id="first")
@@ -103,6 +55,10 @@ class Bare(Lines):
         return ["what is 1 + 1 ?"]
 
 
+class Misnamed(Lines):
+    primary = "right"
+
+
 class Incomplete(Task):
     name = "incomplete"
     primary = "answer"
@@ -118,11 +74,25 @@ class Ordered(Lines):
     order: Literal["up", "down"] = "up"
     times: Literal[1, 2, "all"] | None = None
 """
+SCORE = """
+
+class {name}(Lines):
+    def score(self, example, text):
+        return {value}
+"""
+SCORES = {
+    "Nothing": "1.0", "TooMuch": '{"answer": 2.0}', "Unlike": '{"answer": 0.0}',
+    "Undefined": '{"answer": None}', "Worded": '{"answer": "yes"}', "Listing": '{"answer": [1.0]}',
+    "Raising": '{"answer": example.meta["gold"] == text}',
+    "Worse": '{"answer": 1.0 if text == example.target else float("nan")}',
+}  # fmt: skip
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "task_of_mine.py").write_text(MODULE)
+    scorers = [SCORE.format(name=name, value=value) for name, value in SCORES.items()]
+    graded = "\n\nclass Graded(Unlike):\n    scores_own_target = False\n"
+    (tmp_path / "task_of_mine.py").write_text("".join([MODULE, *scorers, graded]))
     (tmp_path / "lines.txt").write_text("emma has 3 apples .\nben has 4 apples .")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "task_of_mine", raising=False)
@@ -149,19 +119,6 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
         ("Nothing", r"must return a mapping such as \{'answer': 1.0\}, got 1.0"),
         ("Misnamed", "must return the primary score 'right' among others, got 'answer', 'words'"),
         ("TooMuch", r"Scores must be numbers in \[0, 1\], .* None, got 'answer': 2.0"),
-    ],
-)
-def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
-    module: str, kind: str, message: str
-) -> None:
-    """A KeyError or an unreadable results folder came of it once all was decoded."""
-    with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
-        select(f"{module}:{kind}?path=lines.txt")
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
         ("Unlike", r"own target must score 1 in 'answer', got 0.0 for the target 'emma .*'"),
         ("Undefined", r"own target must score 1 in 'answer', got None for the target 'emma .*'"),
         ("Worded", r"Scores must be numbers in .*, got 'answer': 'yes'.* the example '"),
@@ -172,10 +129,10 @@ def test_a_scorer_that_is_wrong_is_refused_before_the_model_is_loaded(
         ("Bare", r"each example must be an Example, got 'what is 1 \+ 1 \?' at 0"),
     ],
 )
-def test_targets_and_examples_that_are_wrong_are_refused_before_the_model_is_loaded(
+def test_scorers_and_examples_that_are_wrong_are_refused_before_the_model_is_loaded(
     module: str, kind: str, message: str
 ) -> None:
-    """A target of score 0 ran to the end; the others were a TypeError, a KeyError and so on."""
+    """After the decode, a KeyError, a TypeError or an unreadable results folder came of it."""
     with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
         select(f"{module}:{kind}?path=lines.txt")
 

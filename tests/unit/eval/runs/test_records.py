@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,39 +85,23 @@ def test_an_option_out_of_its_range_is_named_with_its_file(whole: Path, tmp_path
         Folder(tmp_path).settings()
 
 
-def without_a_piece(record: Any) -> None:
-    del record["pieces"][str(record["tokens"][0])]
-
-
-def with_a_short_revision(record: Any) -> None:
-    record["trace"]["revisions"] = [[1, 2, 3]]
-
-
-def with_a_runner_up_of_another_form(record: Any) -> None:
-    record["trace"]["runners_up"] = [[0.5, [1, 2]]]
-
-
-def with_a_runner_up_without_a_piece(record: Any) -> None:
-    record["trace"]["runners_up"] = [[0.5, [[10_000, 0.5]]]]
-
-
-def with_half_a_surrogate_pair(record: Any) -> None:
-    record["prompt"] = "a\ud800b"
-
-
 @pytest.mark.parametrize(
-    "damage",
+    ("part", "damage"),
     [
-        without_a_piece, with_a_short_revision, with_a_runner_up_of_another_form,
-        with_a_runner_up_without_a_piece, with_half_a_surrogate_pair,
+        ("pieces", {"5": "a"}),
+        ("trace", {"revisions": [[1, 2, 3]]}),
+        ("trace", {"runners_up": [[0.5, [1, 2]]]}),
+        ("trace", {"runners_up": [[0.5, [[10_000, 0.5]]]]}),
+        ("prompt", "a\ud800b"),
     ],
-)  # fmt: skip
+    ids=str,
+)
 def test_a_damaged_trace_is_named_with_its_line(
-    damage: Callable[[Any], None], whole: Path, tmp_path: Path
+    part: str, damage: Any, whole: Path, tmp_path: Path
 ) -> None:
     """A token without a piece was a KeyError, half a surrogate pair a half-written report."""
     record = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
-    damage(record)
+    record[part] = record[part] | damage if part == "trace" else damage
     folder = spoilt(whole, tmp_path, record)
     with pytest.raises(ValueError, match=r"^Line 2 of .*part-0\.jsonl must .* its example anew"):
         folder.records()
