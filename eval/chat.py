@@ -20,7 +20,7 @@ class Conversation:
 
     Attributes:
         turns: Questions and answers so far, after the system text if there is one.
-        is_live: Whether answers are shown while they are decoded.
+        is_live: Show answers while they are decoded.
     """
 
     speaker: Speaker

@@ -108,7 +108,7 @@ def generate_once(options: Namespace) -> int:
 
 
 def _check_generate(options: Namespace) -> None:
-    """Raises ValueError unless the options of `generate` say one thing to do."""
+    """Raises ValueError if the options of `generate` contradict each other."""
     if bool(options.input) != bool(options.output):
         raise ValueError(
             "--input and --output must be given together: a prompt and an answer a line."

@@ -1,4 +1,4 @@
-"""What code of a sampler, a scorer or a model raises when it is wrong about one example."""
+"""Errors that a sampler, a scorer or a model raises when its code is wrong about one example."""
 
 FAILURES = (
     ArithmeticError,

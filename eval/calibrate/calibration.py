@@ -58,7 +58,7 @@ def calibrate(
     Args:
         reference: The setting that the others are compared with.
         ladder: The settings, in their order; with `order_on` in any.
-        guarantee: What is to be certified.
+        guarantee: The promise that is to be certified.
         decoder: Decodes and keeps the records.
         agreement: Compare answers with the reference's, rather than scores.
         order_on: Learn the order on the first so many prompts, and test on the others.

@@ -21,7 +21,7 @@ FORMAT: Format = "dllm-decode calibration card 2"
 # It names no block schedule: all its settings were decoded with Sequential().
 _WITHOUT_BLOCKS = "dllm-decode calibration card 1"
 
-# Whatever else differs voids the guarantee. Noise is part of what was certified, not its seed.
+# Any other difference voids the guarantee. Noise is part of the certified setting, not its seed.
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
 
 
@@ -102,7 +102,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return found
 
     def write(self, path: str | Path) -> None:
-        """Writes the card as JSON, and as text beside it."""
+        """Writes the card as JSON, and as text next to it."""
         file = Path(path)
         write_json(file, msgspec.to_builtins(self))
         write_text(file.with_suffix(".txt"), self.text())
@@ -177,7 +177,7 @@ def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
 
 
 def _task_of(address: str) -> str:
-    """Returns an address without what selects among the task's examples."""
+    """Returns an address without the options that select among the task's examples."""
     name, _, query = parse_task(address).address.partition("?")
     own = [one for one in query.split("&") if one and one.partition("=")[0] not in SELECTION]
     return "?".join([name, *(["&".join(own)] if own else [])])

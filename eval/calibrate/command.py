@@ -121,7 +121,7 @@ def _warnings(
     options: argparse.Namespace,
     guarantee: Guarantee,
 ) -> list[str]:
-    """Notes this calibration's choices; tells what may have been chosen after looking."""
+    """Notes this calibration's choices; warns of choices that may have been made after looking."""
     found = []
     if selection.split == "train":
         found.append("The model may have been trained on the split 'train'.")

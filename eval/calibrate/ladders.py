@@ -44,7 +44,7 @@ def rung_of(
 
 
 def split_parts(text: str) -> list[str]:
-    """Splits at the plus signs that stand outside of brackets and quotes."""
+    """Splits at the plus signs outside of brackets and quotes."""
     parts, depth, quote, start = [], 0, "", 0
     for index, char in enumerate(text):
         if quote:

@@ -82,25 +82,42 @@ def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
     ValueError if the binomial test is asked for and a score is neither 0 nor 1, or without prompts.
     """
     seen: list[tuple[Number, Number]] = []
-    betting: float | None = None
+    betting = exact = None
+    certified = False
     for batch in pairs:
         seen += batch
         if guarantee.bets:
             betting = betting_p([a - c for a, c in seen], guarantee.max_drop)
-            if betting <= guarantee.level:
-                return _verdict(seen, guarantee, None, betting)
+            certified = betting <= guarantee.level
+        if certified:
+            break
     if not seen:
         raise ValueError("A calibration needs at least one prompt, got none.")
-    exact = None
-    if guarantee.counts:
-        exact = binomial_p(_num_lost(seen, guarantee), len(seen), guarantee.max_drop)
-    return _verdict(seen, guarantee, exact, betting)
+    drops = [a - c for a, c in seen]
+    num_lost, num_prompts = sum(drop > 0 for drop in drops), len(seen)
+    if not certified and guarantee.counts:
+        if any(score not in (0, 1) for pair in seen for score in pair):
+            raise ValueError(
+                f"The test {guarantee.test!r} needs scores of 0 or 1, got others; "
+                "choose --test betting."
+            )
+        exact = binomial_p(num_lost, num_prompts, guarantee.max_drop)
+        certified = exact <= guarantee.level
+    return Judgement(
+        certified=certified,
+        num_prompts=num_prompts,
+        num_lost=num_lost,
+        num_gained=sum(drop < 0 for drop in drops),
+        drop=sum(drops) / num_prompts,
+        binomial_p=exact,
+        betting_p=betting,
+        num_needed=None if certified else num_prompts_needed(
+            num_lost, num_prompts, guarantee.max_drop, guarantee.level
+        ),
+    )  # fmt: skip
 
 
-def certify(
-    settings: Iterable[Iterator[Pairs]],
-    guarantee: Guarantee,
-) -> list[Judgement]:
+def certify(settings: Iterable[Iterator[Pairs]], guarantee: Guarantee) -> list[Judgement]:
     """Tests settings in their order and stops at the first that cannot be certified.
 
     Each setting is an iterator as `judge` takes it; iterators of untested settings are not begun.
@@ -120,35 +137,3 @@ def certify(
         if not verdicts[-1].certified:
             break
     return verdicts
-
-
-def _verdict(
-    seen: Pairs,
-    guarantee: Guarantee,
-    exact: float | None,
-    betting: float | None,
-) -> Judgement:
-    certified = any(p is not None and p <= guarantee.level for p in (exact, betting))
-    lost = sum(a > c for a, c in seen)
-    needed = None
-    if not certified:
-        needed = num_prompts_needed(lost, len(seen), guarantee.max_drop, guarantee.level)
-    return Judgement(
-        certified=certified,
-        num_prompts=len(seen),
-        num_lost=lost,
-        num_gained=sum(a < c for a, c in seen),
-        drop=sum(a - c for a, c in seen) / len(seen),
-        binomial_p=exact,
-        betting_p=betting,
-        num_needed=needed,
-    )
-
-
-def _num_lost(seen: Pairs, guarantee: Guarantee) -> int:
-    if any(score not in (0, 1) for pair in seen for score in pair):
-        raise ValueError(
-            f"The test {guarantee.test!r} needs scores of 0 or 1, got others; "
-            "choose --test betting."
-        )
-    return sum(a > c for a, c in seen)

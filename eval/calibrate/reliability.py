@@ -1,11 +1,10 @@
 """Reliability of confidence, and what-if questions, from stored traces: nothing is decoded.
 
 A trace holds, for each position, the confidence at its commit, and which commits were taken back.
-So it is known whether a token that was committed at some confidence is the final one, and which
-commits another threshold would not have made *in the same states*. It also counts, by confidence,
-what every state proposed for every open position, committed or not, and how much of that became
-the final token: so it is known what a lower threshold would have committed besides. A decode with
-another threshold would see other states from there on.
+It tells whether a token that was committed at some confidence is the final one, and which commits
+another threshold would not have made *in the same states*. It also counts, by confidence, the
+proposals of every state for every open position, committed or not, and how many of them became the
+final token. A decode with another threshold would see other states from there on.
 """
 
 from collections.abc import Iterable
@@ -70,7 +69,7 @@ def reliability(
     `of_right_answers`, if the answer is right besides.
 
     Args:
-        records: Of one setting; records without a trace do not count. None with one: ValueError.
+        records: Of one setting, at least one of them with a trace; others do not count.
         num_bins: Intervals of equal width.
         of_right_answers: Count tokens of wrong answers as wrong.
     """

@@ -156,7 +156,7 @@ def _draw_token(
 
 
 def _state(panel: Panel, position: int, shown: int) -> tuple[str | None, int]:
-    """Returns what a position shows after some steps, None if masked, and the step it is of."""
+    """Returns the token of a position after some steps, None if masked, and its step."""
     for revision in panel["revisions"]:
         is_own = revision["position"] == position
         if is_own and revision["from"] < shown <= revision["to"]:

@@ -108,7 +108,7 @@ def _grouped(found: Sequence[Measured]) -> dict[RowGroup, list[_Setting]]:
 
 
 def _identity(record: Record) -> tuple[str, str, str]:
-    """Returns what an example is known by: edited files keep ids, with other prompts."""
+    """Returns the key of an example: edited files keep ids, with other prompts."""
     return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
 
 

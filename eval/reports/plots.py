@@ -116,7 +116,7 @@ def _dress(axes: Axes, drawn: Sequence[_Placed], title: str) -> None:
     axes.grid(color="#e5e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    # A single picture may hold any number of methods; beside the axes nothing is covered.
+    # A single picture may hold any number of methods; next to the axes the legend covers nothing.
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
 
 

@@ -126,11 +126,11 @@ def _opening(summary: dict[str, Any]) -> str:
 
 def _settings(rows: Sequence[Row]) -> str:
     """Lists the values of each option of all settings."""
-    shown = [
-        name for name in rows[0]["settings"] if name not in ("sampler", "task", "examples", "seed")
-    ]
-    values = {name: dict.fromkeys(str(row["settings"][name]) for row in rows) for name in shown}
-    lines = [f"- {name}: {', '.join(found)}" for name, found in values.items()]
+    hidden = ("sampler", "task", "examples", "seed")
+    lines = []
+    for name in (name for name in rows[0]["settings"] if name not in hidden):
+        values = dict.fromkeys(str(row["settings"][name]) for row in rows)
+        lines.append(f"- {name}: {', '.join(values)}")
     return "\n".join([*lines, f"- seeds: {'; '.join(dict.fromkeys(map(seeds_of, rows)))}"])
 
 

@@ -54,7 +54,7 @@ def measured(folder: Folder) -> Measured:
     """Reads a results folder and works out its numbers.
 
     Settings that differ by their seed only are one row, in which each example counts once, with the
-    mean over its seeds. Of each model and set of examples the first row is the reference; another
+    mean over its seeds. The first row of each model and set of examples is the reference; another
     version of a task has one of its own. An example that raised counts as wrong, and not at all for
     speed; one whose score is undefined counts for speed only. Raises ValueError if the folder is
     damaged or holds no records.
@@ -111,7 +111,7 @@ def _accuracy(pool: Pool) -> Row | None:
 
     Wilson's interval where every score is 0 or 1. With several seeds it takes each example's mean
     over them as that many right answers: a mean of values in [0, 1] varies at most as a share
-    does, so that the interval is rather too wide. Of other scores, the bootstrap's.
+    does, so that the interval is rather too wide. Other scores have the bootstrap's.
     """
     values = list(primary_scores(pool).values())
     if not values:
@@ -194,10 +194,10 @@ def _speed(finished: Sequence[Record]) -> Row:
 
 
 def _verified(finished: Sequence[Record]) -> Row:
-    """Describes what a verifier's forwards gave and what became of its drafts."""
+    """Describes the forwards of a verifier, and how many of its drafts were accepted."""
     gains = [gain for record in finished for gain in record["gains"]]
-    drafted, accepted = (sum(field(finished, n).values()) for n in ("drafted", "accepted"))
-    length, target_nfe = (sum(field(finished, n).values()) for n in ("length", "target_nfe"))
+    names = ("drafted", "accepted", "length", "target_nfe")
+    drafted, accepted, length, target_nfe = (sum(field(finished, n).values()) for n in names)
     num_examples = len(field(finished, "drafted"))
     return {
         "accepted_length": sum(gains) / max(1, len(gains)),
@@ -216,9 +216,7 @@ def _order(finished: Sequence[Record]) -> Row:
         for r in finished
         if r["trace"] is not None
     ]
-    widths: Counter[int] = Counter()
-    for _, own in steps:
-        widths.update(commits_per_step(own))
+    widths = sum((Counter(commits_per_step(own)) for _, own in steps), Counter[int]())
     return {
         "order_correlation": _mean_over_examples((e, order_correlation(own)) for e, own in steps),
         "leftmost_share": _mean_over_examples((e, leftmost_share(own)) for e, own in steps),
@@ -238,8 +236,7 @@ def _timing(finished: Sequence[Record]) -> Row:
     latencies = [record["batch_s"] for record in timed]
     return {
         "tokens_per_second": tokens_per_second(lengths, list(_shares(timed, "batch_s").values())),
-        "latency_s": {name: percentile(latencies, share) for name, share in
-                      (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))},
+        "latency_s": {f"p{share}": percentile(latencies, share / 100) for share in (50, 90, 99)},
         "num_timed": len(timed),
         "is_warm": not any(record["warm_up"] for record in timed),
         "fronts": [],
@@ -260,7 +257,7 @@ _SPEEDUPS = {
 
 
 def _comparison(reference: Pool, own: Pool) -> Row:
-    """Compares on the examples that both have."""
+    """Compares two settings on the examples that both have."""
     scores = paired(primary_scores(reference), primary_scores(own))
     found: Row = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, own.finished

@@ -1,4 +1,4 @@
-"""Addresses of tasks and models: a name, and behind a question mark `limit=200&n=6`."""
+"""Addresses of tasks and models: a name, and after a question mark `limit=200&n=6`."""
 
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -86,7 +86,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _require_readable(name: str, key: str, annotation: Any) -> None:
-    """Raises ValueError unless a text can be read as what the constructor declares."""
+    """Raises ValueError if no text can be read as the type that the constructor declares."""
     if not any(kind in _READABLE or get_origin(kind) is Literal for kind in _kinds(annotation)):
         declared = "nothing" if annotation is Parameter.empty else f"{annotation!r}"
         raise ValueError(
@@ -116,7 +116,7 @@ def _value(name: str, text: str, annotation: Any) -> object:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types of a union; of another type, itself."""
+    """Returns the types of a union; another type is returned alone."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if is_union else (annotation,)
 

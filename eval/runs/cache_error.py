@@ -1,4 +1,4 @@
-"""How wrong a cache is: its conditionals beside the exact ones, along real decodes."""
+"""The error of a cache: its conditionals against the exact ones, along real decodes."""
 
 import argparse
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ class Compared(Verifier):
 
     def _note(self, decoder: Decoder, state: State, seen: Look, exact: Look) -> None:
         view, tokens = _decided(decoder, state, seen)
-        # What is open may depend on the logits, too.
+        # The open positions may depend on the logits, too.
         expected, others = _decided(decoder, state, exact)
         divergence = _divergence(expected.logits, view.logits)
         divergence = divergence.masked_fill(~view.eligible, 0.0)
@@ -127,7 +127,7 @@ class Compared(Verifier):
 
 
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
-    """Returns what the sampler is shown, and the tokens after its decision."""
+    """Returns the sampler's view, and the tokens after its decision."""
     after, seen, decision = decide(decoder, state, seen)
     return seen.view, settle(decoder, after, seen, decision).canvas.tokens
 
@@ -227,6 +227,6 @@ def _divergence(
     exact: Float[Tensor, "B W V"], cached: Float[Tensor, "B W V"]
 ) -> Float[Tensor, "B W"]:
     p, q = exact.double().log_softmax(-1), cached.double().log_softmax(-1)
-    # What must never be emitted has no share in either.
+    # Tokens that must never be emitted have no share in either.
     terms = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q))
     return terms.sum(-1).clamp(min=0.0)

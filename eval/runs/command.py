@@ -28,7 +28,7 @@ from eval.sandbox.sandbox import Sandbox
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
 
 Warn: TypeAlias = Callable[[Sequence[str], Sequence[Settings]], None]
-"""Given samplers as they were named and the settings that are run, says what the user must know."""
+"""Warns the user, given samplers as they were named and the settings that are run."""
 
 
 def run(options: argparse.Namespace, warn: Warn) -> Folder:
@@ -121,12 +121,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
 
 
 def load(source: str, *, device: str, dtype: str | None, revision: str = "") -> Loaded:
-    """Loads a model with its tokenizer; of several processes, each has its own "cuda".
-
-    Raises:
-        OSError: If it is not there.
-        ValueError: If it is damaged, or has no tokenizer.
-    """
+    """Loads a model with its tokenizer as `load_model` does; each process has its own "cuda"."""
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
     wanted = DTYPES[dtype]
     model, tokenizer = open_address(source, device=own, dtype=wanted, revision=revision or None)

@@ -79,7 +79,7 @@ class Settings:
         return replace(self, decoding=replace(self.decoding, seed=seed))
 
     def written(self) -> dict[str, Any]:
-        """Returns the settings for JSON, the options of the decode beside the others."""
+        """Returns the settings for JSON, the options of the decode among the others."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
         options = asdict(self.decoding)
         # JSON has no tuples: what is written and what is read are the same.

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from eval.runs.files import decoded
 
-# What fits 64 bits: Python reads greater numbers, which nothing writes and sums overflow on.
+# Numbers fit 64 bits: Python reads greater ones, which nothing writes and sums overflow on.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -45,7 +45,7 @@ class RecordedTrace(TypedDict):
 
 
 class AnswerCost(TypedDict, total=False):
-    """What one answer cost, and the batch that it was part of; lengths are in tokens."""
+    """The cost of one answer, and the batch that it was part of; lengths are in tokens."""
 
     prompt_length: Count
     length: Positive
@@ -61,7 +61,7 @@ class AnswerCost(TypedDict, total=False):
 
 
 class ScoredExample(AnswerCost, total=False):
-    """What one answer is; `error` is the only field if the example raised, None otherwise.
+    """One answer; `error` is the only field if the example raised, None otherwise.
 
     `pieces` has the text of every token that a trace names.
     """
@@ -77,7 +77,7 @@ class ScoredExample(AnswerCost, total=False):
 
 
 class Record(ScoredExample):
-    """What became of one example under one setting; `docs/metrics.md` says what is made of it."""
+    """One example under one setting; `docs/metrics.md` says which numbers are made of it."""
 
     key: str
     settings: str

@@ -140,7 +140,7 @@ def decoding(
 def add_options(parser: ArgumentParser, groups: Iterable[Group]) -> None:
     """Adds options: first those that most users need, then group by group.
 
-    Of two options with one name, the first is added.
+    The first of two options with one name is added.
     """
     found: dict[str, tuple[Group, Field[Any], str]] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""What a run was made on and with: package, versions, device, threads, date."""
+"""The origin of a run: package, versions, device, threads, date."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
 
 @lru_cache(maxsize=1)
 def package_commit() -> str | None:
-    """Returns the commit of this package, `+` behind it if its files have changed.
+    """Returns the commit of this package, with a `+` if its files have changed.
 
     The commit is that of the checkout that the package is imported from, or the one that pip noted
     when it installed from a repository. A package in a virtual environment inside somebody's
@@ -76,7 +76,7 @@ def _processor() -> str:
 
 
 def _checkout_commit(root: Path) -> str | None:
-    # Of a work tree `.git` is a file.
+    # In a work tree `.git` is a file.
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")

@@ -88,7 +88,7 @@ class Folder:
             earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
             dropped = used if alone else set(self._written().dropped)
         others = [run for run in earlier if run not in runs]
-        # A corrected file has its own order; what is added to a folder comes behind what is there.
+        # A corrected file has its own order; new settings come after those of the folder.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
         written = _SettingsFile(
             runs=[run.written() for run in listed],
@@ -122,19 +122,14 @@ class Folder:
         return [Settings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
 
     def skipped(self) -> list[Skipped]:
-        """Returns what the last command asked for and did not run, with the reasons.
-
-        Raises:
-            ValueError: As `settings`.
-        """
+        """Returns the settings that the last command did not run, with the reasons."""
         return self._written().skipped
 
     def results(self) -> dict[Settings, list[Record]]:
         """Returns the records of each run, the reference first; those of dropped runs are left out.
 
-        Raises:
-            ValueError: As `settings` and `records`; and if a record is of no run of the folder, or
-                has another key than its run and example give.
+        Raises ValueError if the folder is damaged, or a record is of no run of the folder, or has
+        another key than its run and example give.
         """
         found: dict[Settings, list[Record]] = {run: [] for run in self.settings()}
         by_key = {keys(""): (run, keys) for run, keys in ((run, run.keys()) for run in found)}
@@ -165,7 +160,7 @@ class Folder:
         return [record for _, record in self._lines()]
 
     def _lines(self) -> list[tuple[str, Record]]:
-        """Returns what `records` returns, each with its file and line."""
+        """Returns the records of `records`, each with its file and line."""
         kept: dict[str, tuple[str, Record]] = {}
         for part in sorted(self.path.glob("part-*.jsonl")):
             with _uncollected():
@@ -196,7 +191,7 @@ class Folder:
         return path
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:
-        """Writes down what a run was made on and with; returns the name that records give it."""
+        """Notes the machine and versions of a run; returns the name that records give it."""
         name = digest(machine)
         file = self.path / f"machine-{name}.json"
         if not file.exists():
@@ -204,7 +199,7 @@ class Folder:
         return name
 
     def machines(self) -> dict[str, dict[str, Any]]:
-        """Returns by name what the folder's runs were made on and with."""
+        """Returns by name the machines and versions that the folder's runs were made on."""
         return {
             file.stem.removeprefix("machine-"): read_object(file, remedy="move it elsewhere")
             for file in sorted(self.path.glob("machine-*.json"))

@@ -82,11 +82,8 @@ def done_of(
     that raised are left out. Raises ValueError if the code of a plug-in, or a file that was read,
     changed since.
     """
-    done = {
-        record["key"]: record
-        for record in folder.records()
-        if record["error"] is None or not retry_errors
-    }
+    records = folder.records()
+    done = {one["key"]: one for one in records if one["error"] is None or not retry_errors}
     by_setting = {one.settings.key(""): one.run for one in runs}
     kept = {record["settings"] for record in done.values()}
     notes = require_unchanged(folder.path, by_setting, kept)

@@ -1,4 +1,4 @@
-"""What is run: a setting, and the place of this process among several."""
+"""A setting that is run, and the place of this process among several."""
 
 import os
 from collections.abc import Sequence
@@ -95,10 +95,10 @@ class Run:
         return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}"
 
     def check(self, examples: Sequence[Example]) -> None:
-        """Refuses, before anything is decoded, what no prompt could make right.
+        """Raises ValueError, before anything is decoded, if these settings fail for every prompt.
 
-        Raises ValueError if model, sampler, cache, verifier, block schedule and lengths do not fit
-        together, answers cannot be scored, or prompts need a chat template that is not there.
+        Model, sampler, cache, verifier, block schedule and lengths must fit together, answers be
+        scorable, and prompts that need a chat template have it.
         """
         new_decoder(
             self.model, self.sampler, cache=self.cache, verifier=self.verifier,

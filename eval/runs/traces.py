@@ -1,4 +1,4 @@
-"""What a trace is made of: observers of a decode that see every step of its rows."""
+"""The parts of a trace: observers of a decode that see every step of its rows."""
 
 import math
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class RunnersUp:
             told[position] = (round(nats, 4), likely)
 
     def of(self, request: int, steps: list[int]) -> list[Told | None]:
-        """Returns what was told of each position that a step committed, None of others."""
+        """Returns the distribution of each position that a step committed, None of others."""
         told = self.told.get(request, {})
         return [told.get(at) if step >= 0 else None for at, step in enumerate(steps)]
 
