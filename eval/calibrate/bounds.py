@@ -47,25 +47,23 @@ def max_num_lost(num_prompts: int, max_rate: float, level: float) -> int:
     return certified
 
 
-def clopper_pearson(num_found: int, num_cases: int, confidence: float = 0.95) -> Bounds:
-    """Returns the exact interval of a share: it covers the true share at least so often.
+def clopper_pearson(num_found: int, num_cases: int) -> Bounds:
+    """Returns the exact 95 % interval of a share: it covers the true share at least so often.
 
     Its ends are the shares under which as few cases, or as many, as were found have a probability
-    of (1 - confidence) / 2. Raises ValueError if the counts or the confidence are impossible.
+    of 0.025. Raises ValueError if the counts are impossible.
 
     Source: Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the
     case of the binomial", https://doi.org/10.1093/biomet/26.4.404.
     """
-    require_share("confidence", confidence)
     if not 0 <= num_found <= num_cases or num_cases < 1:
         raise ValueError(f"num_found must be between 0 and num_cases={num_cases}, got {num_found}.")
-    tail = (1 - confidence) / 2
 
     def highest(num_found: int) -> float:
         """Returns the share under which at most so many cases are found with that probability."""
         if num_found == num_cases:
             return 1.0
-        return bisect(lambda share: binomial_p(num_found, num_cases, share) > tail, 0.0, 1.0)
+        return bisect(lambda share: binomial_p(num_found, num_cases, share) > 0.025, 0.0, 1.0)
 
     # Few cases get less likely as the share rises, and so do few of the others as it falls.
     return Bounds(1 - highest(num_cases - num_found), highest(num_found))

@@ -7,7 +7,7 @@ proposals of every state for every open position, committed or not, and how many
 final token. A decode with another threshold would see other states from there on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +22,7 @@ NUM_BINS = 10
 class Bin(NamedTuple):
     """Commits, or proposals, whose confidence is in [low, high), or in [low, 1].
 
-    `confidence` is their mean; `agreement` is the share of tokens that are right: final, and of an
-    answer that is right if only right answers count.
+    `confidence` is their mean; `agreement` is the share of tokens that are the final ones.
     """
 
     low: float
@@ -57,28 +56,21 @@ class WhatIf(NamedTuple):
     agreement: float | None
 
 
-def reliability(
-    records: Iterable[Record], *, num_bins: int = NUM_BINS, of_right_answers: bool = False
-) -> Reliability:
-    """Bins commits by their confidence and says how often their tokens stayed.
+def reliability(records: Iterable[Record]) -> Reliability:
+    """Bins the commits of a setting by their confidence and says how often their tokens stayed.
+
+    Records without a trace do not count; raises ValueError if none has a trace.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, reliability diagram and expected calibration error.
 
-    Differs: There is no label for each token. A token agrees if it is the final one; with
-    `of_right_answers`, if the answer is right besides.
-
-    Args:
-        records: Of one setting, at least one of them with a trace; others do not count.
-        num_bins: Intervals of equal width.
-        of_right_answers: Count tokens of wrong answers as wrong.
+    Differs: There is no label for each token. A token agrees if it is the final one.
     """
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}.")
-    confidence, agrees = commits(records, of_right_answers=of_right_answers)
-    found = np.zeros((num_bins, 3))
-    told = np.stack([np.ones_like(confidence), agrees, confidence], axis=1)
-    np.add.at(found, np.minimum((confidence * num_bins).astype(int), num_bins - 1), told)
+    found = np.zeros((NUM_BINS, 3))
+    for confidence, agrees in _commits(records):
+        found[min(int(confidence * NUM_BINS), NUM_BINS - 1)] += (1, agrees, confidence)
+    if not found[:, 0].any():
+        raise ValueError("Reliability needs records with traces, got none; run without --no-trace.")
     return _diagram(found)
 
 
@@ -139,28 +131,15 @@ def _proposals(records: Iterable[Record]) -> Shaped[np.ndarray, "N 3"]:
     return found
 
 
-def commits(
-    records: Iterable[Record], *, of_right_answers: bool = False
-) -> tuple[Shaped[np.ndarray, " N"], Shaped[np.ndarray, " N"]]:
-    """Returns the confidence of every commit up to EOS, and whether its token is the final one.
-
-    Raises ValueError if no record has a trace.
-    """
-    confidence: list[float] = []
-    agrees: list[bool] = []
+def _commits(records: Iterable[Record]) -> Iterator[tuple[float, bool]]:
+    """Yields the confidence of every commit up to EOS, and if its token is the final one."""
     for record in records:
         if record["error"] is not None or record["trace"] is None:
             continue
-        counts = not of_right_answers or record["scores"][record["primary"]] == 1
         trace = record["trace"]
         for own in trace["confidences"][: record["length"]]:
             if own is not None:
-                confidence.append(own)
-                agrees.append(counts)
+                yield own, True
         for position, token, _, own, _ in trace["revisions"]:
             if own is not None and position < record["length"]:
-                confidence.append(own)
-                agrees.append(counts and token == record["tokens"][position])
-    if not confidence:
-        raise ValueError("Reliability needs records with traces, got none; run without --no-trace.")
-    return np.array(confidence), np.array(agrees)
+                yield own, token == record["tokens"][position]

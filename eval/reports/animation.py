@@ -28,7 +28,7 @@ _GROUND, _CARD, _INK, _SOFT, _MASK, _LINE = (
 )  # fmt: skip
 _RIGHT, _WRONG, _FRESH = (24, 121, 78), (180, 35, 24), (245, 158, 11)
 _SUFFIXES = (".gif", ".png", ".webp")
-_MARGIN, _LINE_HEIGHT, _PADDING = 18, 27, 14
+_SECONDS, _WIDTH, _MARGIN, _LINE_HEIGHT, _PADDING = 10, 820, 18, 27, 14
 
 
 class _Box(NamedTuple):
@@ -39,32 +39,23 @@ class _Box(NamedTuple):
     right: int
 
 
-def write_animation(
-    example: Example, path: Path, *, seconds: float = 10.0, width: int = 820
-) -> None:
+def write_animation(example: Example, path: Path) -> None:
     """Writes the replay of one example under several settings as an animated picture.
 
     All settings take a step at a time, so that one with fewer forwards is done first. The last
-    picture is shown for a fifth of the time. Raises ValueError if there are no records, or one has
-    no trace.
-
-    Args:
-        example: Settings and the example's records.
-        path: Its suffix says what to write: .gif, .png or .webp.
-        seconds: Seconds of one round.
-        width: In pixels.
+    picture is shown for a fifth of the time. Raises ValueError if there are no records, one has no
+    trace, or the suffix of the path is none of .gif, .png and .webp.
     """
     panels = panels_of(example)
     if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(f"The file must end in {', '.join(_SUFFIXES)}, got {path.name!r}.")
     last = max(num_rounds(panel) for panel in panels)
-    pictures = [
-        draw_frame(example[0][1]["prompt"], panels, step, width=width) for step in range(last + 1)
-    ]
-    step_ms = max(20, round(800 * seconds / max(1, last)))
-    durations = [step_ms] * last + [max(20, round(200 * seconds))]
+    prompt = example[0][1]["prompt"]
+    pictures = [draw_frame(prompt, panels, step) for step in range(last + 1)]
+    step_ms = max(20, round(800 * _SECONDS / max(1, last)))
+    durations = [step_ms] * last + [round(200 * _SECONDS)]
     # One palette for all: less to store, and no colour flickers.
-    both = Image.new("RGB", (width, 2 * pictures[0].height))
+    both = Image.new("RGB", (_WIDTH, 2 * pictures[0].height))
     both.paste(pictures[0])
     both.paste(pictures[-1], (0, pictures[0].height))
     palette = both.quantize(128)
@@ -79,34 +70,32 @@ def num_rounds(panel: Panel) -> int:
     return 1 + int(max([-1, *panel["steps"], *(r["to"] for r in panel["revisions"])]))
 
 
-def draw_frame(prompt: str, panels: Sequence[Panel], step: int, *, width: int) -> Image.Image:
+def draw_frame(prompt: str, panels: Sequence[Panel], step: int) -> Image.Image:
     """Draws all panels after some steps, one below the other, the prompt on top."""
-    characters = max(20, int((width - 2 * _MARGIN) / _font(15).getlength("x")))
-    lines = wrap(prompt, characters)
+    lines = wrap(prompt, int((_WIDTH - 2 * _MARGIN) / _font(15).getlength("x")))
     tops, boxes = [], []
     top = _MARGIN + 22 * len(lines) + 10
     for panel in panels:
         tops.append(top)
-        boxes.append(_laid_out(panel, top + 58, width))
+        boxes.append(_laid_out(panel, top + 58))
         top = boxes[-1][-1].top + _LINE_HEIGHT + 2 * _PADDING
-    picture = Image.new("RGB", (width, top + _MARGIN - _PADDING), _GROUND)
+    picture = Image.new("RGB", (_WIDTH, top + _MARGIN - _PADDING), _GROUND)
     pen = ImageDraw.Draw(picture)
     for number, text in enumerate(lines):
         pen.text((_MARGIN, _MARGIN + 22 * number), text, _INK, _font(15))
     for panel, own, begin in zip(panels, boxes, tops, strict=True):
         bottom = own[-1].top + _LINE_HEIGHT + _PADDING // 2
-        area = (_MARGIN, begin, width - _MARGIN, bottom)
-        pen.rounded_rectangle(area, 8, _CARD, _LINE)
-        _draw_head(pen, panel, step, begin + 10, width)
+        pen.rounded_rectangle((_MARGIN, begin, _WIDTH - _MARGIN, bottom), 8, _CARD, _LINE)
+        _draw_head(pen, panel, step, begin + 10)
         for position, box in enumerate(own):
             _draw_token(pen, panel, position, box, step)
     return picture
 
 
-def _draw_head(pen: ImageDraw.ImageDraw, panel: Panel, step: int, top: int, width: int) -> None:
+def _draw_head(pen: ImageDraw.ImageDraw, panel: Panel, step: int, top: int) -> None:
     left = _MARGIN + _PADDING
     name = " + ".join(panel["parts"])
-    while _font(14).getlength(name) > width - 2 * left:
+    while _font(14).getlength(name) > _WIDTH - 2 * left:
         name = name.removesuffix("...")[:-1] + "..."
     pen.text((left, top), name, _INK, _font(14))
     done = step >= num_rounds(panel)
@@ -125,13 +114,13 @@ def _draw_head(pen: ImageDraw.ImageDraw, panel: Panel, step: int, top: int, widt
         pen.text((after, top + 20), said, _RIGHT if is_right else _WRONG, _font(13))
 
 
-def _laid_out(panel: Panel, top: int, width: int) -> list[_Box]:
+def _laid_out(panel: Panel, top: int) -> list[_Box]:
     """Places the tokens up to the answer's end, as wide as they are in the end."""
     boxes = []
     left = _MARGIN + _PADDING
     for token in panel["tokens"][: max(1, panel["length"])]:
         size = round(_font(14).getlength(_visible(token))) + 10
-        if left + size > width - _MARGIN - _PADDING and left > _MARGIN + _PADDING:
+        if left + size > _WIDTH - _MARGIN - _PADDING and left > _MARGIN + _PADDING:
             left, top = _MARGIN + _PADDING, top + _LINE_HEIGHT
         boxes.append(_Box(left, top, left + size))
         left += size + 3

@@ -12,10 +12,9 @@ from eval.runs.traces import NUM_BINS, Proposals
 from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
 
-def record(confidences: list[float | None], revisions: list[Any], score: float = 1.0) -> Any:
+def record(confidences: list[float | None], revisions: list[Any]) -> Any:
     return {
-        "error": None, "primary": "answer", "scores": {"answer": score},
-        "length": len(confidences), "tokens": list(range(5, 5 + len(confidences))),
+        "error": None, "length": len(confidences), "tokens": list(range(5, 5 + len(confidences))),
         "trace": {"confidences": confidences, "revisions": revisions},
     }  # fmt: skip
 
@@ -25,7 +24,7 @@ REVISED = record([0.95, 0.85, None], [[1, 9, 0, 0.55, 2], [0, 5, 0, 0.65, 1]])
 
 
 def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
-    found = reliability([REVISED, record([0.91], [], score=0.0)])
+    found = reliability([REVISED, record([0.91], [])])
     assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
         (0.5, 1, 0.0), (0.6, 1, 1.0), (0.8, 1, 1.0), (0.9, 2, 1.0),
     ]  # fmt: skip
@@ -35,17 +34,9 @@ def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
     assert found.calibration_error == pytest.approx((0.55 + 0.35 + 0.15 + 0.14) / 5)
 
 
-def test_tokens_of_wrong_answers_can_count_as_wrong() -> None:
-    found = reliability([record([1.0, 0.98], [], score=0.0)], of_right_answers=True)
-    assert found.bins[-1].agreement == 0.0
-    assert found.calibration_error == pytest.approx(0.99)
-
-
 def test_records_without_traces_tell_nothing() -> None:
     with pytest.raises(ValueError, match="with traces"):
         reliability([{**REVISED, "trace": None}])
-    with pytest.raises(ValueError, match="num_bins must be at least 1"):
-        reliability([REVISED], num_bins=0)
 
 
 def proposed(**told: list[float]) -> Any:

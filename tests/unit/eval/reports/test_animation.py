@@ -26,25 +26,25 @@ def test_an_animation_has_a_picture_for_each_step_and_its_length(
     suffix: str, example: Example, tmp_path: Path
 ) -> None:
     path = tmp_path / f"replay{suffix}"
-    write_animation(example, path, seconds=2.0, width=500)
+    write_animation(example, path)
     with Image.open(path) as opened:
         # Equal neighbours may be stored as one.
         frames: Any = opened
         last = max(num_rounds(panel) for panel in panels_of(example))
         assert 2 <= frames.n_frames <= last + 1
-        assert frames.size[0] == 500
+        assert frames.size[0] == 820
         duration = 0
         for number in range(frames.n_frames):
             frames.seek(number)
             frames.load()
             duration += frames.info["duration"]
-    assert duration == pytest.approx(2000, rel=0.1)
+    assert duration == pytest.approx(10_000, rel=0.1)
 
 
 def test_pictures_show_what_was_committed_and_have_one_size(example: Example) -> None:
     panels = panels_of(example)
     last = max(num_rounds(panel) for panel in panels)
-    pictures = [draw_frame("why?", panels, step, width=500) for step in range(last + 1)]
+    pictures = [draw_frame("why?", panels, step) for step in range(last + 1)]
     assert len({picture.size for picture in pictures}) == 1
     assert len({picture.tobytes() for picture in pictures}) == last + 1
     dark = tint(0.0)
