@@ -1,5 +1,6 @@
 """Tables of text cells: in Markdown, and on a terminal, where Markdown would wrap."""
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -9,6 +10,8 @@ from rich.text import Text
 Grid = Sequence[Sequence[str]]
 """The head and the rows; the first cell of a row is its name."""
 
+_ANY_WIDTH = 1000
+
 
 def markdown_of(grid: Grid) -> str:
     """Returns a table in Markdown."""
@@ -16,13 +19,35 @@ def markdown_of(grid: Grid) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def show_grid(console: Console, grid: Grid) -> None:
-    """Shows a table: first the names of its rows, numbered, then the numbers under folded heads."""
-    (_, *heads), *rows = grid
+def show_grid(
+    console: Console, grid: Grid, *, styles: Sequence[str] = (), narrow: Sequence[int] = ()
+) -> None:
+    """Shows a table: first the names of its rows, numbered, then the numbers under folded heads.
+
+    Args:
+        console: Where to show the table.
+        grid: The table.
+        styles: The style of each row, as rich takes it.
+        narrow: Columns that are shown if there is no room for all.
+    """
+    styles = styles or [""] * (len(grid) - 1)
+    for number, (cells, style) in enumerate(zip(grid[1:], styles, strict=True), start=1):
+        console.print(Text(f"{number}. {cells[0].strip('`')}", style=style), soft_wrap=True)
+    table = _numbers(grid, styles, range(1, len(grid[0])))
+    options = console.options.update(max_width=_ANY_WIDTH)
+    if narrow and console.measure(table, options=options).maximum > console.width:
+        table = _numbers(grid, styles, narrow)
+    console.print(table)
+
+
+def _numbers(grid: Grid, styles: Sequence[str], columns: Sequence[int]) -> Table:
+    heads, *rows = ([cells[column] for column in columns] for cells in grid)
     table = Table("", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for head in heads:
-        table.add_column(head.replace(" ", "\n"), justify="right", no_wrap=True)
-    for number, (name, *cells) in enumerate(rows, start=1):
-        console.print(Text(f"{number}. {name.strip('`')}"), soft_wrap=True)
-        table.add_row(f"{number}.", *cells)
-    console.print(table)
+        folded = re.sub("(?<!/) (?!/)", "\n", head).replace("tokens/", "tokens/\n")
+        table.add_column(folded, justify="right", no_wrap=True)
+    for number, (cells, style) in enumerate(zip(rows, styles, strict=True), start=1):
+        # Intervals are below their numbers.
+        shown = (Text(cell.replace(" [", "\n[")) for cell in cells)
+        table.add_row(f"{number}.", *shown, style=style)
+    return table
