@@ -31,9 +31,10 @@ from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter, reporter_for
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Record, Settings
-from eval.runs.runner import Checked, plan_of
+from eval.runs.runner import plan_of
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
+from eval.runs.worker import Checked
 
 # Tasks in which some setting loses too much.
 TASKS = (

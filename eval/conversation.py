@@ -4,7 +4,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from dllm_decode import (
@@ -14,7 +13,6 @@ from dllm_decode import (
     MaskPredictor,
     Verifier,
     generate,
-    load_target,
     new_decoder,
     stream_to_terminal,
 )
@@ -22,7 +20,7 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.decoder import Decoder
 from dllm_decode.options import DecodeOptions
 from dllm_decode.texts import UseTemplate
-from eval.runs.models import DTYPES, open_named
+from eval.runs.command import open_model
 from eval.runs.options import given_of
 from eval.runs.plugins import (
     check_verifier,
@@ -127,8 +125,10 @@ def read_once(options: Namespace) -> int:
     """Writes how probable each allowed answer is at each choice of a text."""
     from dllm_decode import read
 
-    model, tokenizer = open_named(options)
-    for choice in read(model, tokenizer, options.text, options.question):
+    loaded = open_model(options.model, options, options.revision)
+    # Its own type is wider than `Loaded` says.
+    tokenizer: Any = loaded.tokenizer
+    for choice in read(loaded.model, tokenizer, options.text, options.question):
         width = max(len(answer.text) for answer in choice.answers)
         sys.stdout.write(f"{choice.best}\n")
         for answer in choice.answers:
@@ -149,13 +149,9 @@ def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     blocks, config = parse_blocks(options.blocks), DecodeConfig(**{**given_of(options), **given})
     check_verifier(options.verifier)
-    model, tokenizer = open_named(options)
-    # Not options.device, which may be "auto".
-    target = partial(
-        load_target, tokenizer=tokenizer, device=model.device, dtype=DTYPES[options.dtype]
-    )
-    verifier = parse_verifier(options.verifier, target)
-    return Speaker(model, tokenizer, sampler, cache, verifier, blocks, config)
+    loaded = open_model(options.model, options, options.revision)
+    verifier = parse_verifier(options.verifier, loaded.target)
+    return Speaker(loaded.model, loaded.tokenizer, sampler, cache, verifier, blocks, config)
 
 
 def read_input(read: Callable[[], str]) -> str:

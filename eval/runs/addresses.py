@@ -1,7 +1,7 @@
 """Addresses of tasks and models: a name, and after a question mark `limit=200&n=6`."""
 
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from inspect import Parameter, signature
 from operator import or_
@@ -61,14 +61,13 @@ def construct(
     }
     for key in options:
         if key not in known:
-            raise ValueError(
-                f"{name} has the options {_listed([*others, *known])}, got {shown(key)}."
-            )
+            listed = ", ".join([*others, *known])
+            raise ValueError(f"{name} has the options {listed}, got {shown(key)}.")
     for key, option in known.items():
         _require_readable(name, key, option.annotation)
         if option.default is Parameter.empty and key not in options:
             raise ValueError(
-                f"{name} must be given the option {key}, got {_listed(options) or 'none'}; "
+                f"{name} must be given the option {key}, got {', '.join(options) or 'none'}; "
                 f"write {name}?{key}=..."
             )
     return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
@@ -79,10 +78,6 @@ def whole_number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal():
         raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
     return int(text)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _require_readable(name: str, key: str, annotation: Any) -> None:
@@ -111,7 +106,7 @@ def _value(name: str, text: str, annotation: Any) -> object:
         return msgspec.convert(text, own, strict=False)
     except msgspec.ValidationError:
         literals = [str(one) for kind in kinds for one in get_args(kind)]
-        wanted = f"one of {_listed(literals)}" if literals else _WORDS[kinds[0]]
+        wanted = f"one of {', '.join(literals)}" if literals else _WORDS[kinds[0]]
         raise ValueError(f"{name} must be {wanted}, got {shown(text)}.") from None
 
 

@@ -29,7 +29,7 @@ from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
 from eval.runs.files import require_file, write_json
 from eval.runs.lines import ScoredExample
-from eval.runs.models import open_named
+from eval.runs.models import DTYPES, open_address
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
@@ -172,7 +172,12 @@ def run(options: argparse.Namespace) -> int:
         # Before the model is loaded: files may be missing.
         selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
-    model, tokenizer = open_named(options, tokenizer="required" if selection else "optional")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model, tokenizer = open_address(
+        options.model, device=options.device, dtype=DTYPES[options.dtype],
+        revision=options.revision or None, tokenizer="required" if selection else "optional",
+    )  # fmt: skip
     if selection is None:
         task = TokenPrompts.random(model, options.num_prompts, seed=options.seed or 0)
         selection, tokenizer = Selection(task.name, task), TokenIds()

@@ -18,10 +18,10 @@ from eval.runs.options import axes_of
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
-from eval.runs.runner import Checked, RunPlan, execute
+from eval.runs.runner import RunPlan, execute
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded, Sweep, read_sweep
-from eval.runs.worker import Decoding, in_turn
+from eval.runs.worker import Checked, Decoding, in_turn
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
 
@@ -120,7 +120,7 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
     return load(source, device=options.device, dtype=options.dtype, revision=revision)
 
 
-def load(source: str, *, device: str, dtype: str | None, revision: str = "") -> Loaded:
+def load(source: str, *, device: str | None, dtype: str | None, revision: str = "") -> Loaded:
     """Loads a model with its tokenizer as `load_model` does; each process has its own "cuda"."""
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
     wanted = DTYPES[dtype]

@@ -1,6 +1,5 @@
 """Models by text, as the command line, sweep files and records name them."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -67,20 +66,5 @@ def open_address(
         device=device,
         dtype=dtype,
         revision=revision,
-        tokenizer=tokenizer,
-    )
-
-
-def open_named(
-    options: Namespace, *, tokenizer: Literal["required", "optional"] = "required"
-) -> tuple[LoadedModel, Any]:
-    """Sets the number of threads, and loads the model that a command line names."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    return open_address(
-        options.model,
-        device=options.device,
-        dtype=DTYPES[options.dtype],
-        revision=options.revision or None,
         tokenizer=tokenizer,
     )

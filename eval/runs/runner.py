@@ -13,8 +13,6 @@ from eval.runs.settings import ALONE, Place, Run
 from eval.runs.worker import Checked, Decoding, Worker, in_turn
 from eval.tasks import Example
 
-__all__ = ["ALONE", "Checked", "Place", "Run", "execute"]
-
 
 class RunPlan(NamedTuple):
     """Which runs can be decoded and which cannot, known before the first forward."""

@@ -8,8 +8,6 @@ import eval_runs
 import pytest
 
 from dllm_decode import DecodeConfig
-from eval.metrics.costs import COSTS
-from eval.metrics.curves import method_of
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
@@ -18,7 +16,7 @@ from eval.reports.command import show
 from eval.reports.replay import replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured, summarise
-from eval.reports.table import other_scores, table
+from eval.reports.table import other_scores
 from eval.reports.terminal import picture_of
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Record, Settings, append
@@ -101,14 +99,6 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
     write_report(measured(folder), num_replays=1)
     assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
-
-
-def test_the_table_names_what_tells_rows_apart(folder: Folder) -> None:
-    rows = summarise(folder)["rows"]
-    assert table(rows, COSTS["forwards"]).count("\n") == 3
-    rows[1]["settings"]["cache"] = "DualCache()"
-    assert "`ConfidenceThreshold(0.9) + DualCache()`" in table(rows, COSTS["forwards"])
-    assert method_of(rows[1]["settings"]) == "ConfidenceThreshold + DualCache"
 
 
 def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
