@@ -175,13 +175,8 @@ def test_what_cannot_be_scored_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Likelihood(HashModel(), LeftToRight()).score([([1], [2]), (prompt, answer)])
-
-
-def test_numbers_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         MonteCarlo(0)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        Likelihood(HashModel(), LeftToRight(), batch_size=0)
 
 
 def _with_a_ban(family: str) -> Spied:

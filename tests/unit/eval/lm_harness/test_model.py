@@ -3,10 +3,10 @@
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ from dllm_decode.blocks import MultiBlock, Sequential
 from eval.cli import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.estimators import LeftToRight, MonteCarlo
-from eval.lm_harness.generation import AnswerLength
 from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.settings import LmSettings, Opened, open_model
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from eval.runs.settings import Place
+from eval.runs.token_prompts import TokenIds
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]
@@ -52,30 +52,12 @@ def _without_a_report_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
-@dataclass
-class Numbers:
+class Numbers(TokenIds):
     """A tokenizer whose texts are token ids."""
 
-    chat_template: str | None = None
-    bos_token_id: int | None = None
-    name_or_path: str = "toys/numbers"
-    all_special_ids: list[int] = field(default_factory=list)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return " ".join(str(token) for token in token_ids)
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, str]],
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        continue_final_message: bool = False,
-    ) -> str:
-        raise AssertionError("There is no template.")
+    bos_token_id = None
+    name_or_path = "toys/numbers"
+    all_special_ids: ClassVar[list[int]] = []
 
 
 @dataclass
@@ -87,6 +69,9 @@ class Counted(HashModel):
     def predict(self, inputs: ForwardInputs) -> Tensor:
         self.num_rows += len(inputs.tokens)
         return super().predict(inputs)
+
+
+SETTINGS = ("sampler", "blocks", "estimator", "batch_size")
 
 
 class Relayed(Ranks):
@@ -108,24 +93,15 @@ class Relayed(Ranks):
         return [value, self._mail.pop(0)]
 
 
-def make_lm(
-    model: MaskPredictor | None = None,
-    *,
-    gen_length: AnswerLength = 8,
-    temperature: float | None = None,
-    batch_size: int = 3,
-    seed: int = 0,
-) -> DecodeLM:
+def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
+    """Returns an adapter; changes are of its settings, or options of the decode, or "task"."""
+    options = {"gen_length": 8, "temperature": "task", "block_length": 4, **changes}
+    own = {name: options.pop(name) for name in SETTINGS if name in options}
+    decoding = {name: value for name, value in options.items() if value != "task"}
     settings = LmSettings(
-        model="toy", revision=None, dtype="float64", sampler=FixedSchedule(2), cache=NoCache(),
-        verifier=NoVerifier(), estimator=LeftToRight(),
-        decoding=DecodeConfig(block_length=4, seed=seed).updated(
-            gen_length=None if gen_length == "task" else gen_length, temperature=temperature
-        ),
-        from_task=("gen_length",) * (gen_length == "task") + ("temperature",) * (
-            temperature is None
-        ),
-        batch_size=batch_size,
+        model="toy", revision=None, dtype="float64", cache=NoCache(), verifier=NoVerifier(),
+        decoding=DecodeConfig(**decoding), from_task=tuple(options.keys() - decoding.keys()),
+        **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3, **own},
     )  # fmt: skip
     return DecodeLM(Opened(model or HashModel(), Numbers(), settings), Ranks())
 
@@ -234,10 +210,7 @@ def test_perplexity_is_refused() -> None:
 
 
 def test_accuracies_that_need_to_know_what_is_greedy_are_warned_of() -> None:
-    settings = make_lm().settings
-    lm = DecodeLM(
-        Opened(HashModel(), Numbers(), replace(settings, estimator=MonteCarlo(4))), Ranks()
-    )
+    lm = make_lm(estimator=MonteCarlo(4))
     choices = [scored("1", " 2 3", idx=0), scored("1", " 3 2", idx=1)]
     lm.loglikelihood(choices, disable_tqdm=True)
     with pytest.warns(UserWarning, match="'is_greedy' is False in toy. Use nll='l2r'"):
@@ -404,24 +377,20 @@ def test_a_response_cache_of_something_else_is_refused() -> None:
 
 
 def test_a_block_schedule_decides_what_is_open() -> None:
-    several = replace(make_lm().settings, sampler=ConfidenceThreshold(0.2), blocks=MultiBlock(4))
-    usual = replace(several, blocks=Sequential())
-    forwards = []
-    for settings in (usual, several):
-        lm = DecodeLM(Opened(HashModel(), Numbers(), settings), Ranks())
+    found = []
+    for blocks in (Sequential(), MultiBlock(4)):
+        lm = make_lm(sampler=ConfidenceThreshold(0.2), blocks=blocks)
         lm.generate_until([asked("1 2 3")], disable_tqdm=True)
         out = decode(
-            HashModel(), [[1, 2, 3]], settings.sampler, blocks=settings.blocks, gen_length=8,
+            HashModel(), [[1, 2, 3]], ConfidenceThreshold(0.2), blocks=blocks, gen_length=8,
             block_length=4,
         )  # fmt: skip
         assert lm.ledger.records()[0]["nfe"] == int(out.nfe[0])
-        assert lm.get_model_info()["decoding"]["blocks"] == repr(settings.blocks)
-        forwards.append(int(out.nfe[0]))
-    assert forwards[0] != forwards[1]
-    assert usual.fingerprint() != several.fingerprint()
-    counting = replace(several, sampler=FixedSchedule(2))
+        assert lm.get_model_info()["decoding"]["blocks"] == repr(blocks)
+        found.append((int(out.nfe[0]), lm.settings.fingerprint()))
+    assert len({nfe for nfe, _ in found}) == len({name for _, name in found}) == 2
     with pytest.raises(ValueError, match="opens all masks of a block at once"):
-        DecodeLM(Opened(HashModel(), Numbers(), counting), Ranks()).generate_until([asked("1")])
+        make_lm(blocks=MultiBlock(4)).generate_until([asked("1")])
 
 
 # Mistakes.

@@ -63,11 +63,6 @@ def test_the_chat_template_writes_all_special_tokens(template: str, head: list[i
     assert codec.prompt(begun) == [*head, A]
 
 
-def test_a_chat_without_a_template_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
-        Codec(Words(chat_template=None), EOS).render([], add_generation_prompt=True)
-
-
 @pytest.mark.parametrize(
     ("context", "continuation", "expected"),
     [

@@ -61,23 +61,6 @@ def test_two_tokens_a_step(n: int) -> None:
         assert float(found) == pytest.approx(published, abs=6e-5)
 
 
-@pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [1, 3], [1, 2, 1], [1, 1, 1, 1]])
-def test_steps_of_any_size(sizes: list[int]) -> None:
-    """Shuffle: n! over the product of remaining^size. Replace: a sum over the replacing step."""
-    n, remaining = 4, [4 - sum(sizes[:i]) for i in range(len(sizes))]
-    shuffled = Fraction(
-        math.factorial(n), math.prod(m**s for s, m in zip(sizes, remaining, strict=True))
-    )
-    assert listed("shuffle", n).random_order_accuracy(sizes) == shuffled
-    replaced = sum(
-        math.prod((1 - Fraction(1, remaining[u])) ** sizes[u] for u in range(t))
-        * Fraction(sizes[t], remaining[t])
-        * (1 - Fraction(1, remaining[t])) ** (sizes[t] - 1)
-        for t in range(len(sizes))
-    )
-    assert listed("replace_any", n).random_order_accuracy(sizes) == replaced
-
-
 def test_latin_squares() -> None:
     order3 = Joint.uniform([sum(square, ()) for square in latin_squares(3)])
     order4 = Joint.uniform([sum(square, ()) for square in latin_squares(4)])

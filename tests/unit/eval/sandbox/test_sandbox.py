@@ -321,19 +321,16 @@ def test_bubblewrap_shares_nothing_but_the_installation() -> None:
     assert "--bind" not in command
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()",
-        "import asyncio\nasyncio.run(asyncio.sleep(0))",
-        "import tempfile, os\nwith tempfile.TemporaryFile() as f: f.write(os.urandom(3))",
-        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int' = 3\nA()",
-        "import hashlib, sqlite3, decimal, re, heapq, datetime\nhashlib.sha256(b'')",
-        "if __name__ == '__main__': raise SystemExit",
-    ],
-)
-def test_ordinary_programs_are_not_in_the_way(isolated: Sandbox, program: str) -> None:
-    assert isolated.run(f"{program}\n{SUM}", TESTS) == Outcome("passed", True, True, "")
+def test_ordinary_programs_are_not_in_the_way(isolated: Sandbox) -> None:
+    program = (
+        "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()\n"
+        "import asyncio\nasyncio.run(asyncio.sleep(0))\n"
+        "import tempfile, os\nwith tempfile.TemporaryFile() as f: f.write(os.urandom(3))\n"
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: 'int' = 3\nA()\n"
+        "import hashlib, sqlite3, decimal, re, heapq, datetime\nhashlib.sha256(b'')\n"
+        "if __name__ == '__main__': raise SystemExit\n"
+    )
+    assert isolated.run(program + SUM, TESTS) == Outcome("passed", True, True, "")
 
 
 def test_bubblewrap_lends_the_packages_of_this_interpreter() -> None:

@@ -1,11 +1,8 @@
 """The list operations: answers, splits, scores and closed forms."""
 
 import random
-from fractions import Fraction
-from itertools import product
 
 import pytest
-from eval_runs import one_step_accuracy
 
 from eval.tasks.lists import (
     FIXED_LENGTH,
@@ -33,38 +30,6 @@ def request(keyword: str, n: int) -> Request:
     num_items = {"agree": 3, "pair_sum": 0, "city": 4}.get(keyword, n)
     word = ITEMS[-1] if keyword.startswith(("replace", "insert")) else None
     return Request(keyword, ITEMS[:num_items], number, word)
-
-
-def accuracy_by_enumeration(answers: tuple[tuple[str, ...], ...]) -> Fraction:
-    """Returns the chance that a draw from the product of the marginals is an answer."""
-    size = len(answers)
-    total = Fraction(0)
-    for answer in answers:
-        chance = Fraction(1)
-        for i, item in enumerate(answer):
-            chance *= Fraction(sum(other[i] == item for other in answers), size)
-        total += chance
-    return total
-
-
-SEVERAL = ("replace_any", "remove_any", "insert_any", "shuffle", "agree")
-
-
-@pytest.mark.parametrize(
-    ("keyword", "n"),
-    [*product(SEVERAL, range(2, 7)), ("pair_sum", 3), ("pair_sum", 12), ("city", 4)],
-)
-def test_one_step_accuracy_equals_the_enumeration(keyword: str, n: int) -> None:
-    asked = request(keyword, n)
-    assert one_step_accuracy(asked) == accuracy_by_enumeration(valid_outputs(asked))
-
-
-def test_closed_forms_satisfy_the_known_identities() -> None:
-    for n in range(2, 12):
-        remove, shuffle = (one_step_accuracy(request(k, n)) for k in ("remove_any", "shuffle"))
-        assert remove == 2 ** (n - 1) * shuffle
-        longer = one_step_accuracy(request("remove_any", n + 1))
-        assert one_step_accuracy(request("insert_any", n)) == longer / (n + 1)
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
