@@ -22,27 +22,25 @@ class CostLedger:
     """The cost of every answer, once each, even if the harness repeats a request."""
 
     def __init__(self) -> None:
-        self._own: dict[Key, dict[str, Any]] = {}
-        self._everyones: dict[Key, dict[str, Any]] = {}
+        self._records: dict[Key, dict[str, Any]] = {}
 
     def add(self, job: LmJob, cost: Mapping[str, Any]) -> None:
         """Notes an answer's cost; a later one takes the place of an earlier one."""
         request, repeat = job
         # Requests made by hand have no number; each is its own document.
-        doc_id = len(self._own) if request.doc_id is None else request.doc_id
+        doc_id = len(self._records) if request.doc_id is None else request.doc_id
         key = (request.task_name or "", doc_id, request.idx, repeat, request.request_type)
         names = ("task", "doc_id", "idx", "repeat", "request")
-        self._own[key] = dict(zip(names, key, strict=True)) | dict(cost)
+        self._records[key] = dict(zip(names, key, strict=True)) | dict(cost)
 
     def share(self, ranks: Ranks) -> None:
         """Gives every process the costs of all; each calls it at the same point."""
-        for own in ranks.all(self._own):
-            self._everyones |= own
+        for records in ranks.all(self._records):
+            self._records |= records
 
     def records(self) -> list[dict[str, Any]]:
         """Returns all records known to this process, in order of task and document."""
-        found = self._everyones | self._own
-        return [found[key] for key in sorted(found)]
+        return [self._records[key] for key in sorted(self._records)]
 
     def write(self, path: Path) -> None:
         """Writes the records, a line of JSON each."""

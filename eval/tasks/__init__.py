@@ -8,6 +8,7 @@ from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
 from eval.tasks.mbpp import Mbpp
 from eval.tasks.parallelbench import ParallelBench
+from eval.tasks.problem_files import FileTask
 from eval.tasks.puzzles import LatinSquare, Sudoku4
 from eval.tasks.word_problems import WordProblems
 from eval.tasks.writing import WordsToSentence
@@ -15,6 +16,7 @@ from eval.tasks.writing import WordsToSentence
 __all__ = [
     "Equations",
     "Example",
+    "FileTask",
     "GeneratedTask",
     "Gsm8k",
     "HumanEval",

@@ -140,15 +140,10 @@ class DataSet(NamedTuple):
             from datasets import load_dataset
 
             table = load_dataset(self.hub_id, self.config, split=split)
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             raise ValueError(
-                f"{self.hub_id} without a path needs the package `datasets`, got none; install it "
-                f"or {remedy}."
-            ) from error
-        except OSError as error:
-            raise ValueError(
-                f"Without a path the hub's {self.hub_id} is needed, got {type(error).__name__}; "
-                f"{remedy}."
+                f"Without a path, {self.hub_id} is read from the hub by the package `datasets`, "
+                f"got {type(error).__name__}; install the package or {remedy}."
             ) from error
         return [Found(row, f"Row {i} of {self.hub_id}") for i, row in enumerate(table, start=1)]
 

@@ -146,11 +146,12 @@ def test_without_hub_or_package_the_remedy_is_one_sentence(
     def unreachable(*args: object, **kwargs: object) -> None:
         raise ConnectionError("Couldn't reach the hub")
 
+    remedy = f"install the package or give path=, a folder with {file}"
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=f"got ConnectionError; give path=, a folder with {file}"):
+    with pytest.raises(ValueError, match=f"got ConnectionError; {remedy}"):
         make(None).examples()
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match=f"install it or give path=, a folder with {file}"):
+    with pytest.raises(ValueError, match=f"got ModuleNotFoundError; {remedy}"):
         make(None).examples()
 
 
