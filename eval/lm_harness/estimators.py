@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eval.metrics.statistics import mean, standard_error
+from samplers.checks import require_count
 
 
 class Pattern(NamedTuple):
@@ -83,8 +84,7 @@ class MonteCarlo(Estimator):
     num_samples: int = 128
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+        require_count("num_samples", self.num_samples, 1)
 
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
         offset = rng.random()

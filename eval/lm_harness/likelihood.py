@@ -17,6 +17,7 @@ from dllm_decode.core.layout import attention_mask
 from dllm_decode.models.base import UniformState
 from eval.lm_harness.estimators import Estimate, Estimator, LeftToRight, Pattern
 from eval.runs.records import digest
+from samplers.checks import require_count
 from samplers.logits.statistics import gather, log_normaliser, most_likely
 
 Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -52,8 +53,7 @@ class Likelihood:
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        require_count("batch_size", self.batch_size, 1)
         if isinstance(self.model, UniformState):
             raise ValueError(
                 f"A likelihood needs a model of masked diffusion, got {self.model.name}. Use a "

@@ -22,6 +22,7 @@ from eval.runs.plugins import (
 from eval.runs.records import digest
 from eval.tasks import tokenizer
 from samplers import Sampler
+from samplers.checks import require_choice
 
 # The harness' own keys are hashes.
 _STAMP = "settings of dllm_decode"
@@ -134,10 +135,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         )
     given = {name: _read(name, value) for name, value in arguments.items() if value is not None}
     found = {**DEFAULTS, **given}
-    for name, allowed in (("nll", get_args(Nll)), ("dtype", (None, *get_args(Dtype)))):
-        if found[name] not in allowed:
-            wanted = ", ".join(filter(None, allowed))
-            raise ValueError(f"{name} must be one of {wanted}, got {found[name]!r}.")
+    require_choice("nll", found["nll"], get_args(Nll))
+    if found["dtype"] is not None:
+        require_choice("dtype", found["dtype"], get_args(Dtype))
     decoding_of(found)
     for name, check in _CHECKS.items():
         check(found[name])

@@ -21,7 +21,6 @@ It does not guard against:
   the few variables of the environment that podman and docker need.
 """
 
-import math
 import os
 import secrets
 import shutil
@@ -37,6 +36,7 @@ from pathlib import Path
 
 from eval.sandbox.code_runner import CodeRunner, Outcome
 from eval.sandbox.runners import ENVIRONMENT, REMEDY, commands_of
+from samplers.checks import require_count, require_positive
 
 INSIDE = Path(__file__).with_name("inside.py")
 STAGES = ("ready", "compiled", "loaded", "passed", "failed", "late")
@@ -73,15 +73,14 @@ class Sandbox(CodeRunner):
 
     def __post_init__(self) -> None:
         commands_of(self.runner, self.memory_bytes)
-        # Python itself needs 64 MiB.
-        for name, value, least in (
-            ("cpu_s", self.cpu_s, 1), ("memory_bytes", self.memory_bytes, 1 << 26)
-        ):  # fmt: skip
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        for name, seconds in (("wall_s", self.wall_s), ("start_s", self.start_s)):
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+        require_count("cpu_s", self.cpu_s, 1, unit="seconds")
+        if self.memory_bytes < 1 << 26:
+            raise ValueError(
+                f"memory_bytes must be at least {1 << 26}, which Python itself needs, got "
+                f"{self.memory_bytes}."
+            )
+        require_positive("wall_s", self.wall_s, unit="a number of seconds")
+        require_positive("start_s", self.start_s, unit="a number of seconds")
 
     def require_ready(self, name: str) -> None:
         """Raises ValueError if no runner passes a trial program."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eval.tasks.base import Example, SampledTask
+from samplers.checks import require_count
 
 OPERATORS = ("+", "-", "*", "/")
 
@@ -30,10 +31,8 @@ class Equations(SampledTask):
     gen_length = 8
 
     def __post_init__(self) -> None:
-        if self.max_value < 4:
-            raise ValueError(f"max_value must be at least 4, got {self.max_value}.")
-        if self.max_factor < 1:
-            raise ValueError(f"max_factor must be at least 1, got {self.max_factor}.")
+        require_count("max_value", self.max_value, 4)
+        require_count("max_factor", self.max_factor, 1)
 
     def sample(self, rng: random.Random) -> Example:
         """Draws one equation."""

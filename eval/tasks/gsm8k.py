@@ -12,6 +12,7 @@ from msgspec import Meta
 from eval.tasks.base import Example, content_id, cut_at
 from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, Row, write_plain
 from eval.tasks.problem_files import DataSet, PublishedTask, typed
+from samplers.checks import require_count
 
 DATA = DataSet(
     "openai/gsm8k", "main", ("test.jsonl", "train.jsonl"),
@@ -69,8 +70,7 @@ class Gsm8k(PublishedTask[Protocol]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ValueError(f"num_fewshot must be at least 0, got {self.num_fewshot}.")
+        require_count("num_fewshot", self.num_fewshot, 0, optional=True)
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from eval.tasks.base import Example, content_id
 from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import flexible_answer, normalised
 from eval.tasks.problem_files import FileTask, Found, read_objects
+from samplers.checks import require_choice, require_count
 
 _MATCHES = ("auto", "exact", "number", "contains")
 _NUMBER = re.compile(r"\s*[-+$]?[\d,]*\.?\d+\s*")
@@ -39,10 +40,8 @@ class JsonLines(FileTask):
     splits = ("test",)
 
     def __post_init__(self) -> None:
-        if self.match not in _MATCHES:
-            raise ValueError(f"match must be one of {', '.join(_MATCHES)}, got {self.match!r}.")
-        if self.gen_length < 1:
-            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
+        require_choice("match", self.match, _MATCHES)
+        require_count("gen_length", self.gen_length, 1)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from math import factorial
 
 from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast
+from samplers.checks import require_choice
 
 Items = tuple[str, ...]
 
@@ -67,10 +68,8 @@ class ListTask(GeneratedTask):
     primary = "answer"
 
     def __post_init__(self) -> None:
-        if self.keyword not in OUTPUTS:
-            raise ValueError(f"keyword must be one of {', '.join(OUTPUTS)}, got {self.keyword!r}.")
-        if self.style not in STYLES:
-            raise ValueError(f"style must be one of {', '.join(STYLES)}, got {self.style!r}.")
+        require_choice("keyword", self.keyword, tuple(OUTPUTS))
+        require_choice("style", self.style, STYLES)
         if self.n is not None and self.keyword in FIXED_LENGTH:
             raise ValueError(f"{self.keyword!r} has one length only, got n={self.n}; leave n out.")
         if self.n is not None and not 2 <= self.n <= LONG_LENGTHS[1]:

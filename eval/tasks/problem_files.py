@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from eval.tasks.base import Example, Task
+from samplers.checks import require_choice, require_count
 
 OF_PROTOCOL = -1
 
@@ -80,14 +81,10 @@ class PublishedTask(FileTask, Generic[Setting]):
         """The published settings by name."""
 
     def __post_init__(self) -> None:
-        if self.protocol not in self.protocols:
-            raise ValueError(
-                f"protocol must be one of {', '.join(self.protocols)}, got {self.protocol!r}."
-            )
+        require_choice("protocol", self.protocol, tuple(self.protocols))
         if self.gen_length == OF_PROTOCOL:
             object.__setattr__(self, "gen_length", self.published.gen_length)
-        if self.gen_length < 1:
-            raise ValueError(f"gen_length must be at least 1, got {self.gen_length}.")
+        require_count("gen_length", self.gen_length, 1)
 
     @property
     def published(self) -> Setting:

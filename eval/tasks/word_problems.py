@@ -10,6 +10,7 @@ from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast, word_list
 from eval.tasks.number_world import Plan, draw, plan_of
 from eval.tasks.word_problem_templates import Template, templates
+from samplers.checks import require_count
 
 MINI_TEMPLATES = word_list(
     "gain_lose boxes_extra share_rest change more_pages leak buy_two trees bus teams shop_day "
@@ -62,10 +63,8 @@ class WordProblems(GeneratedTask):
     gen_length = 64
 
     def __post_init__(self) -> None:
-        if self.max_value < 20:
-            raise ValueError(f"max_value must be at least 20, got {self.max_value}.")
-        if self.max_factor < 2:
-            raise ValueError(f"max_factor must be at least 2, got {self.max_factor}.")
+        require_count("max_value", self.max_value, 20)
+        require_count("max_factor", self.max_factor, 2)
         ids = tuple(templates())
         unknown = sorted(set(self.templates) - set(ids))
         if unknown:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.grammar import read_world, word_list
 from eval.tasks.text_scores import grammar, includes, is_one_sentence, product
+from samplers.checks import require_choice
 
 LEVELS = ("easy", "medium", "hard")
 MAX_WORDS = 8
@@ -64,8 +65,7 @@ class WordsToSentence(SampledTask):
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MAX_WORDS:
             raise ValueError(f"n must be a number of words from 2 to {MAX_WORDS}, got {self.n}.")
-        if self.level not in LEVELS:
-            raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {self.level!r}.")
+        require_choice("level", self.level, LEVELS)
 
     def sample(self, rng: random.Random) -> Example:
         """Draws the words of a sentence."""

@@ -199,8 +199,8 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cpu_s": 0}, "cpu_s must be at least 1, got 0"),
-        ({"wall_s": float("inf")}, "wall_s must be a positive number of seconds, got inf"),
+        ({"cpu_s": 0}, "cpu_s must be a whole number of seconds, at least 1, got 0"),
+        ({"wall_s": float("inf")}, "wall_s must be a number of seconds above 0, got inf"),
         ({"memory_bytes": 1 << 20}, "memory_bytes must be at least"),
         ({"runner": ""}, "must be auto, bwrap, podman, docker or a command .* Python, got ''"),
         ({"runner": "podman 'run"}, "must be quoted as in a shell"),

@@ -29,7 +29,7 @@ def test_the_right_answer_scores_one_and_a_wrong_one_zero() -> None:
 
 
 def test_a_world_that_is_too_small_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_value must be at least 4"):
+    with pytest.raises(ValueError, match="max_value must be a whole number, at least 4"):
         Equations(max_value=3)
-    with pytest.raises(ValueError, match="max_factor must be at least 1"):
+    with pytest.raises(ValueError, match="max_factor must be a whole number, at least 1"):
         Equations(max_factor=0)

@@ -120,9 +120,9 @@ def test_a_small_split_gives_fewer_examples() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="keyword must be one of copy"):
+    with pytest.raises(ValueError, match='keyword must be one of "copy"'):
         ListTask("rotate")
-    with pytest.raises(ValueError, match="style must be one of brackets"):
+    with pytest.raises(ValueError, match='style must be one of "brackets"'):
         ListTask("copy", style="yaml")
     with pytest.raises(ValueError, match="n is a length from 2 to 10, got 11"):
         ListTask("copy", n=11)

@@ -128,9 +128,9 @@ def test_special_splits_hold_what_they_promise() -> None:
 
 
 def test_bad_settings_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match="max_value must be at least 20, got 3"):
+    with pytest.raises(ValueError, match="max_value must be a whole number, at least 20, got 3"):
         WordProblems(max_value=3)
-    with pytest.raises(ValueError, match="max_factor must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="max_factor must be a whole number, at least 2, got 1"):
         WordProblems(max_factor=1)
     with pytest.raises(ValueError, match="got nonsense; the ids are gain_lose"):
         WordProblems(templates=("nonsense",))
