@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models import MaskedTransformer, load_model, new_llada
 from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
@@ -39,6 +39,15 @@ EVERY_FAMILY = tuple(REGISTERED)
 
 load_without_tokenizer = partial(load_model, tokenizer="optional")
 """`load_model` of what has no tokenizer files: the tiny checkpoints, and what tests write."""
+
+
+def new_tiny(**changes: Any) -> MaskedTransformer:
+    """Returns a new LLaDA of two layers, as small as can be."""
+    sizes = {
+        "vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
+        "mlp_hidden_size": 24, "mask_id": 49, "eos_ids": (40,),
+    }  # fmt: skip
+    return new_llada(**sizes | changes)
 
 
 def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:

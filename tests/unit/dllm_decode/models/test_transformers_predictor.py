@@ -7,9 +7,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from dllm_decode import DualCache, SelfVerify, decode
-from dllm_decode.models.base import ForwardInputs, MaskPredictor
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.transformers_predictor import TransformersMaskPredictor
-from samplers import ConfidenceThreshold, FixedSchedule
+from samplers import FixedSchedule
 
 V, MASK, EOS = 40, 39, 38
 PROMPTS = [[3, 17, 4, 9, 22], [5], [7, 7, 30, 31, 12, 13, 14]]
@@ -52,11 +52,6 @@ def alone(predictor: TransformersMaskPredictor, canvas: list[int]) -> torch.Tens
         return predictor._model(input_ids=torch.tensor([canvas])).logits[0]
 
 
-def test_it_is_a_mask_predictor(predictor: TransformersMaskPredictor) -> None:
-    assert isinstance(predictor, MaskPredictor)
-    assert predictor.max_length == 64
-
-
 @pytest.mark.parametrize("logit_shift", [0, 1])
 def test_it_decodes_as_a_plain_loop_does(
     predictor: TransformersMaskPredictor, logit_shift: int
@@ -75,13 +70,6 @@ def test_it_decodes_as_a_plain_loop_does(
                 place = max(range(len(open_)), key=lambda n: best[n].values.item())
                 canvas[open_[place]] = best[place].indices.item()
         assert out.tokens[row].tolist() == canvas[len(prompt) :]
-
-
-def test_rows_do_not_see_their_batch_mates(predictor: TransformersMaskPredictor) -> None:
-    together = decode(predictor, PROMPTS, ConfidenceThreshold(0.3), **OPTIONS)
-    for row, prompt in enumerate(PROMPTS):
-        single = decode(predictor, [prompt], ConfidenceThreshold(0.3), **OPTIONS)
-        assert torch.equal(together.tokens[row], single.tokens[0])
 
 
 def test_drafts_are_verified(predictor: TransformersMaskPredictor) -> None:

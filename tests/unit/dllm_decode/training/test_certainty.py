@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import load_tiny
+from tiny_models import load_tiny, new_tiny
 from torch import Tensor
 
-from dllm_decode.models import new_llada
 from dllm_decode.training import Batch
 from dllm_decode.training.answer_blocks import blocks_of_answers, lay_blocks
 from dllm_decode.training.certainty import (
@@ -86,15 +85,10 @@ def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
 
 def batch_and_model() -> tuple[Batch, Any]:
     torch.manual_seed(0)
-    model = new_llada(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        mlp_hidden_size=48,
-        mask_id=MASK,
+    model = new_tiny(
+        vocab_size=VOCAB, hidden_size=32, num_layers=1, mlp_hidden_size=48, mask_id=MASK,
         eos_ids=(EOS,),
-    )
+    )  # fmt: skip
     tokens = torch.randint(2, VOCAB, (6, 14))
     tokens[:, 11:] = EOS
     tokens[0, :2] = EOS

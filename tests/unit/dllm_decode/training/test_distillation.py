@@ -10,13 +10,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from processes import in_two_processes
-from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, new_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.optim import AdamW
 
 from dllm_decode import StepEvent, decode
-from dllm_decode.models import MaskedTransformer, new_llada
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import Progress, Report, Settings, train
 from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
@@ -39,9 +39,8 @@ def fresh_accelerate() -> None:
 
 
 def tiny_model() -> MaskedTransformer:
-    return new_llada(
-        vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, mlp_hidden_size=48,
-        mask_id=MASK, eos_ids=(EOS,),
+    return new_tiny(
+        vocab_size=VOCAB, hidden_size=32, mlp_hidden_size=48, mask_id=MASK, eos_ids=(EOS,)
     )  # fmt: skip
 
 

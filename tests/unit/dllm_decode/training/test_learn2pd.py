@@ -26,8 +26,6 @@ from dllm_decode.training.learn2pd_examples import (
     FilterExamples,
     collect_examples,
     join,
-    load_examples,
-    save_examples,
     split,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
@@ -365,15 +363,6 @@ def test_the_oracle_enters_a_block_as_the_cache_does(family: str) -> None:
     assert entries >= 2
     # Each forward of the oracle commits a token at least.
     assert len(found) <= int(out.nfe.sum())
-
-
-def test_examples_are_read_back_as_written(tmp_path: Path) -> None:
-    examples = toy_examples(4)
-    save_examples(examples, tmp_path / "parts" / "one.safetensors")
-    found = load_examples(tmp_path / "parts" / "one.safetensors")
-    for name, value in vars(examples).items():
-        assert torch.equal(vars(found)[name], value)
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["one.safetensors"]
 
 
 def test_a_killed_training_ends_as_one_that_was_not(

@@ -235,20 +235,12 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
         (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
         (["train-filter", "--learning-rate", "inf"], "learning_rate must be above 0 and finite"),
-        (["train-filter", "--learning-rate", "nan"], "learning_rate must be above 0 and finite"),
-        (["train-filter", "--learning-rate", "0"], "learning_rate must be above 0 and finite"),
         (["train-filter", "--seed", "9" * 30], "seed must be between"),
         (["train-filter", "--threshold", "nan"], "--threshold must be a probability"),
         (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
         (["train-filter", "--prompts", "chat", "--model", "plain"], "a chat template"),
-        (["distil", "--learning-rate", "inf"], "--learning-rate must be at most 1e+09, got inf"),
-        (["distil", "--learning-rate", "nan"], "--learning-rate must be above 0, got nan"),
-        (["distil", "--muon", "inf"], "--muon must be at most 1e+09, got inf"),
         (["distil", "--epochs", "inf"], "--epochs must be at most 1e+09, got inf"),
-        (["distil", "--epochs", "1e308"], "--epochs must be at most 1e+09, got 1e+308"),
-        (["distil", "--minutes", "inf"], "--minutes must be at most 1e+09, got inf"),
         (["distil", "--temperature", "inf"], "temperature and entropy_weight must be finite"),
-        (["distil", "--entropy-weight", "inf"], "temperature and entropy_weight must be finite"),
         (["distil", "--greatest-share", "nan"], "greatest_share must be in (0, 1], got nan"),
         (["distil", "--lora-rank", "-1"], "--lora-rank must be at least 0, got -1"),
         (["distil", "--lora-rank", "1000000"], "rank must be at most "),
@@ -329,13 +321,21 @@ def test_a_report_replaces_neither_the_filter_nor_a_file_of_another(
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_the_curve_without_its_package_is_said_before_anything_is_decoded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("package", "words", "sentence"),
+    [
+        ("matplotlib", [], "needs the package matplotlib"),
+        ("peft", ["--lora-rank", "2"], "LoRA needs the package peft"),
+    ],
+)
+def test_a_missing_package_is_said_before_anything_is_decoded(
+    package: str, words: list[str], sentence: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """It was missed when the model was trained."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["distil", "--output", str(tmp_path / "out")]) == 2
-    assert "needs the package matplotlib" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["distil", *words, "--output", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -449,12 +449,3 @@ def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:
         save_file({**parts, **other}, file)
         with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
             read_examples(file, range(2), 4)
-
-
-def test_lora_without_its_package_is_said_before_anything_is_decoded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    assert main(["distil", "--lora-rank", "2", "--output", str(tmp_path / "out")]) == 2
-    assert "LoRA needs the package peft" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -162,9 +162,3 @@ def test_every_row_of_the_cache_is_computed_and_none_is_gathered() -> None:
     assert inputs.kv_cache.num_slots == 128
     assert inputs.rows is None
     assert torch.equal(inputs.tokens[case.index, :67], case.inputs.tokens)
-
-
-def test_padding_only_writes_to_the_spare_slot() -> None:
-    case = Case(tiny("llada"), 0, size=(9, 3, 11, 40), kinds=("slice", "slice", "one row"))
-    slots = pad_to_bucket(case.inputs, case.whole).inputs.slots
-    assert slots.tolist() == [[0] * 16] * 6 + [[*range(4, 15), *[0] * 5]] * 3

@@ -61,16 +61,6 @@ def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: An
     assert replayed.recorder.num_replayed
 
 
-def test_one_recording_serves_every_block() -> None:
-    replayed = Replayed("llada")
-    options: Any = {"gen_length": 64, "block_length": 8, "cache": DualCache()}
-    prompts = [prompt[-1:] for prompt in PROMPTS]
-    out = decode(replayed, prompts, FixedSchedule(8), stop_at_eos=False, **options)
-    # One of all columns and one of a block.
-    assert replayed.recorder.num_captured == 2
-    assert replayed.recorder.num_replayed == out.forwards - 2
-
-
 def test_rows_that_come_and_go_are_served() -> None:
     replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}

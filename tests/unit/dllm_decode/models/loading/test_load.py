@@ -11,26 +11,20 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tiny_models import EVERY_FAMILY, load_tiny
+from tiny_models import EVERY_FAMILY, load_tiny, new_tiny
 from tiny_models import load_without_tokenizer as load_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models import MaskedTransformer, new_llada, save_model
+from dllm_decode.models import MaskedTransformer, save_model
 from dllm_decode.models import load_model as load_required
 from dllm_decode.models.loading import find, load, placement, weights
 
 
-def small(**changes: object) -> MaskedTransformer:
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
-    ids = {"mask_id": 49, "eos_ids": (40,)}
-    return new_llada(**{**sizes, "mlp_hidden_size": 24, **ids, **changes})
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    save_model(small(), tmp_path / "small")
+    save_model(new_tiny(), tmp_path / "small")
     return tmp_path / "small"
 
 
@@ -165,7 +159,7 @@ def test_a_gpu_is_taken_by_default_and_named_once(monkeypatch, caplog) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_what_was_saved_is_loaded_bit_for_bit(dtype, tmp_path) -> None:
-    model = small().to(dtype)
+    model = new_tiny().to(dtype)
     save_model(model, tmp_path)
     loaded, _ = load_model(tmp_path)
     assert loaded.dtype == dtype
@@ -179,7 +173,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(dtype, tmp_path) -> None:
     ids=str,
 )
 def test_every_variant_survives_saving_and_loading(changes, tmp_path) -> None:
-    model = small(**changes)
+    model = new_tiny(**changes)
     save_model(model, tmp_path)
     loaded, _ = load_model(tmp_path)
     assert loaded.transformer.config == model.transformer.config
@@ -214,16 +208,16 @@ def test_shards_are_the_single_file(folder, tmp_path) -> None:
 
 
 def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
-    save_model(small(seed=1), folder, max_shard_bytes=4000)
-    save_model(small(seed=2), folder)
+    save_model(new_tiny(seed=1), folder, max_shard_bytes=4000)
+    save_model(new_tiny(seed=2), folder)
     assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
-    assert same(load_model(folder)[0], small(seed=2))
+    assert same(load_model(folder)[0], new_tiny(seed=2))
 
 
 def test_a_seed_is_a_model() -> None:
-    assert same(small(seed=3), small(seed=3))
-    assert not same(small(seed=3), small(seed=4))
-    for name, part in small(seed=3).transformer.parts().items():
+    assert same(new_tiny(seed=3), new_tiny(seed=3))
+    assert not same(new_tiny(seed=3), new_tiny(seed=4))
+    for name, part in new_tiny(seed=3).transformer.parts().items():
         assert (part != 0).all(), name
         assert part.std() < 0.03, name
 
@@ -235,11 +229,11 @@ def test_a_new_model_is_made_in_its_dtype_from_the_start(monkeypatch) -> None:
         made.append((part.device.type, part.dtype))
 
     monkeypatch.setattr(torch.Tensor, "normal_", normal)
-    model = small(dtype=torch.bfloat16)
+    model = new_tiny(dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
     assert {dtype for device, dtype in made if device != "meta"} == {torch.bfloat16}
     monkeypatch.undo()
-    assert same(small(seed=3, dtype=torch.bfloat16), small(seed=3, dtype=torch.bfloat16))
+    assert same(new_tiny(seed=3, dtype=torch.bfloat16), new_tiny(seed=3, dtype=torch.bfloat16))
 
 
 def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
@@ -319,7 +313,7 @@ def quantised(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> list[Path]:
-    save_model(small(), folder, max_shard_bytes=4000)
+    save_model(new_tiny(), folder, max_shard_bytes=4000)
     return sorted(folder.glob("*.safetensors"))
 
 

@@ -8,11 +8,9 @@ from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode import decode
 from dllm_decode.models import ForwardInputs, MaskedTransformer, save_model
 from dllm_decode.models.loading import quantize
 from dllm_decode.models.network.transformer import Transformer
-from samplers import FixedSchedule
 
 # In an environment that has the extra `int8`, torchao's own sources raise warnings: give pytest
 # -W "ignore:invalid escape sequence".
@@ -134,36 +132,6 @@ def test_a_mixture_of_experts_is_refused_by_name(family, kind, monkeypatch) -> N
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
     with pytest.raises(ValueError, match=f"left out for a mixture of experts, got '{kind}'"):
         load_tiny(family, quantize=kind)
-
-
-@needs_torchao
-@DTYPE
-def test_layers_take_half_of_bfloat16(dtype) -> None:
-    plain, _ = load_model("mini", dtype=dtype)
-    eight, _ = load_model("mini", dtype=dtype, quantize="int8")
-    layers = [list(model.transformer.layers.parameters()) for model in (eight, plain)]
-    assert num_bytes(layers[0]) / num_bytes(layers[1]) < 0.51 / (dtype.itemsize / 2)
-    assert eight.dtype == dtype
-    assert eight.new_kv_cache(1, 4).keys.dtype == dtype
-
-
-@needs_torchao
-@DTYPE
-def test_mini_answers_as_before(dtype) -> None:
-    answers = []
-    for kind in (None, "int8"):
-        model, tokenizer = load_model("mini", dtype=dtype, quantize=kind)
-        asked = (
-            "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . how "
-            "many apples does emma have now ?"
-        )
-        chat = [{"role": "user", "content": asked}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        prompt = tokenizer.encode(text, add_special_tokens=False)
-        out = decode(model, [prompt], FixedSchedule(32), gen_length=64, block_length=32)
-        answers.append(tokenizer.decode(out.answers()[0]))
-    assert answers[0] == answers[1]
-    assert "34" in answers[0].replace("3 4", "34")
 
 
 @needs_torchao

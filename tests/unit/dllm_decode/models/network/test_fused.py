@@ -229,16 +229,6 @@ def test_without_memory_nothing_is_given_up() -> None:
     assert not operations.failed
 
 
-def test_without_triton_a_warning_says_so() -> None:
-    def absent() -> Any:
-        raise ModuleNotFoundError("No module named 'triton'")
-
-    operations = CheckedOperations("there", absent)
-    with pytest.warns(UserWarning, match="Triton cannot be imported"):
-        made = operations.swiglu(torch.ones(1, 2, 4))
-    assert torch.equal(made, plain.swiglu(torch.ones(1, 2, 4)))
-
-
 class Attention(Kernels):
     """Counts attention alone."""
 

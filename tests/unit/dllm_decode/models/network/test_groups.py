@@ -113,19 +113,6 @@ def test_logits_of_a_group_may_be_changed_in_place() -> None:
     assert not first.requires_grad
 
 
-def test_a_cache_in_pieces_holds_the_keys_of_all_groups() -> None:
-    model = tiny("llada")
-    whole, pieces = model.new_kv_cache(3, 15), model.new_kv_cache(3, 15)
-    keys, values = pieces.keys, pieces.values
-    pieces = KVCache(keys[:1], values[:1], KVCache(keys[1:], values[1:]))
-    expected = [model.predict(group) for group in groups_of(whole)]
-    assert_same(model.predict_groups(groups_of(pieces)), expected)
-    torch.testing.assert_close(keys, whole.keys)
-    torch.testing.assert_close(values, whole.values)
-    assert keys[..., :4, :].any()
-    assert not keys[..., 12:, :].any()
-
-
 def test_weights_in_files_serve_groups(tmp_path: Path) -> None:
     plain, _ = load_model(MODELS / "llada")
     spread, _ = load_model(
@@ -134,13 +121,6 @@ def test_weights_in_files_serve_groups(tmp_path: Path) -> None:
     assert spread.transformer.route is not None
     found = spread.predict_groups(groups_of(spread.new_kv_cache(3, 12)))
     assert_same(found, plain.predict_groups(groups_of(plain.new_kv_cache(3, 12))))
-
-
-def test_a_cache_without_slots_is_refused() -> None:
-    model = tiny("llada")
-    groups = [replace(group, slots=None) for group in groups_of(model.new_kv_cache(3, 12))]
-    with pytest.raises(ValueError, match="A KV cache and slots must go together"):
-        model.predict_groups(groups)
 
 
 class Runner:

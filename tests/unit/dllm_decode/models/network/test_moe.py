@@ -155,16 +155,6 @@ def test_threads_share_the_experts_that_have_tokens() -> None:
 
 
 @CONFIG
-def test_a_token_is_mapped_without_looking_at_the_others(config: MoEConfig) -> None:
-    layer, hidden = make(config), random(3, 7, H, seed=99)
-    together = layer(hidden, plain)
-    for row in range(3):
-        assert torch.allclose(layer(hidden[row : row + 1], plain)[0], together[row], atol=1e-12)
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(layer(hidden[:, order], plain), together[:, order], atol=1e-12)
-
-
-@CONFIG
 def test_parts_are_views_of_all_parameters(config: MoEConfig) -> None:
     layer = make(config)
     for part in layer.parts().values():

@@ -24,10 +24,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def test_a_whole_target_is_loaded(folder: Path, tokenizer: Any) -> None:
-    assert load_target(folder, tokenizer).vocab_size
-
-
 @pytest.mark.parametrize(("more", "message"), [(1, "missing"), (-1, "left over")])
 def test_another_number_of_layers_is_refused(
     more: int, message: str, folder: Path, tokenizer: Any
