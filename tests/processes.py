@@ -58,7 +58,9 @@ def ray_environment() -> dict[str, str]:
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux only"
 )
-GPUS_THAT_ARE_NOT_HERE = pytest.mark.parametrize("capability", [80, 90, 100])
+GPUS_THAT_ARE_NOT_HERE = pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(number, marks=pytest.mark.slow) for number in (80, 100))]
+)
 
 
 def run_checks(module: str, *, interpret: bool, marked: str = "not slow") -> str:

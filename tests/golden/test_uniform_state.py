@@ -18,14 +18,7 @@ from safetensors.torch import load_file
 from tiny_models import tiny_gemma
 from torch import Tensor
 
-from dllm_decode import (
-    CachePolicy,
-    FreeCache,
-    NoCache,
-    PrefixCache,
-    decode,
-    decode_many,
-)
+from dllm_decode import CachePolicy, FreeCache, NoCache, PrefixCache, decode, decode_many
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
@@ -178,6 +171,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Diffus
     return prepare
 
 
+@pytest.mark.exhaustive(16)
 @pytest.mark.parametrize(
     ("run", "cache"), REPLAYS, ids=[f"{run['name']}-{cache!r}" for run, cache in REPLAYS]
 )

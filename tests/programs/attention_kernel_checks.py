@@ -86,7 +86,7 @@ def heads_of(random: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch
 
 
 def ragged(num_rows: int, num_keys: int) -> Tensor:
-    """What rows see whose prompts are shorter, and whose answers end earlier, row after row."""
+    """Returns keys that rows see if row after row has a shorter prompt and an earlier end."""
     column = torch.arange(num_keys)
     first = torch.arange(num_rows)[:, None] * (num_keys // (2 * num_rows))
     return ((column >= first) & (column < num_keys - first // 2))[:, None].to(DEVICE)

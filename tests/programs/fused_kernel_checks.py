@@ -1,4 +1,4 @@
-"""What the fused kernel must find, against float64. Run by `test_kernel.py`, not alone.
+"""The fused kernel's statistics against float64. Run by `test_kernel.py`, not alone.
 
 Triton decides when it is imported whether kernels are compiled or interpreted, so these run in a
 process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else compiled on CUDA.
@@ -53,6 +53,7 @@ def check(logits: Tensor, *, atol: float = 2e-6) -> None:
     torch.testing.assert_close(spread.entropy.double().cpu(), entropy, rtol=2e-6, atol=atol)
 
 
+@pytest.mark.exhaustive(7)
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
 @pytest.mark.parametrize("vocab_size", [1, 2, 17, LANES - 1, LANES, LANES + 1, 2 * LANES + 1000])
 def test_all_statistics_agree_with_float64(vocab_size: int, dtype: torch.dtype) -> None:

@@ -81,6 +81,7 @@ def assert_same(got: Tensor, wanted: Tensor, *, steps: int = 1) -> None:
     assert (got != wanted).float().mean() < 0.02
 
 
+@pytest.mark.exhaustive(6)
 @DTYPE
 @pytest.mark.parametrize("in_float32", [False, True], ids=["weight after", "weight in float32"])
 @pytest.mark.parametrize("size", [1, 100, 3584])
@@ -110,6 +111,7 @@ def test_norms_and_products_are_read_where_they_lie(random) -> None:
         assert_same(fused.swiglu(hidden), plain.swiglu(hidden))
 
 
+@pytest.mark.exhaustive(4)
 @DTYPE
 @pytest.mark.parametrize("size", [1, LANES, 2 * LANES + 300])
 def test_products_are_those_of_torch(random, size: int, dtype: torch.dtype) -> None:
@@ -135,7 +137,7 @@ def both(
     for operations in (fused, plain):
         store, written = None, []
         if kv_cache is not None and target is not None:
-            # What lies around the memory too.
+            # The memory, and all that is around it.
             written = [(kv_cache if kv_cache._base is None else kv_cache._base).clone()]
             held = written[0].as_strided(
                 kv_cache.shape, kv_cache.stride(), kv_cache.storage_offset()
@@ -146,6 +148,7 @@ def both(
     yield from zip(*found, strict=True)
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize(
     ("dtype", "kept"),
     [
@@ -160,12 +163,7 @@ def both(
     [(1, 1, 2), (TILE + 1, 1, 64), (6, 3, 96), (2 * TILE, TILE, 128), (7, 7, 6)],
 )
 def test_rotated_heads_have_the_bits_of_torch(
-    random,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    kept: torch.dtype,
+    random, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kept: torch.dtype
 ) -> None:
     heads = random(2, 2, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     angles = random(2, 1, 2, head_dim // 2, scale=9.0)
@@ -244,7 +242,7 @@ def test_nothing_is_written_outside_of_the_memory(random) -> None:
         KVSlots(rows, outside.clamp(1, 3), None),
         KVSlots(rows, slice(0, 2), None),
     ):
-        # What is read of such rows afterwards is torch's to refuse.
+        # A later read of such rows is refused by torch.
         read = KVSlots(slice(0, 2), slice(None), None)
         launched = [*fused._indices(target, kv_cache[0])]
         assert launched[1] == 3
@@ -375,7 +373,7 @@ def test_captured_forwards_are_those_of_torch(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             logits = model.predict(inputs)
-        # What the first forward wrote, the recording must write again.
+        # The recording must write again all that the first forward wrote.
         for held, old in zip(inputs.kv_cache.buffers if before else (), before, strict=True):
             held.copy_(old)
         graph.replay()

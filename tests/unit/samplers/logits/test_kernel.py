@@ -12,14 +12,15 @@ from samplers.logits.summary import Summary
 
 
 @needs_triton
-def test_the_interpreted_kernel_agrees_with_float64() -> None:
-    assert "passed" in run_checks("fused_kernel_checks", interpret=True)
+@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_interpreted_kernel_agrees_with_float64(marked: str) -> None:
+    assert "passed" in run_checks("fused_kernel_checks", interpret=True, marked=marked)
 
 
 @needs_triton
 @pytest.mark.gpu
 def test_the_compiled_kernel_agrees_with_float64() -> None:
-    assert "skipped" not in run_checks("fused_kernel_checks", interpret=False)
+    assert "skipped" not in run_checks("fused_kernel_checks", interpret=False, marked="")
 
 
 @needs_triton
