@@ -1,4 +1,4 @@
-"""What every test runs under.
+"""Settings that every test runs under.
 
 Import nothing of `samplers`, `dllm_decode` or `eval` at the top of this file: it is read before the
 import hook that checks tensor shapes is in place, and what is imported by then stays unchecked.

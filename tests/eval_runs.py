@@ -164,10 +164,7 @@ class ExactLists:
         return logits
 
     def _row(self, tokens: list[int], wanted: Tensor, end: int) -> Tensor:
-        (
-            keyword,
-            *_,
-        ) = words = TOKENIZER.decode(tokens[: end - 2]).split()
+        (keyword, *_) = words = TOKENIZER.decode(tokens[: end - 2]).split()
         items = tuple(words[words.index("[") + 1 : words.index("]")])
         new = words[1] if keyword in ("replace_any", "insert_any") else None
         answers = [
@@ -192,43 +189,14 @@ class ExactLists:
         return logits
 
 
-def replace_any_accuracy(n: int) -> Fraction:
-    """Returns ((n-1)/n)^(n-1)."""
-    return Fraction(n - 1, n) ** (n - 1)
-
-
-def remove_any_accuracy(n: int) -> Fraction:
-    """Returns (n-1)! 2^(n-1) / n^(n-1)."""
-    return Fraction(factorial(n - 1) * 2 ** (n - 1), n ** (n - 1))
-
-
-def insert_any_accuracy(n: int) -> Fraction:
-    """Returns n! 2^n / (n+1)^(n+1)."""
-    return Fraction(factorial(n) * 2**n, (n + 1) ** (n + 1))
-
-
-def shuffle_accuracy(n: int) -> Fraction:
-    """Returns n! / n^n."""
-    return Fraction(factorial(n), n**n)
-
-
-def agree_accuracy(n: int, num_symbols: int = NUM_SYMBOLS) -> Fraction:
-    """Returns m^(1-n) for n copies of one of m symbols."""
-    return Fraction(1, num_symbols ** (n - 1))
-
-
-def pair_sum_accuracy(total: int) -> Fraction:
-    """Returns 1/(N-1): the second number must match the first of N-1."""
-    return Fraction(1, total - 1)
-
-
+# By the number n of items; of "pair_sum" by the total, of which the second number must match.
 ONE_STEP: Mapping[str, Callable[[int], Fraction]] = {
-    "replace_any": replace_any_accuracy,
-    "remove_any": remove_any_accuracy,
-    "insert_any": insert_any_accuracy,
-    "shuffle": shuffle_accuracy,
-    "agree": agree_accuracy,
-    "pair_sum": pair_sum_accuracy,
+    "replace_any": lambda n: Fraction(n - 1, n) ** (n - 1),
+    "remove_any": lambda n: Fraction(factorial(n - 1) * 2 ** (n - 1), n ** (n - 1)),
+    "insert_any": lambda n: Fraction(factorial(n) * 2**n, (n + 1) ** (n + 1)),
+    "shuffle": lambda n: Fraction(factorial(n), n**n),
+    "agree": lambda n: Fraction(1, NUM_SYMBOLS ** (n - 1)),
+    "pair_sum": lambda total: Fraction(1, total - 1),
     "city": lambda n: Fraction(1, 2),
 }
 

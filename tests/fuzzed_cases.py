@@ -203,7 +203,7 @@ class Case(NamedTuple):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the public functions can decode the case: no row has options of its own."""
+        """True if no row has options of its own, so that the public functions decode the case."""
         return not any(self.options) and not any(self.joins) and not self.cancels
 
 

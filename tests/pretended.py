@@ -27,7 +27,7 @@ MPS = torch.device("mps", 63)
 _ROOT = Path(__file__).parent.parent
 _CODE = tuple(f"{_ROOT / part}/" for part in ("dllm_decode", "samplers", "eval", "examples"))
 
-# What a tensor says of itself; all else is asked of its contents.
+# Members that the tensor answers itself; all others are asked of its contents.
 _OWN = frozenset(
     [getattr(Tensor, name).__get__ for name in
      ("device", "dtype", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "ndim", "shape")]
@@ -154,7 +154,7 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     found = func(*contents(args), **contents(kwargs))
     if name in _MAKING and found.numel() and (is_there != bool(here) or name == "new_tensor"):
         _wait(name)
-    # What works in place returns what it was given.
+    # An operation in place returns its argument.
     known = {id(contents(part)): part for part in tensors}
     return _mapped(lambda part: known.get(id(part), _made(part, is_there)), found)
 
@@ -287,7 +287,7 @@ def _caller() -> str:
 
 def _name(func: Any) -> str:
     name: str = func.__name__
-    # Of a property: that of the property.
+    # The accessor of a property has the property's name.
     return func.__self__.__name__ if name in ("__get__", "__set__") else name
 
 

@@ -19,7 +19,7 @@ LogitsOf = Callable[[Tensor], Tensor]
 
 
 class Reference(NamedTuple):
-    """What a decode gives.
+    """The result of a decode.
 
     Attributes:
         tokens: The answer.
@@ -34,7 +34,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is asked, and the options that may differ from row to row."""
+    """A prompt, and the options that may differ from row to row."""
 
     prompt: Sequence[int]
     gen_length: int
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of the model, and the options of all rows.
+    """The calls of the model, and the options of all rows.
 
     Attributes:
         look: Given the canvas, the open block, and the number of forwards since it was opened:
@@ -77,7 +77,7 @@ class Asked:
 
 @dataclass
 class Block:
-    """What a rule sees of the open block. Columns are those of the canvas.
+    """The part of the open block that a rule sees. Columns are those of the canvas.
 
     Attributes:
         masks: Columns that hold [MASK].
@@ -256,7 +256,7 @@ class _Decode:
     def _seen(self, block: range, known: set[int], step: int) -> Block:
         mask = self.asked.mask_id
         held = [n for n in block if self.canvas[n] != mask and n not in known]
-        # What was truncated is no longer edited, but may be re-masked.
+        # A truncated token is no longer edited, but may be re-masked.
         held = [n for n in held if n in self.open] if self.edits else held
         seen = Block([n for n in block if self.canvas[n] == mask], held, self.canvas, step=step)
         logits = self.asked.look(self.canvas, block, step)
@@ -335,7 +335,7 @@ class _Decode:
                 self.open.discard(column)
 
     def _has_ended(self) -> bool:
-        """Whether an EOS is settled with nothing open before it."""
+        """Returns True if an EOS is settled with nothing open before it."""
         settled = self.canvas[self.start : min(self.open, default=self.end)]
         return self.row.stop_at_eos and any(token in self.asked.eos_ids for token in settled)
 

@@ -1,4 +1,4 @@
-"""The tiny official checkpoints, one of each family: all tests take theirs from here.
+"""The tiny official checkpoints, one of each family, and mask predictors around them.
 
 A new family needs a folder in golden/data/models, and a line in `OPTIONS` where its config.json
 does not say everything.
@@ -23,7 +23,8 @@ from dllm_decode.training.tokenizer import word_tokenizer
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
-# What must be told, as a user of the real checkpoint must, or has a default that is too large here.
+# Options that config.json leaves open (a user of the real checkpoint gives them too), and defaults
+# that are too large here.
 OPTIONS: dict[str, dict[str, Any]] = {
     "a2d_llama": MASK,
     "a2d_qwen2": MASK,
@@ -38,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 EVERY_FAMILY = tuple(REGISTERED)
 
 load_without_tokenizer = partial(load_model, tokenizer="optional")
-"""`load_model` of what has no tokenizer files: the tiny checkpoints, and what tests write."""
+"""`load_model` for folders without tokenizer files, as the tiny checkpoints are."""
 
 
 def new_tiny(**changes: Any) -> MaskedTransformer:
@@ -67,7 +68,7 @@ def shape_of(key: str) -> NetworkConfig:
 
 
 def _one_of_each_kind() -> tuple[str, ...]:
-    """What the engine can tell apart: shifted or not, block-causal or not."""
+    """Returns a family of each kind that the engine knows: shifted or not, block-causal or not."""
     kinds: dict[tuple[int, bool], str] = {}
     for key, family in REGISTERED.items():
         kinds.setdefault((family.logit_shift, family.block_length > 0), key)
@@ -79,7 +80,7 @@ FAMILIES = _one_of_each_kind()
 BIDIRECTIONAL = next(key for key in FAMILIES if not REGISTERED[key].block_length)
 BLOCK_CAUSAL = next(key for key in FAMILIES if REGISTERED[key].block_length)
 FULLY_CONFIGURED = tuple(family for family in FAMILIES if family not in OPTIONS)
-"""Those of them whose folder alone is enough to load them."""
+"""Families among these that load without options."""
 LAW_OPTIONS: dict[str, dict[str, Any]] = {
     key: OPTIONS.get(key, {}) | ({"block_length": 4} if family.block_length else {})
     for key, family in REGISTERED.items()
@@ -194,7 +195,7 @@ class Spied:
 
 
 def notes_of(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
-    """Returns what a spied cache notes of each slot: its token, counted from 1, and position."""
+    """Returns the token of each slot of a spied cache, counted from 1, and its position."""
     notes = kv_cache.further
     assert notes is not None
     return notes.keys[0, :, 0, :, 0], notes.values[0, :, 0, :, 0]

@@ -2,7 +2,8 @@
 causal targets and what these write alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -63,8 +64,8 @@ class HashModel:
 class DriftingModel(HashModel):
     """Logits of which a part, `drift`, follows the canvas, and the rest the position alone.
 
-    So what the logits of one state say about a later one is right now and then, as with a real
-    model; a plain hash makes every draft wrong.
+    The logits of one state are sometimes right about a later state, as with a real model; a plain
+    hash makes every draft wrong.
     """
 
     drift: float = 0.35
@@ -75,6 +76,32 @@ class DriftingModel(HashModel):
         ids = torch.arange(self.vocab_size)
         steady = self.peak * uniform(mix(mix(positions + 7)[..., None] ^ mix(ids + 5000)))
         return (1.0 - self.drift) * steady + self.drift * drifting
+
+
+@dataclass
+class Knowing(DriftingModel):
+    """Tells the next tokens of known answers, except at one position in `wrong_every`."""
+
+    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    wrong_every: int = 4
+
+    def predict(self, inputs: ForwardInputs) -> Tensor:
+        logits = super().predict(inputs)
+        for row, tokens in enumerate(inputs.tokens.tolist()):
+            positions = inputs.positions[row].tolist()
+            first = max(column for column, place in enumerate(positions) if place == 0)
+            prompt = next(
+                (known for known in self.answers if (*tokens[first:],)[: len(known)] == known), None
+            )
+            if prompt is None:
+                continue
+            answer = self.answers[prompt]
+            for place, column in enumerate(inputs.wanted[row].tolist()):
+                # A shifted model predicts the next column.
+                at = column + self.logit_shift - first - len(prompt)
+                if 0 <= at < len(answer) and (at * 7 + sum(prompt)) % self.wrong_every:
+                    logits[row, place, answer[at]] += 3.0 * self.peak
+        return logits
 
 
 @cache
@@ -106,7 +133,7 @@ def tiny_target(vocab_size: int = 24, seed: int = 0, scale: float = 4.0) -> Caus
 
 
 def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """Predictions of the token behind each of these, from scratch."""
+    """Predicts the token after each of some tokens, without a cache."""
     logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     return logits
 
@@ -114,7 +141,7 @@ def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 def written_alone(
     model: PreTrainedModel,
     prompt: list[int],
-    given: list[int],
+    given: Sequence[int] = (),
     *,
     gen_length: int,
     stops: tuple[int, ...],
@@ -123,18 +150,18 @@ def written_alone(
     key: Tensor | None = None,
     ends: bool = True,
 ) -> list[int]:
-    """The target's own answer behind given tokens, one token and one whole forward at a time.
+    """Writes a target's answer after given tokens, one token and one whole forward at a time.
 
     Args:
         model: The target.
         prompt: What it reads.
         given: The beginning of its answer.
         gen_length: Length of the answer.
-        stops: Tokens that end it; the first fills up what is left.
+        stops: Tokens that end the answer; the first fills up the rest.
         banned: Tokens that are never written.
         temperature: At which tokens are drawn.
         key: The row's noise, where the temperature is not 0.
-        ends: Whether `stops` end it.
+        ends: Whether `stops` end the answer.
     """
     answer = list(given)
     while len(answer) < gen_length and not (ends and answer and answer[-1] in stops):
@@ -149,13 +176,20 @@ def written_alone(
     return answer + [stops[0]] * (gen_length - len(answer))
 
 
-def greedy(
-    model: PreTrainedModel,
-    prompt: list[int],
-    *,
-    gen_length: int,
-    stops: tuple[int, ...],
-    banned: tuple[int, ...] = (),
-) -> list[int]:
-    """The target's own greedy answer."""
-    return written_alone(model, prompt, [], gen_length=gen_length, stops=stops, banned=banned)
+def answers_of(
+    target: CausalTarget, prompts: list[list[int]], gen_length: int, banned: tuple[int, ...] = (23,)
+) -> list[list[int]]:
+    """Writes a target's own greedy answers."""
+    return [
+        written_alone(
+            target.network.model, prompt, gen_length=gen_length, stops=target.eos_ids, banned=banned
+        )
+        for prompt in prompts
+    ]
+
+
+def misfit(drawn: Tensor, law: Tensor) -> float:
+    """Computes chi-square of numbers that follow a law; rare numbers are left out."""
+    expected = len(drawn) * law
+    counts = drawn.bincount(minlength=len(law))
+    return float(((counts - expected) ** 2 / expected)[expected >= 1.0].sum())

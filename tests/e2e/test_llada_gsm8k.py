@@ -1,33 +1,18 @@
-import importlib.util
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.progress import Progress
 from tiny_models import TINY_PROMPTS, ending
 
 from dllm_decode import StepEvent, decode_many
+from examples import llada_gsm8k as example
 from samplers import FixedSchedule
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "llada_gsm8k.py"
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("llada_gsm8k", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["llada_gsm8k"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     example.main(["--task", "word_problems?limit=6", "--num-rows", "4"])
     shown = capsys.readouterr().out
@@ -41,7 +26,7 @@ def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
 
 
 def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"question": "ben has 3 shells . how many ?", "answer": "he has 3 .\n#### 3"}
     for split in ("train", "test"):
@@ -54,7 +39,7 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
     assert "LocalLeap" in capsys.readouterr().out
 
 
-def test_the_bar_moves_with_what_is_committed(example: ModuleType) -> None:
+def test_the_bar_moves_with_what_is_committed() -> None:
     texts: list[str] = []
     progress = Progress()
     shown = progress.add_task("", total=len(TINY_PROMPTS))
@@ -70,7 +55,7 @@ def test_the_bar_moves_with_what_is_committed(example: ModuleType) -> None:
     )  # fmt: skip
     for _ in outputs:
         texts.append("an answer")
-    # What is committed moves it, what is handed out leaves it where it is.
+    # Committed tokens move the bar; an answer that is handed out does not.
     assert all(now < then for now, then in pairwise(moves))
     assert moves[1] < 1.0
     assert moves[-1] == pytest.approx(len(TINY_PROMPTS))
@@ -89,9 +74,7 @@ def test_the_bar_moves_with_what_is_committed(example: ModuleType) -> None:
         (["--task", "word_problems?limit=0"], "limit must be at least 1, got 0"),
     ],
 )
-def test_bad_input_ends_in_one_sentence(
-    example: ModuleType, arguments: list[str], sentence: str
-) -> None:
+def test_bad_input_ends_in_one_sentence(arguments: list[str], sentence: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         example.main(arguments)
     assert sentence in str(stopped.value)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Browser, browser
-from served import QUESTIONS, chat_of, decoder_of, served
+from served import CHROMIUM, QUESTIONS, Browser, browser, chat_of, decoder_of, served
 
 from dllm_decode import generate, load_model
 from samplers import FixedSchedule

@@ -1,11 +1,6 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from examples.speculative import main
 
 
 @pytest.mark.parametrize(
@@ -19,15 +14,11 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards(
-    options: list[str],
+    options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "examples.speculative", *options]
-    # One thread: small models, and perhaps a busy machine.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "SelfVerify: 2 of 2 texts equal one token a forward" in done.stdout
-    assert "SelfVerify, tree: 2 of 2 texts equal one token a forward" in done.stdout
-    assert "ARVerify: 2 of 2 texts equal the target alone" in done.stdout
-    assert "ARVerify, 4 looks: 2 of 2 texts equal the target alone" in done.stdout
+    main(options)
+    shown = capsys.readouterr().out
+    assert "SelfVerify: 2 of 2 texts equal one token a forward" in shown
+    assert "SelfVerify, tree: 2 of 2 texts equal one token a forward" in shown
+    assert "ARVerify: 2 of 2 texts equal the target alone" in shown
+    assert "ARVerify, 4 looks: 2 of 2 texts equal the target alone" in shown

@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from samplers_under_test import committed, pinned, view_of, with_confidences, with_entropies
+from plugins_under_test import (
+    committed,
+    pinned,
+    view_of,
+    view_with,
+    with_confidences,
+    with_entropies,
+)
 from torch import Tensor
 
 from samplers import (
@@ -20,7 +27,6 @@ from samplers import (
 )
 from samplers.less import _coarse_divergence
 from samplers.logits.statistics import divergence
-from samplers.logits.summary import Summary
 
 
 def num_committed(sampler: Sampler, view: View) -> int:
@@ -199,15 +205,7 @@ def test_no_truncation_inflates_the_confidence() -> None:
 def test_bfloat16_logits_are_compared_in_float32() -> None:
     """In bfloat16 itself .899 and .9 are both .8984375, and so would be the threshold."""
     logits = torch.tensor([[[math.log(0.899), math.log(0.101)], [0.0, -1e4]]]).bfloat16()
-    eligible = torch.ones(1, 2, dtype=torch.bool)
-    view = View(
-        tokens=torch.zeros(1, 2, dtype=torch.long),
-        computed=Summary(logits),
-        masked=eligible,
-        eligible=eligible,
-        start=0,
-        gen_length=2,
-    )
+    view = view_with(logits)
     assert view.confidence.dtype == torch.float32
     assert view.confidence[0, 0].item() not in (0.8984375, 0.90234375)
     exact = logits.double().softmax(-1)[0, 0, 0].item()

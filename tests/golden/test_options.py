@@ -2,15 +2,17 @@
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import view_with
 from toys import HashModel, tiny_target
 
 from dllm_decode import (
+    DecodeOutput,
     DualCache,
     ForwardInputs,
     Guided,
@@ -19,11 +21,8 @@ from dllm_decode import (
     StepEvent,
     Verifier,
     decode,
-    decode_many,
 )
-from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, Sampler, View
-from samplers.fixed_schedule import Order
-from samplers.logits.summary import Summary
+from samplers import FixedSchedule
 from samplers.logits.truncation import Truncation
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
@@ -43,14 +42,7 @@ def test_dream_s_filters_leave_the_same_distribution() -> None:
     for case in FILTERED["cases"]:
         truncate = Truncation(case["temperature"], case["top_p"] or 1.0, case["top_k"] or 0)
         found = truncate(logits_of(case["logits"]))
-        view = View(
-            tokens=torch.zeros(1, len(found), dtype=torch.long),
-            computed=Summary(found[None]),
-            masked=torch.ones(1, len(found), dtype=torch.bool),
-            eligible=torch.ones(1, len(found), dtype=torch.bool),
-            start=0,
-            gen_length=len(found),
-        )
+        view = view_with(found[None])
         for row, tie in enumerate(case["tie_at_border"]):
             if tie:
                 continue
@@ -83,28 +75,32 @@ class Table(HashModel):
         return logits.gather(1, (inputs.wanted - 1)[..., None].expand(-1, -1, self.vocab_size))
 
 
-@pytest.mark.parametrize("case", SOUND, ids=lambda case: str(case["id"]))
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifier) -> None:
-    conditional = logits_of(case["logits_cond"])
+def decoded(
+    case: dict[str, Any], verifier: Verifier, **options: Any
+) -> tuple[DecodeOutput, list[StepEvent], list[int]]:
+    """Decodes a case; returns also its events and the order in which positions are committed."""
     model = Table(
         vocab_size=16,
         mask_id=15,
         eos_ids=(2,),
-        conditional=conditional,
+        conditional=logits_of(case["logits_cond"]),
         unconditional=logits_of(case["logits_uncond"] or case["logits_cond"]),
     )
-    order: list[int] = []
-
-    def watch(event: StepEvent) -> None:
-        changed = event.before.masked & ~event.after.masked
-        order.extend(at - 1 for at in changed[0].nonzero().flatten().tolist())
-
+    events: list[StepEvent] = []
     out = decode(
         model, [[5]], FixedSchedule(8), gen_length=8, stop_at_eos=False, verifier=verifier,
         cfg_scale=case["cfg_scale"], banned_ids=(2,) if case["logits_eos_inf"] else (),
-        observers=[watch],
+        observers=[events.append], **options,
     )  # fmt: skip
+    changed = [event.before.masked & ~event.after.masked for event in events]
+    # The prompt is one token long.
+    return out, events, [int(one[0].nonzero()) - 1 for one in changed]
+
+
+@pytest.mark.parametrize("case", SOUND, ids=lambda case: str(case["id"]))
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifier) -> None:
+    out, _, order = decoded(case, verifier)
     assert order == case["commit_order"]
     assert out.tokens[0].tolist() == case["tokens"]
     if isinstance(verifier, NoVerifier):
@@ -120,19 +116,7 @@ DEFERRED = [case for case in GUIDED["cases"] if case["confidence_eos_eot_inf"]]
 def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: Verifier) -> None:
     """The official confidences are ours over the share of all other ids; ours are unscaled."""
     deferred = case["eos_id"], case["eot_id"]
-    model = Table(
-        vocab_size=16,
-        mask_id=15,
-        eos_ids=(2,),
-        conditional=logits_of(case["logits_cond"]),
-        unconditional=logits_of(case["logits_uncond"] or case["logits_cond"]),
-    )
-    events: list[StepEvent] = []
-    out = decode(
-        model, [[5]], FixedSchedule(8), gen_length=8, stop_at_eos=False, verifier=verifier,
-        cfg_scale=case["cfg_scale"], banned_ids=(2,) if case["logits_eos_inf"] else (),
-        deferred_ids=deferred, observers=[events.append],
-    )  # fmt: skip
+    out, events, order = decoded(case, verifier, deferred_ids=deferred)
     view = events[0].view
     share = view.logits.softmax(-1)[0, :, list(deferred)].sum(-1)
     is_last = torch.isin(view.proposal[0], torch.tensor(deferred))
@@ -143,14 +127,11 @@ def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: V
     assert torch.allclose(view.confidence[0] / (1.0 - share), official, atol=1e-8)
     plain = view.logits.softmax(-1).amax(-1)[0].masked_fill(is_last, 0.0)
     assert torch.allclose(view.confidence[0], plain, atol=1e-12)
-    changed = [event.before.masked & ~event.after.masked for event in events]
-    # The prompt is one token long.
-    order = [int(one[0].nonzero()) - 1 for one in changed]
     first = int((~is_last).sum())
     assert order[:first] == plain.sort(descending=True).indices[:first].tolist()
     # The official code leaves the order of these open.
-    behind = view.logits.softmax(-1).amax(-1)[0].masked_fill(~is_last, 0.0)
-    assert order[first:] == behind.sort(descending=True).indices[: 8 - first].tolist()
+    last = view.logits.softmax(-1).amax(-1)[0].masked_fill(~is_last, 0.0)
+    assert order[first:] == last.sort(descending=True).indices[: 8 - first].tolist()
 
 
 def test_the_vectors_defer_some_but_not_all() -> None:
@@ -160,95 +141,9 @@ def test_the_vectors_defer_some_but_not_all() -> None:
     assert max(num_last) < 8
 
 
-@pytest.mark.parametrize("order", ["confidence", "margin", "entropy"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_deferred_ids_come_last_in_every_order_and_change_nothing_else(
-    order: Order, temperature: float
-) -> None:
-    """The official code forgets the first id at a temperature above 0."""
-    model = HashModel(eos_ids=(22, 7), peak=3.0)
-    common: Any = {
-        "gen_length": 12, "block_length": 12, "temperature": temperature, "stop_at_eos": False
-    }  # fmt: skip
-    plain = decode(model, [[1, 2], [3]], FixedSchedule(1, order), **common)
-    deferred = tuple(plain.tokens[:, :3].unique().tolist())
-    events: list[StepEvent] = []
-    decode(
-        model, [[1, 2], [3]], FixedSchedule(2, order), deferred_ids=deferred,
-        observers=[events.append], **common,
-    )  # fmt: skip
-    view = events[0].view
-    committed = (events[0].before.masked & ~events[0].after.masked).gather(1, events[0].columns)
-    is_deferred = torch.isin(view.proposal, torch.tensor(deferred))
-    assert torch.equal(view.proposal, plain.tokens)
-    assert is_deferred.any(-1).all()
-    # A deferred position is committed only where no other is left.
-    others = (~is_deferred).sum(-1)
-    for row in range(2):
-        num = int((committed & is_deferred)[row].sum())
-        assert num == max(0, 6 - int(others[row]))
-    assert (view.confidence[is_deferred] < 1e-29).all()
-    assert (view.margin[is_deferred] < 1e-29).all()
-    undeferred = replace(view, deferred_ids=())
-    for name in ("confidence", "margin", "entropy"):
-        ours, before = getattr(view, name), getattr(undeferred, name)
-        assert torch.equal(ours[~is_deferred], before[~is_deferred])
-    assert (view.entropy[is_deferred] > undeferred.entropy[is_deferred]).all()
-
-
 def test_the_sound_vectors_ban_and_guide() -> None:
     assert {bool(case["cfg_scale"]) for case in SOUND} == {True, False}
     assert {case["logits_eos_inf"] for case in SOUND} == {True, False}
-
-
-SAMPLERS = [FixedSchedule(4), FixedSchedule(4, "entropy"), ConfidenceThreshold(0.6), EntropyBound()]
-
-
-@pytest.mark.exhaustive(8)
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"top_p": 0.9, "temperature": 0.7},
-        {"top_k": 3, "temperature": 1.5},
-        {"confidence_from": "tempered", "temperature": 0.2},
-        {"cfg_scale": 0.8, "temperature": 0.5},
-        {"top_p": 0.5, "cfg_scale": 0.5, "banned_ids": (3, 4)},
-        {"deferred_ids": tuple(range(0, 22, 2)), "temperature": 0.5},
-    ],
-    ids=str,
-)
-def test_options_serve_batches_verification_and_many_prompts(
-    sampler: Sampler, options: dict[str, Any]
-) -> None:
-    model = HashModel(eos_ids=(22, 7), peak=12.0)
-    prompts = [[1, 2, 3], [4], [5, 6], [8, 9, 10, 11, 12]]
-    common: Any = {"gen_length": 8, "block_length": 4, "seed": 3, **options}
-    plain = decode(model, prompts, sampler, **common)
-    verified = decode(model, prompts, sampler, verifier=SelfVerify(3), **common)
-    many = list(decode_many(model, prompts, sampler, num_rows=2, **common))
-    without = decode(model, prompts, sampler, gen_length=8, block_length=4, seed=3)
-    assert torch.equal(plain.tokens, verified.tokens)
-    assert torch.equal(plain.tokens, torch.cat([one.tokens for one in many]))
-    assert not torch.equal(plain.tokens, without.tokens)
-    assert not torch.isin(plain.tokens, torch.tensor(options.get("banned_ids", ()))).any()
-
-
-def test_a_nucleus_of_one_token_is_greedy_whatever_the_temperature() -> None:
-    options: Any = {"gen_length": 8, "block_length": 4}
-    greedy = decode(HashModel(), [[1], [2, 3]], FixedSchedule(4), **options)
-    for more in ({"top_k": 1}, {"top_p": 1e-9}):
-        drawn = decode(
-            HashModel(), [[1], [2, 3]], FixedSchedule(4, "confidence"), temperature=2.0,
-            **options, **more,
-        )  # fmt: skip
-        # All confidences are 1, so only the order may differ: compare one position.
-        first = decode(HashModel(), [[1]], FixedSchedule(1), gen_length=1, temperature=2.0, **more)
-        assert (
-            first.tokens[0, 0]
-            == decode(HashModel(), [[1]], FixedSchedule(1), gen_length=1).tokens[0, 0]
-        )
-        assert drawn.tokens.shape == greedy.tokens.shape
 
 
 def test_what_options_cannot_combine_with_is_refused() -> None:

@@ -1,16 +1,14 @@
-"""What verifiers say of their drafts is what observers count."""
+"""Drafts that verifiers count as accepted are those that observers saw committed."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from toys import DriftingModel, HashModel, greedy, tiny_llama, tiny_target
+from toys import DriftingModel, HashModel, Knowing, answers_of, tiny_target
 
 from dllm_decode import (
     ARVerify,
+    CausalTarget,
     DecodeOutput,
     DraftLength,
     Gain,
@@ -24,33 +22,12 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.models.base import ForwardInputs
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Sampler
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 ARGMAX = PathSearch(width=1, weight=1.0)
 SAMPLERS = (FixedSchedule(12), FixedSchedule(6, "random"), ConfidenceThreshold(0.4),
             CreditDecoding(LocalLeap()))  # fmt: skip
-
-
-@dataclass
-class Coached(HashModel):
-    """Drafts the answer of a target to prompts of two tokens, but every third token is wrong.
-
-    Attributes:
-        answers: By the prompt's first token.
-    """
-
-    answers: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        logits = super().predict(inputs)
-        at = inputs.positions.gather(1, inputs.wanted) - 2
-        inside = (at >= 0) & (at < self.answers.shape[1])
-        right = self.answers[inputs.tokens[:, 0]].gather(1, at.clamp(0, self.answers.shape[1] - 1))
-        said = torch.where(at % 3 == 2, (right + 1) % 22, right)
-        told = torch.nn.functional.one_hot(said, self.vocab_size) * inside[..., None]
-        return logits + 20.0 * told
 
 
 def counted(
@@ -105,23 +82,23 @@ def test_drafts_that_cannot_be_wrong_are_all_accepted() -> None:
     assert out.drafted.tolist() == out.accepted.tolist() == [8, 6, 6]
 
 
-def coached(prompts: list[list[int]], gen_length: int) -> tuple[Coached, list[list[int]]]:
-    stops = (23,)
-    answers = [
-        greedy(tiny_llama(), prompt, gen_length=gen_length, stops=stops, banned=(22, 23))
-        for prompt in prompts
-    ]
-    table = torch.zeros(24, gen_length, dtype=torch.long)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        table[prompt[0]] = torch.tensor(answer)
-    return Coached(answers=table, banned_ids=(22,)), answers
+# Every third token is drafted wrong, from the third on.
+KNOWN = [[1, 3], [3, 4], [9, 1]]
+
+
+def knowing(target: CausalTarget) -> tuple[Knowing, list[list[int]]]:
+    """Returns a model that drafts the target's answers, and these."""
+    target.eos_ids = (23,)
+    answers = answers_of(target, KNOWN, 12, banned=(22, 23))
+    by_prompt = dict(zip(map(tuple, KNOWN), answers, strict=True))
+    return Knowing(answers=by_prompt, wrong_every=3, banned_ids=(22,), drift=1.0), answers
 
 
 def test_a_target_accepts_up_to_the_first_wrong_token_and_adds_its_own() -> None:
-    prompts = [[1, 2], [4, 4], [9, 3]]
-    model, answers = coached(prompts, 12)
-    verifier = ARVerify(tiny_target(), DraftLength(8, 8), ARGMAX)
-    out, gains, _ = counted(model, FixedSchedule(4), verifier, prompts)
+    target = tiny_target()
+    model, answers = knowing(target)
+    verifier = ARVerify(target, DraftLength(8, 8), ARGMAX)
+    out, gains, _ = counted(model, FixedSchedule(4), verifier, KNOWN)
     assert out.tokens.tolist() == answers
     for row in range(3):
         assert gains[row] == Gain([3, 3, 3, 3], 12)
@@ -132,12 +109,11 @@ def test_a_target_accepts_up_to_the_first_wrong_token_and_adds_its_own() -> None
 
 
 def test_guided_commits_what_is_accepted_or_one_token() -> None:
-    prompts = [[1, 2], [4, 4], [9, 3]]
-    model, _ = coached(prompts, 12)
+    model, _ = knowing(tiny_target())
     seen = Counter[bool]()
     for top_k, threshold in ((1, 0.0), (24, 0.0), (1, 0.999)):
         verifier = Guided(tiny_target(), 8, top_k=top_k, threshold=threshold)
-        out, gains, _ = counted(model, FixedSchedule(4), verifier, prompts, stop_at_eos=False)
+        out, gains, _ = counted(model, FixedSchedule(4), verifier, KNOWN, stop_at_eos=False)
         for row in range(3):
             forced = sum(gains[row].per_forward) - int(out.accepted[row])
             assert 0 <= forced <= gains[row].per_forward.count(1)

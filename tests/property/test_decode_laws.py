@@ -1,12 +1,15 @@
-"""What holds for `decode` whatever the model says."""
+"""Laws of `decode` that hold for the logits of any model."""
 
-from samplers_under_test import INSTANCES
+import pytest
+from plugins_under_test import INSTANCES, one_of_each_kind
 from toys import HashModel
 
 from dllm_decode import decode
+from samplers import Sampler
 
 
-def test_every_sampler_ends_on_a_model_that_wants_to_say_mask() -> None:
+@pytest.mark.parametrize("sampler", one_of_each_kind(INSTANCES))
+def test_every_sampler_ends_on_a_model_that_wants_to_say_mask(sampler: Sampler) -> None:
     model = HashModel()
     original = model.predict
 
@@ -16,6 +19,5 @@ def test_every_sampler_ends_on_a_model_that_wants_to_say_mask() -> None:
         return logits
 
     model.predict = says_mask  # type: ignore[method-assign]
-    for sampler in INSTANCES:
-        out = decode(model, [[1], [2, 3]], sampler, gen_length=8, block_length=4, stop_at_eos=False)
-        assert not (out.tokens == model.mask_id).any()
+    out = decode(model, [[1], [2, 3]], sampler, gen_length=8, block_length=4, stop_at_eos=False)
+    assert not (out.tokens == model.mask_id).any()

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES
+from plugins_under_test import INSTANCES, one_of_each_kind
 
 from dllm_decode import Canvas, StepEvent, decode
 from eval.metrics.statistics import wilson
@@ -53,7 +53,7 @@ def agree(n: int) -> Joint:
 
 @dataclass
 class Counts:
-    """What came out: rows that are right, and forwards."""
+    """Says of each row if its answer is right, and counts its forwards."""
 
     right: list[bool]
     nfe: list[int]
@@ -83,79 +83,41 @@ def assert_accuracy(counts: Counts, expected: float | Fraction) -> None:
         assert low <= expected <= high
 
 
-@pytest.mark.parametrize(
-    ("factor", "forwards", "accuracy"),
-    [
-        # The sharpest test of (n + 1) (1 - c): other counts of the selected give other forwards.
-        (1.0 - NUDGE, {3: 3, 4: 3, 6: 3, 10: 3, 20: 3}, 1.0),
-        (0.7, {3: 3, 4: 4, 6: 4, 10: 5, 20: 6}, 1.0),
-        (1.3, {4: 1, 6: 1, 10: 1}, 0.0),
-    ],
-)
-def test_factors_on_a_replacement(factor: float, forwards: dict[int, int], accuracy: float) -> None:
-    for n, nfe in forwards.items():
-        counts = run(replace_random(n), Factor(factor), num_rows=200)
-        assert counts.accuracy == accuracy
-        assert set(counts.nfe) == {nfe}
+LN2 = math.log(2)
+# Sampler, answers, accuracy and forwards.
+KNOWN: list[tuple[Sampler, Joint, float | Fraction, int]] = [
+    # The sharpest test of (n + 1) (1 - c): other counts of the selected give other forwards.
+    *((Factor(1.0 - NUDGE), replace_random(n), 1, 3) for n in (3, 4, 6, 10, 20)),
+    *((Factor(0.7), replace_random(n), 1, nfe) for n, nfe in ((3, 3), (4, 4), (10, 5), (20, 6))),
+    *((Factor(1.3), replace_random(n), 0, 1) for n in (4, 6, 10)),
+    *((Factor(factor), shuffle(n), 1, n) for n in (3, 5) for factor in (1.0, 1.3)),
+    *((Factor(1.9), shuffle(n), Fraction(1, 2), n - 1) for n in (3, 5)),
+    # A threshold flips at the share of unchanged items.
+    *((ConfidenceThreshold((n - 1) / n + NUDGE), replace_random(n), 1, n) for n in (3, 8)),
+    *((ConfidenceThreshold((n - 1) / n - NUDGE), replace_random(n), 0, 1) for n in (3, 8)),
+    # One token a step until j items are left, then all j at once: right in j! of j^j cases.
+    *(
+        (ConfidenceThreshold(1 / j - NUDGE), shuffle(5), Fraction(math.factorial(j), j**j), 6 - j)
+        for j in (2, 3, 4)
+    ),
+    (ConfidenceThreshold(0.5 + NUDGE), shuffle(5), 1, 5),
+    (ConfidenceThreshold(0.5), agree(6), 1, 2),
+    (FixedSchedule(3), agree(6), Fraction(1, 3), 3),
+    (EntropyBound(0.5 * LN2 + NUDGE), replace_random(5), 1, 5),
+    (EntropyBound(1.0 * LN2 + NUDGE), replace_random(5), 1, 3),
+    (EntropyBound(2.0 * LN2 + NUDGE), replace_random(5), Fraction(1, 2), 2),
+    *((EntropyBound(LN2 - NUDGE), shuffle(n), 1, n) for n in (3, 5)),
+    *((EntropyBound(LN2 + NUDGE), shuffle(n), Fraction(1, 2), n - 1) for n in (3, 5)),
+]
 
 
-@pytest.mark.parametrize("n", [3, 4, 5])
-def test_factors_on_a_shuffle(n: int) -> None:
-    for factor in (1.0, 1.3):
-        counts = run(shuffle(n), Factor(factor), num_rows=200)
-        assert counts.accuracy == 1.0
-        assert set(counts.nfe) == {n}
-    counts = run(shuffle(n), Factor(1.9))
-    assert_accuracy(counts, 0.5)
-    assert set(counts.nfe) == {n - 1}
-
-
-@pytest.mark.parametrize("n", [3, 5, 8])
-def test_the_threshold_flips_at_the_share_of_unchanged_items(n: int) -> None:
-    confidence = (n - 1) / n
-    above = run(replace_random(n), ConfidenceThreshold(confidence + NUDGE), num_rows=200)
-    assert above.accuracy == 1.0
-    assert set(above.nfe) == {n}
-    below = run(replace_random(n), ConfidenceThreshold(confidence - NUDGE), num_rows=200)
-    assert below.accuracy == 0.0
-    assert set(below.nfe) == {1}
-
-
-@pytest.mark.parametrize("n", [4, 5])
-@pytest.mark.parametrize("j", [2, 3, 4])
-def test_thresholds_on_a_shuffle(n: int, j: int) -> None:
-    """One token a step until j items are left, then all j at once: right in j! of j^j cases."""
-    counts = run(shuffle(n), ConfidenceThreshold(1 / j - NUDGE))
-    assert_accuracy(counts, Fraction(math.factorial(j), j**j))
-    assert set(counts.nfe) == {n - j + 1}
-    counts = run(shuffle(n), ConfidenceThreshold(0.5 + NUDGE), num_rows=200)
-    assert counts.accuracy == 1.0
-    assert set(counts.nfe) == {n}
-
-
-@pytest.mark.parametrize(("bits", "accuracy", "nfe"), [(0.5, 1.0, 5), (1.0, 1.0, 3), (2.0, 0.5, 2)])
-def test_entropy_bounds_on_a_replacement(bits: float, accuracy: float, nfe: int) -> None:
-    counts = run(replace_random(5), EntropyBound(bits * math.log(2) + NUDGE))
+@pytest.mark.parametrize(("sampler", "joint", "accuracy", "nfe"), KNOWN, ids=repr)
+def test_accuracy_and_forwards_are_those_of_the_closed_form(
+    sampler: Sampler, joint: Joint, accuracy: float | Fraction, nfe: int
+) -> None:
+    counts = run(joint, sampler, num_rows=100 if accuracy in (0, 1) else NUM_ROWS)
     assert_accuracy(counts, accuracy)
     assert set(counts.nfe) == {nfe}
-
-
-@pytest.mark.parametrize("n", [3, 5])
-def test_entropy_bounds_on_a_shuffle(n: int) -> None:
-    below = run(shuffle(n), EntropyBound(math.log(2) - NUDGE), num_rows=200)
-    assert below.accuracy == 1.0
-    assert set(below.nfe) == {n}
-    above = run(shuffle(n), EntropyBound(math.log(2) + NUDGE))
-    assert_accuracy(above, 0.5)
-    assert set(above.nfe) == {n - 1}
-
-
-def test_a_threshold_agrees_in_two_forwards() -> None:
-    counts = run(agree(6), ConfidenceThreshold(0.5), num_rows=200)
-    assert counts.accuracy == 1.0
-    assert set(counts.nfe) == {2}
-    fixed = run(agree(6), FixedSchedule(3))
-    assert_accuracy(fixed, Fraction(1, 3))
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
@@ -208,17 +170,15 @@ def test_random_order_draws_from_the_distribution_and_confidence_order_does_not(
         assert count / NUM_ROWS == pytest.approx(share, abs=Z * 0.5 / math.sqrt(NUM_ROWS) + 5e-4)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_where_there_is_one_answer_every_sampler_finds_it(
-    sampler: Sampler,
-) -> None:
+@pytest.mark.parametrize("sampler", one_of_each_kind(SAMPLERS))
+def test_where_there_is_one_answer_every_sampler_finds_it(sampler: Sampler) -> None:
     counts = run(Joint.uniform([(0, 1, 2, 3, 4, 5)]), sampler, temperature=1.0, num_rows=8)
     assert counts.accuracy == 1.0
 
 
 @dataclass
 class Steps:
-    """What steps from possible states did: a state is possible if some answer agrees with it.
+    """Counts steps from possible states: a state is possible if some answer agrees with it.
 
     Attributes:
         num_single: Steps that committed one token.
@@ -254,7 +214,7 @@ def steps_of(joint: Joint, sampler: Sampler) -> Steps:
 ALL_AT_ONCE = (EntropyBound(math.inf, "margin"), Frechet(-math.inf))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize("sampler", one_of_each_kind(SAMPLERS))
 def test_a_row_can_go_wrong_only_where_a_step_commits_several_tokens(sampler: Sampler) -> None:
     """A draw from the exact conditional of one position keeps an answer possible, in any order.
 

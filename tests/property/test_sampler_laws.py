@@ -1,4 +1,4 @@
-"""What holds for every sampler, over random rows and over logits that nobody would wish for."""
+"""Laws of every sampler, over random rows and over adversarial logits."""
 
 import copy
 from dataclasses import fields, replace
@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from samplers_under_test import (
+from plugins_under_test import (
     FEW,
     INSTANCES,
     OF_NOISE,
@@ -14,6 +14,7 @@ from samplers_under_test import (
     STYLES,
     Style,
     Turn,
+    one_of_each_kind,
     play,
     settled_by,
 )
@@ -22,14 +23,13 @@ from torch import Tensor
 from samplers import ALL_SAMPLERS, T2M, JointThresholdInDel, Learn2PD, Sampler, State, View, parse
 from samplers.facts import Fact
 from samplers.logits.summary import Summary
-from samplers.state import take_state
 
 SEEDS = (1, 2)
 # Every way a model may answer at temperature 0, and the usual one with noise.
 PLAYS: tuple[tuple[Style, float], ...] = (*((style, 0.0) for style in STYLES), ("drifting", 1.3))
 
-every_sampler = pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
-every_rule = pytest.mark.parametrize("sampler", [*INSTANCES, *OF_NOISE], ids=repr)
+every_sampler = pytest.mark.parametrize("sampler", one_of_each_kind(INSTANCES))
+every_rule = pytest.mark.parametrize("sampler", one_of_each_kind([*INSTANCES, *OF_NOISE]))
 
 
 @cache
@@ -48,7 +48,7 @@ def written(turn: Turn) -> Tensor:
 
 
 def revises(sampler: Sampler) -> bool:
-    """Whether its steps go on in a full block."""
+    """Returns True if the steps of a sampler go on in a full block."""
     return Fact.ONE_STEP_A_FORWARD in sampler.needs
 
 
@@ -113,24 +113,6 @@ def test_no_excluded_token_is_written(sampler: Sampler) -> None:
         assert logits[turn.decision.commit].isfinite().all()
 
 
-@every_rule
-def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -> None:
-    for turn in all_turns(sampler):
-        for row in range(len(turn.view.tokens)):
-            index = torch.tensor([row])
-            view = turn.view.take(index)
-            alone, state = sampler.step(view, take_state(turn.state, index))
-            commit = turn.decision.commit[row]
-            assert torch.equal(alone.commit[0], commit)
-            tokens = view.proposal if alone.tokens is None else alone.tokens
-            assert torch.equal(tokens[0, commit], written(turn)[row, commit])
-            if alone.remask is not None:
-                assert turn.decision.remask is not None
-                assert torch.equal(alone.remask[0], turn.decision.remask[row])
-            assert torch.equal(settled_by(alone)[0], settled_by(turn.decision)[row])
-            assert_same_state(state, take_state(turn.next_state, index))
-
-
 def other_logits(view: View) -> View:
     """The view with a stranger's logits at committed positions."""
     strange = view.logits.flip(1).roll(1, -1).masked_fill(view.logits.isinf(), -torch.inf)
@@ -147,7 +129,6 @@ def only_masked(view: View) -> View:
     return replace(view, computed=Summary(logits, asked), reads_committed=False)
 
 
-@pytest.mark.exhaustive(16)
 @every_sampler
 def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) -> None:
     """The decisions of a whole block follow from the logits at masked positions."""
@@ -188,7 +169,6 @@ def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sa
             assert_same_state(next_state, turn.next_state)
 
 
-@pytest.mark.exhaustive(20)
 @every_rule
 def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> None:
     for style in STYLES:
@@ -215,7 +195,7 @@ def test_a_position_without_any_allowed_token_stops_no_other(sampler: Sampler) -
 
 # A random order knows no equals.
 @pytest.mark.parametrize(
-    "sampler", [sampler for sampler in INSTANCES if "random" not in repr(sampler)], ids=repr
+    "sampler", one_of_each_kind(one for one in INSTANCES if "random" not in repr(one))
 )
 def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
     for dtype in (torch.bfloat16, torch.float32):

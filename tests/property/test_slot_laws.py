@@ -5,55 +5,29 @@ from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import FEW
+from plugins_under_test import CACHES, FEW
 from tiny_models import FAMILIES, Spied, notes_of, tiny
 
 from dllm_decode import (
     AdaptiveBlocks,
     BlockSchedule,
     CachePolicy,
-    DelayedCache,
     DualCache,
-    FreeCache,
     MultiBlock,
     NoVerifier,
-    PipelineCache,
-    PrefixCache,
     SelfVerify,
     Sequential,
-    SettledCache,
-    SubBlockCache,
     SubBlocks,
-    SuffixWindow,
     Verifier,
     decode,
-    decode_many,
 )
 from dllm_decode.compatibility import refusal_of
-from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs
 
 GEN_LENGTH = 18
 PROMPTS = [
     [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],
 ]  # fmt: skip
-CACHES: list[CachePolicy] = [
-    PrefixCache(),
-    PrefixCache(refresh_every=3),
-    DualCache(),
-    DualCache(refresh_every=3, before=2, after=3),
-    DualCache(entry="official"),
-    FreeCache("clean"),
-    FreeCache("official"),
-    DelayedCache(refresh_every=3, warm_up=1),
-    SettledCache(1),
-    SettledCache(2),
-    PipelineCache(4, 1, 3),
-    SubBlockCache(),
-    SuffixWindow(PrefixCache(), 2),
-    SuffixWindow(FreeCache(), 0),
-    SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
-]
 WAYS: list[tuple[BlockSchedule, Verifier]] = [
     (Sequential(4), NoVerifier()),
     (Sequential(8), NoVerifier()),
@@ -76,13 +50,7 @@ CASE = pytest.mark.parametrize(("family", "cache", "blocks", "verifier"), CASES)
 def templates_for(mask: int) -> list[list[int]]:
     """Gives whole blocks: the first ones, one between two open ones, and the last ones."""
     given = list(range(11, 11 + GEN_LENGTH))
-    return [
-        [mask, 33],
-        given[:12],
-        [*[mask] * 5, *given[:9]],
-        [*[mask] * 3, *given[3:]],
-        [],
-    ]
+    return [[mask, 33], given[:12], [*[mask] * 5, *given[:9]], [*[mask] * 3, *given[3:]], []]
 
 
 class Watched(Spied):
@@ -122,54 +90,6 @@ def test_forwards_reach_slots_that_were_never_written(family: str) -> None:
     model = Watched(tiny(family))
     answer(model, cache=DualCache(), blocks=Sequential(4))
     assert model.num_unwritten > 0
-
-
-@pytest.mark.exhaustive(7)
-@CASE
-def test_noise_in_a_new_cache_changes_no_token(
-    family: str,
-    cache: CachePolicy,
-    blocks: BlockSchedule,
-    verifier: Verifier,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A block that a template filled was once never computed, and read as zeros."""
-    model = tiny(family)
-    plugins: dict[str, Any] = {"cache": cache, "blocks": blocks, "verifier": verifier}
-    plain = answer(model, **plugins)
-    templates = templates_for(model.mask_id)
-    alone = [
-        answer(model, prompts=[prompt], templates=[template], **plugins)
-        for prompt, template in zip(PROMPTS, templates, strict=True)
-    ]
-    num_noisy = make_noisy(monkeypatch)
-    noisy = answer(model, **plugins)
-    # Rows that join take the slots of rows that have left.
-    many = decode_many(
-        model, PROMPTS, FEW[0], num_rows=2, gen_length=GEN_LENGTH, stop_at_eos=False,
-        templates=templates, **plugins,
-    )  # fmt: skip
-    assert torch.equal(noisy.tokens, plain.tokens)
-    assert torch.equal(torch.cat([out.tokens for out in alone]), plain.tokens)
-    assert torch.equal(torch.cat([out.tokens for out in many]), plain.tokens)
-    assert len(num_noisy) == 2
-    assert not (plain.tokens == model.mask_id).any()
-
-
-def make_noisy(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fills new caches with random numbers; returns a list that grows by one for each."""
-    zeroed, made = MaskedTransformer.new_kv_cache, list[int]()
-
-    def noisy(self: MaskedTransformer, num_rows: int, num_slots: int) -> KVCache:
-        kv_cache = zeroed(self, num_rows, num_slots)
-        generator = torch.Generator().manual_seed(len(made))
-        for buffer in kv_cache.buffers:
-            buffer.copy_(3.0 * torch.randn(buffer.shape, generator=generator))
-        made.append(num_slots)
-        return kv_cache
-
-    monkeypatch.setattr(MaskedTransformer, "new_kv_cache", noisy)
-    return made
 
 
 def test_the_law_covers_every_cache_family_and_schedule() -> None:

@@ -1,4 +1,3 @@
-import ast
 import re
 import runpy
 from importlib import import_module
@@ -118,43 +117,6 @@ def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
     ]:  # fmt: skip
         assert name in text, f"{name} is not in the picture any more"
         attrgetter(name)(import_module(f"dllm_decode.{room}"))
-
-
-# As docs/architecture.md shows them: a room imports from itself and from earlier lines.
-ROOMS = (
-    ("models",), ("core",), ("blocks",), ("caches",), ("decoder",),
-    ("inputs", "forward", "views", "decide", "settle"), ("verify",),
-    ("compatibility", "round", "join", "loop"), ("texts", "generation"), ("serve",),
-)  # fmt: skip
-RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
-
-
-def imports_of(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-    return found
-
-
-def test_imports_go_upwards_as_the_page_on_architecture_says() -> None:
-    checked = 0
-    for path in (ROOT / "dllm_decode").rglob("*.py"):
-        room = path.relative_to(ROOT / "dllm_decode").parts[0].removesuffix(".py")
-        for name in imports_of(path):
-            package, *rest = name.split(".")
-            if package == "dllm_decode" and room in RANKS and rest and rest[0] in RANKS:
-                assert RANKS[rest[0]] <= RANKS[room], (path, name)
-                checked += 1
-    assert checked > 100
-
-
-def test_models_and_caches_do_not_know_each_other_nor_the_canvas_or_schedules() -> None:
-    for one, other in (("models", "core"), ("caches", "blocks"), ("caches", "models")):
-        for path in (ROOT / "dllm_decode" / one).rglob("*.py"):
-            assert not any(name.startswith(f"dllm_decode.{other}") for name in imports_of(path))
 
 
 def test_the_glossary_has_one_row_a_word() -> None:

@@ -27,7 +27,7 @@ MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
 MAY_IMPORT_ANY_SAMPLER = (
     "dllm_decode.training", "dllm_decode.generation", "dllm_decode.integrations"
 )  # fmt: skip
-# What everything may use knows nothing of plug-ins, and little of models.
+# Modules that every room may import know nothing of plug-ins, and little of models.
 CORE_MAY_IMPORT = tuple(
     f"dllm_decode.{name}" for name in ("core", "models.base", "options", "prompts", "sizes")
 )
@@ -173,3 +173,28 @@ def test_no_packages_import_each_other() -> None:
         reached |= further
     assert len(arrows) > 100
     assert sorted(a for a, b in reached if a == b) == []
+
+
+# As docs/architecture.md shows them: a room imports from itself and from earlier lines.
+ROOMS = (
+    ("models",), ("core",), ("blocks",), ("caches",), ("decoder",),
+    ("inputs", "forward", "views", "decide", "settle"), ("verify",),
+    ("compatibility", "round", "join", "loop"), ("texts", "generation"), ("serve",),
+)  # fmt: skip
+RANKS = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+# Pairs of which neither imports the other although the lines would allow it.
+STRANGERS = {("caches", "blocks"), ("caches", "models")}
+
+
+def test_rooms_import_upwards_as_the_page_on_architecture_says() -> None:
+    checked = 0
+    for path in (ROOT / "dllm_decode").rglob("*.py"):
+        for use in imports_of(path, ROOT):
+            importer, imported = (
+                (*name.split("."), "")[1] for name in (use.importer, use.imported)
+            )
+            if use.imported.startswith("dllm_decode.") and {importer, imported} <= RANKS.keys():
+                assert RANKS[imported] <= RANKS[importer], use
+                assert (importer, imported) not in STRANGERS, use
+                checked += 1
+    assert checked > 100

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import plugin
+from served import Streamer
 from tiny_models import FAMILIES, LAW_OPTIONS, load_tiny, tiny
 from toys import HashModel
 
@@ -25,7 +27,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.options import DecodeConfig
 from dllm_decode.streaming import draft_observer
 from dllm_decode.views import look
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
+from samplers import Decision, FixedSchedule, Sampler
 from samplers.facts import Fact
 
 POISON = 9
@@ -42,7 +44,7 @@ def poisoned(family: str) -> MaskedTransformer:
     return model
 
 
-@pytest.mark.exhaustive(8)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,17 +74,12 @@ def test_nan_in_one_row_ends_that_request_alone(family: str, cache: Any, verifie
         next(answers)
 
 
-class Stuck(ConfidenceThreshold):
-    """Commits nothing in rows whose first token is 5."""
-
-    def step(self, view: Any, state: Any) -> Any:
-        decision, state = super().step(view, state)
-        stuck = view.tokens[:, :1] == 5
-        return decision.__class__(commit=decision.commit & ~stuck), state
-
-
 def test_a_sampler_that_breaks_its_contract_in_one_row_ends_that_row() -> None:
-    sampler: Sampler = Stuck(0.9)
+    # Commits nothing in rows whose first token is 5.
+    sampler = plugin(
+        Sampler,
+        step=lambda self, view, state: (Decision(view.eligible & (view.tokens[:, :1] != 5)), state),
+    )
     decoder = new_decoder(tiny("llada"), sampler, config=DecodeConfig(**OPTIONS))
     templates = [[], [5], [], [5, 6]]
     requests = [decoder.request([3], n, template=given) for n, given in enumerate(templates)]
@@ -107,45 +104,32 @@ def test_a_cancel_that_comes_too_late_ends_no_later_request_of_the_same_index() 
     assert not queue.take_cancelled(range(5))
 
 
-class Endless(ConfidenceThreshold):
-    """Settles nothing in rows that begin with 5, and promises to finish within four steps."""
-
-    @property
-    def gives(self) -> Any:
-        return frozenset()
-
-    @property
-    def needs(self) -> Any:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-    def max_steps(self, num_masks: int) -> int:
-        return 4
-
-    def step(self, view: Any, state: Any) -> Any:
-        is_endless = view.tokens[:, :1] == 5
-        return Decision(view.eligible, settle=view.eligible & ~is_endless), state
-
-
 def test_a_row_that_takes_more_steps_than_promised_ends_alone() -> None:
-    decoder = new_decoder(tiny("llada"), Endless(), config=DecodeConfig(**OPTIONS))
+    # Settles nothing in rows that begin with 5.
+    endless = plugin(
+        Sampler, gives=frozenset(), needs=frozenset({Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED}),
+        max_steps=lambda self, num_masks: 4,
+        step=lambda self, view, state: (
+            Decision(view.eligible, settle=view.eligible & (view.tokens[:, :1] != 5)), state
+        ),
+    )  # fmt: skip
+    decoder = new_decoder(tiny("llada"), endless, config=DecodeConfig(**OPTIONS))
     requests = [decoder.request([3], n, template=[given]) for n, given in enumerate((5, 7))]
     found = {answer.request: answer.error for answer in run(decoder, RequestQueue(requests), 2)}
     assert "promises to finish a block within 4 steps" in found[0]
     assert not found[1]
 
 
-class Silent(Verifier):
+def silent(self: Any, decoder: Any, state: Any) -> Any:
     """Decides by itself, and commits nothing."""
-
-    def look(self, decoder: Any, state: Any) -> Any:
-        state, seen = look(decoder, state)
-        nothing = torch.zeros_like(seen.view.eligible)
-        return state, seen._replace(decision=Decision(nothing))
+    state, seen = look(decoder, state)
+    return state, seen._replace(decision=Decision(torch.zeros_like(seen.view.eligible)))
 
 
 def test_a_verifier_that_decides_is_named_for_what_it_decides() -> None:
-    with pytest.raises(RuntimeError, match=r"Silent.* must commit at least one eligible position"):
-        decode(tiny("llada"), [[3]], FixedSchedule(2), verifier=Silent(), **OPTIONS)
+    verifier = plugin(Verifier, look=silent)
+    with pytest.raises(RuntimeError, match=r"Own.* must commit at least one eligible position"):
+        decode(tiny("llada"), [[3]], FixedSchedule(2), verifier=verifier, **OPTIONS)
 
 
 def test_requests_with_what_is_no_token_or_no_option_of_a_request_are_refused() -> None:
@@ -168,28 +152,11 @@ def test_prompts_are_made_outside_of_inference_mode() -> None:
     assert len(list(decode_many(tiny("llada"), prompts(), FixedSchedule(2), **OPTIONS))) == 2
 
 
-class Drafts:
-    """A streamer of drafts that notes what is asked of it."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def put(self, value: Any) -> None:
-        self.calls.append("put")
-
-    def put_draft(self, value: Any) -> None:
-        self.calls.append("draft")
-
-    def end(self) -> None:
-        self.calls.append("end")
-
-
 def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
     """Its end was told after each round in which the columns after the answer were decoded."""
-    model, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Drafts()
+    model, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Streamer()
     decode(
         model, [[1, 2, 3]], FixedSchedule(8), gen_length=7, stop_at_eos=False,
         observers=[draft_observer(streamer)],
     )  # fmt: skip
-    assert streamer.calls.count("end") == streamer.calls.count("put") == 1
-    assert streamer.calls[-1] == "end"
+    assert streamer.ended == len(streamer.texts) == 1

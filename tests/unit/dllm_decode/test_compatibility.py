@@ -1,10 +1,11 @@
-"""What fits together decodes; what does not is refused before any forward, by name."""
+"""Plug-ins that fit together decode; others are refused by name, before any forward."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import plugin
 from tiny_models import Spied, tiny
 from toys import tiny_target
 
@@ -16,6 +17,7 @@ from dllm_decode import (
     DelayedCache,
     DualCache,
     FreeCache,
+    Guided,
     MultiBlock,
     NoCache,
     NoVerifier,
@@ -31,10 +33,9 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.blocks import Opening, Row, block_of
-from dllm_decode.caches import CacheQuery
+from dllm_decode.blocks import Opening, block_of
 from dllm_decode.compatibility import facts_of, refusal_of
-from dllm_decode.core.columns import Columns, columns
+from dllm_decode.core.columns import columns
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.views import look
@@ -140,7 +141,7 @@ def run(model: Any, sampler: Sampler, **options: Any) -> Any:
     return decode(model, [[5, 6, 7, 8]], sampler, gen_length=8, block_length=4, **options)
 
 
-@pytest.mark.exhaustive(110)
+@pytest.mark.exhaustive(80)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind[:4])))
 def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, cache: str) -> None:
@@ -204,48 +205,37 @@ def test_a_model_gives_what_its_logits_and_its_attention_are() -> None:
     assert facts_of(tiny("sdar")) == both - {Fact.SEES_BOTH_WAYS}
 
 
-@dataclass(frozen=True)
-class Silent(CachePolicy):
-    """Declares nothing."""
-
-    def recompute(self, query: CacheQuery) -> Columns:
-        return columns((0, query.end))
-
-
-@dataclass(frozen=True)
-class SilentBlocks(BlockSchedule):
-    """Declares nothing."""
-
-    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        return Opening.of_block(*block_of(row, block_length))
-
-
-@dataclass(frozen=True)
-class Counting(Sampler[torch.Tensor]):
-    """Has a state and declares nothing."""
-
-    def init(self, view: View) -> torch.Tensor:
-        return torch.zeros_like(view.tokens[:, 0])
-
-    def step(self, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
-        return Decision(highest_one(view.confidence, view.eligible)), state + 1
+# They declare nothing.
+SILENT = plugin(CachePolicy, recompute=lambda self, query: columns((0, query.end)))
+SILENT_BLOCKS = plugin(
+    BlockSchedule,
+    opening=lambda self, row, block_length, shift: Opening.of_block(*block_of(row, block_length)),
+)
+# Has a state, too.
+COUNTING = plugin(
+    Sampler,
+    init=lambda self, view: torch.zeros_like(view.tokens[:, 0]),
+    step=lambda self, view, state: (
+        Decision(highest_one(view.confidence, view.eligible)), state + 1
+    ),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("sampler", "options", "family"),
     [
-        (Prophet(PLAIN), {"cache": Silent()}, "llada"),
-        (Curious(), {"cache": Silent()}, "llada"),
-        (Wino(), {"cache": Silent()}, "llada"),
-        (PLAIN, {"cache": Silent(), "verifier": SelfVerify()}, "llada"),
-        (PLAIN, {"cache": Silent(), "cfg_scale": 0.5}, "llada"),
+        (Prophet(PLAIN), {"cache": SILENT}, "llada"),
+        (Curious(), {"cache": SILENT}, "llada"),
+        (Wino(), {"cache": SILENT}, "llada"),
+        (PLAIN, {"cache": SILENT, "verifier": SelfVerify()}, "llada"),
+        (PLAIN, {"cache": SILENT, "cfg_scale": 0.5}, "llada"),
         (PLAIN, {"verifier": Writing(), "top_p": 0.5, "temperature": 1.0}, "llada"),
         (JOINT, {"verifier": Writing()}, "llada"),
         (STEPWISE, {"verifier": Writing(), "blocks": MultiBlock()}, "llada"),
-        (STEPWISE, {"verifier": SelfVerify(), "blocks": SilentBlocks()}, "llada"),
-        (STEPWISE, {"blocks": SilentBlocks()}, "sdar"),
-        (Counting(), {"blocks": MultiBlock()}, "llada"),
-        (CreditDecoding(Counting()), {"blocks": MultiBlock()}, "llada"),
+        (STEPWISE, {"verifier": SelfVerify(), "blocks": SILENT_BLOCKS}, "llada"),
+        (STEPWISE, {"blocks": SILENT_BLOCKS}, "sdar"),
+        (COUNTING, {"blocks": MultiBlock()}, "llada"),
+        (CreditDecoding(COUNTING), {"blocks": MultiBlock()}, "llada"),
     ],
 )
 def test_a_plug_in_that_declares_nothing_is_refused_rather_than_wrong(
@@ -261,42 +251,25 @@ def test_a_plug_in_that_declares_nothing_is_refused_rather_than_wrong(
 def test_a_plug_in_that_declares_nothing_decodes_with_all_that_needs_nothing() -> None:
     model = tiny("llada")
     plain = run(model, STEPWISE).tokens
-    for options in ({"cache": Silent()}, {"verifier": Writing()}, {"blocks": SilentBlocks()}):
+    for options in ({"cache": SILENT}, {"verifier": Writing()}, {"blocks": SILENT_BLOCKS}):
         assert torch.equal(run(model, STEPWISE, **options).tokens, plain)
-    assert not (run(model, Counting()).tokens == model.mask_id).any()
+    assert not (run(model, COUNTING).tokens == model.mask_id).any()
     # Without a state, masks may open around a rule.
     assert not (run(model, STEPWISE, blocks=MultiBlock()).tokens == model.mask_id).any()
 
 
-@dataclass(frozen=True)
-class Revising(Sampler[None]):
-    """Commits one position a step, and decides one thing more.
+def revising(also: str, needed: frozenset[Fact], given: frozenset[Fact]) -> Any:
+    """Returns a sampler that commits one position a step, and settles or re-masks something."""
 
-    Attributes:
-        also: What else it returns.
-        needed: Beside what follows from its other members.
-        given: All that it gives.
-    """
-
-    also: str
-    needed: frozenset[Fact] = frozenset()
-    given: frozenset[Fact] = frozenset({Fact.FINAL_TOKENS})
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | self.needed
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return self.given
-
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
+    def step(self: Any, view: View, state: None) -> tuple[Decision, None]:
         commit = highest_one(view.confidence, view.eligible)
-        other = commit if self.also == "settle" else torch.zeros_like(commit)
-        return Decision(commit, **{self.also: other}), None
+        other = commit if also == "settle" else torch.zeros_like(commit)
+        return Decision(commit, **{also: other}), None
+
+    return plugin(Sampler, step=step, needs=needed | {Fact.HAS_MASK}, gives=given)
 
 
-COMMITTED_LOGITS = frozenset({Fact.LOGITS_OF_COMMITTED})
+COMMITTED_LOGITS, NO_FACT = frozenset({Fact.LOGITS_OF_COMMITTED}), frozenset[Fact]()
 
 
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
@@ -305,23 +278,23 @@ def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step
     also: str, verifier: Verifier
 ) -> None:
     """A sampler that re-masks was shown as final to streams, caches and schedules."""
-    sampler = Revising(also, COMMITTED_LOGITS)
-    with pytest.raises(RuntimeError, match=r"^Revising\(.*\) gives FINAL_TOKENS, so its step"):
-        run(tiny("llada"), sampler, verifier=verifier)
+    sampler = revising(also, COMMITTED_LOGITS, frozenset({Fact.FINAL_TOKENS}))
     # Within a wrapper it is found out all the same.
-    with pytest.raises(RuntimeError, match=r"^CreditDecoding\(.*gives FINAL_TOKENS"):
-        run(tiny("llada"), CreditDecoding(sampler), verifier=verifier)
-    with pytest.raises(RuntimeError, match=r"^Revising\(.*gives FINAL_TOKENS"):
-        run(tiny("llada"), Prophet(sampler, (99.0,) * 3), verifier=verifier)
+    for given, name in (
+        (sampler, "Own"), (CreditDecoding(sampler), "CreditDecoding"),
+        (Prophet(sampler, (99.0,) * 3), "Own"),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match=rf"^{name}\(.*gives FINAL_TOKENS, so its step"):
+            run(tiny("llada"), given, verifier=verifier)
 
 
 @pytest.mark.parametrize("also", ["remask", "settle"])
 def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step(also: str) -> None:
     """A sampler that forgot `reads_committed` compared tokens with their own certainty."""
     with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or leave_one_out"):
-        run(tiny("llada"), Revising(also, given=frozenset()))
+        run(tiny("llada"), revising(also, NO_FACT, NO_FACT))
     # Where a cache freezes those logits it is refused.
-    sampler = Revising(also, COMMITTED_LOGITS, frozenset())
+    sampler = revising(also, COMMITTED_LOGITS, NO_FACT)
     assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
     with pytest.raises(ValueError, match="computes the committed columns"):
         run(tiny("llada"), sampler, cache=DelayedCache())
@@ -345,10 +318,11 @@ def test_a_target_that_writes_is_refused_also_where_the_sampler_drafts(
 ) -> None:
     """With two forwards a draft these decoded, and overwrote given tokens."""
     model = Spied(tiny(family))
-    for num_forwards in (1, 2):
-        drafting = PathSearch(num_forwards=num_forwards)
-        verifier = ARVerify(tiny_target(model.vocab_size), drafting=drafting)
-        with pytest.raises(ValueError, match=r"needs a verifier that .*, got ARVerify"):
+    target = tiny_target(model.vocab_size)
+    for verifier in (
+        ARVerify(target), ARVerify(target, drafting=PathSearch(num_forwards=2)), Guided(target)
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"needs a verifier that .*, got (ARVerify|Guided)"):
             run(model, sampler, verifier=verifier, **options)
     assert not model.calls
 

@@ -1,6 +1,5 @@
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +9,11 @@ from dllm_decode import (
     ForwardInputs,
     NoCache,
     NoVerifier,
-    SelfVerify,
     Trace,
-    Verifier,
     compatibility,
     decode,
-    decode_many,
 )
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View, Wino
-from samplers.facts import Fact
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
@@ -72,79 +67,6 @@ def test_a_full_template_costs_nothing() -> None:
     assert out.tokens_per_forward() == 2.0
 
 
-@dataclass(frozen=True)
-class Idle(Sampler):
-    """Never commits: a sampler that breaks its contract."""
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        return Decision(commit=torch.zeros_like(view.eligible)), state
-
-
-@dataclass(frozen=True)
-class Overreaching(Sampler):
-    """Commits everything in sight, [MASK] wherever it can."""
-
-    token: int
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        everywhere = torch.ones_like(view.eligible)
-        return Decision(commit=everywhere, tokens=torch.full_like(view.tokens, self.token)), state
-
-
-@dataclass(frozen=True)
-class Greedy(Sampler):
-    """Commits everything, and re-masks what it is told to."""
-
-    remask: Literal["all", "prompted"]
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        masked_again = torch.ones_like(view.masked) if self.remask == "all" else ~view.masked
-        return Decision(commit=view.eligible, remask=masked_again), state
-
-
-@pytest.mark.parametrize(
-    ("sampler", "sentence"),
-    [
-        (Idle(), r"Idle\(\) must commit at least one eligible position .* in round 1"),
-        (Overreaching(7), r"Overreaching\(token=7\) must commit eligible positions only"),
-        (Overreaching(23), r"Overreaching\(token=23\) must commit .* in round 1"),
-        (Greedy("all"), r"Greedy\(remask='all'\) must re-mask positions only that"),
-        (Greedy("prompted"), r"Greedy\(remask='prompted'\) must re-mask positions only that"),
-    ],
-)
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)
-def test_a_sampler_that_breaks_its_contract_is_named(
-    sampler: Sampler, sentence: str, verifier: Verifier
-) -> None:
-    model = HashModel()
-    with pytest.raises(RuntimeError, match=sentence):
-        decode(
-            model, [[1], [2, 3]], sampler, templates=[[model.mask_id, 3]] * 2, gen_length=4,
-            block_length=4, stop_at_eos=False, verifier=verifier,
-        )  # fmt: skip
-
-
-def test_the_step_is_the_one_in_which_the_contract_broke() -> None:
-    @dataclass(frozen=True)
-    class Tiring(Sampler):
-        """Commits one position a step in rows that have more than two masks left."""
-
-        def step(self, view: View, state: State) -> tuple[Decision, State]:
-            first = view.eligible & (view.eligible.cumsum(-1) == 1)
-            return Decision(commit=first & (view.masked.sum(-1, keepdim=True) > 2)), state
-
-    with pytest.raises(RuntimeError, match=r"Tiring\(\) must commit .* in round 3"):
-        decode(HashModel(), [[1]], Tiring(), gen_length=4, stop_at_eos=False)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("sampler", [FixedSchedule(4), ConfidenceThreshold(0.9), Wino()], ids=repr)
 def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
@@ -173,32 +95,3 @@ def test_plug_ins_of_the_wrong_kind_are_refused_in_one_sentence() -> None:
             wrong = (*right[:place], value, *right[place + 1 :])
             with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*\.$"):
                 compatibility.require_plugins(*wrong)
-
-
-def test_temperature_zero_ignores_the_seed_and_a_high_one_does_not() -> None:
-    def tokens(temperature: float, seed: int) -> list[list[int]]:
-        out = decode(
-            HashModel(), PROMPTS, FixedSchedule(4), gen_length=8, block_length=4,
-            temperature=temperature, seed=seed,
-        )  # fmt: skip
-        return out.tokens.tolist()  # type: ignore[no-any-return]
-
-    assert tokens(0.0, 0) == tokens(0.0, 1)
-    assert tokens(2.0, 0) == tokens(2.0, 0)
-    assert tokens(2.0, 0) != tokens(2.0, 1)
-
-
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(2)], ids=repr)
-def test_a_block_causal_model_decodes_nothing_behind_the_answer(verifier: Verifier) -> None:
-    """Prompt and answer end inside a block of the model's, which is filled up with masks."""
-    model, prompt, given = HashModel(causal_block_length=4), [1, 2, 3], [4, 5, 6, 7, 8, 9]
-    options: dict[str, Any] = {"gen_length": 6, "block_length": 4, "stop_at_eos": False}
-    options["verifier"] = verifier
-    whole = decode(model, [prompt], FixedSchedule(4), templates=[given], **options)
-    assert whole.forwards == 0
-    assert whole.tokens.tolist() == [given]
-    last = [*given[:5], model.mask_id]
-    out = decode(model, [prompt], ConfidenceThreshold(0.0), templates=[last], **options)
-    assert out.forwards == 1
-    (many,) = decode_many(model, [prompt], FixedSchedule(4), templates=[given], **options)
-    assert many.forwards == 0

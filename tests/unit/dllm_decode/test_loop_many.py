@@ -2,17 +2,16 @@
 
 import inspect
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, Unpack
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES
 from tiny_models import TINY_PROMPTS, ending, tiny
 from toys import DriftingModel
 
 from dllm_decode import (
     DecodeConfig,
-    DecodeOutput,
     DualCache,
     RequestQueue,
     decode,
@@ -23,30 +22,7 @@ from dllm_decode import (
 from dllm_decode.options import DecodeOptions
 from samplers import FixedSchedule
 
-PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [2, 2, 2, 2], [14, 1, 5], [6, 3]]
-
-
-def assert_same(whole: DecodeOutput, single: list[DecodeOutput], what: object) -> None:
-    assert torch.equal(whole.tokens, torch.cat([one.tokens for one in single])), what
-    assert torch.equal(whole.nfe, torch.cat([one.nfe for one in single])), what
-    assert all(one.forwards == int(one.nfe) for one in single)
-
-
-@pytest.mark.exhaustive(8)
-@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
-def test_every_sampler_gives_each_prompt_the_answer_of_one_batch(sampler: Any) -> None:
-    saved = 0
-    for temperature, truncates in ((0.0, False), (0.7, True)):
-        model = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0)
-        options: Any = {
-            "gen_length": 14, "block_length": 4, "temperature": temperature, "seed": 1,
-            "truncate_at_eos": truncates,
-        }  # fmt: skip
-        whole = decode(model, PROMPTS, sampler, **options)
-        single = list(decode_many(model, iter(PROMPTS), sampler, num_rows=3, **options))
-        assert_same(whole, single, (sampler, temperature))
-        saved += len(set(whole.lengths().tolist())) > 1
-    assert saved, "all answers are of one length, so that no row joined another"
+PROMPTS = [[1, 2, 3], [4]]
 
 
 def test_rows_that_join_save_forwards_of_the_whole() -> None:
@@ -162,3 +138,67 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
     assert tokens(reserve=40) == expected
     with pytest.raises(AssertionError, match="were copied"):
         tokens()
+
+
+# Templates
+
+
+SHORT: Any = {"gen_length": 4, "block_length": 4}
+
+
+def test_templates_are_taken_in_step_with_the_prompts() -> None:
+    model = DriftingModel()
+
+    def given() -> Iterator[list[int]]:
+        return ([index % 20 + 1, model.mask_id] for index in count())
+
+    outputs = decode_many(
+        model, ([index % 20 + 1] for index in count()), FixedSchedule(4), num_rows=3,
+        templates=given(), **SHORT,
+    )  # fmt: skip
+    for index in range(10):
+        assert int(next(outputs).tokens[0, 0]) == index % 20 + 1
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_another_number_than_that_of_the_prompts_is_refused_at_once(number: int) -> None:
+    with pytest.raises(ValueError, match=f"one answer per prompt, 3, got {number}"):
+        decode_many(
+            DriftingModel(), [[1], [2], [3]], FixedSchedule(4), templates=[[5]] * number, **SHORT
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (0, "got 0 templates and more prompts"),
+        (2, "got 2 templates and more prompts"),
+        (4, "got 3 prompts and more templates"),
+    ],
+)
+def test_an_iterator_that_ends_too_early_or_too_late_is_refused_in_its_turn(
+    number: int, sentence: str
+) -> None:
+    outputs = decode_many(
+        DriftingModel(), [[1], [2], [3]], FixedSchedule(4), num_rows=1,
+        templates=iter([[5]] * number), **SHORT,
+    )  # fmt: skip
+    answered = []
+    with pytest.raises(ValueError, match=sentence):
+        answered.extend(outputs)
+    assert len(answered) == min(number, 3)
+
+
+def test_an_empty_collection_leaves_everything_open() -> None:
+    plain = decode(DriftingModel(), [[1], [2]], FixedSchedule(4), **SHORT)
+    single = decode_many(DriftingModel(), [[1], [2]], FixedSchedule(4), templates=[], **SHORT)
+    assert torch.equal(plain.tokens, torch.cat([one.tokens for one in single]))
+
+
+def test_a_template_that_is_too_long_is_named_by_its_prompt() -> None:
+    outputs = decode_many(
+        DriftingModel(), [[1], [2], [3]], FixedSchedule(4), num_rows=1,
+        templates=[[5], [5], [5] * 5], **SHORT,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"In row 2: .* at most gen_length=4 tokens, got 5"):
+        list(outputs)

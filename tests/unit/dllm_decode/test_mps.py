@@ -1,116 +1,19 @@
-"""Devices without float64, as Apple's are: models decode there as on the CPU."""
+"""Numbers on devices without float64, as Apple's are."""
 
-import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import view_of
 from pretended import MPS, Accelerator
-from samplers_under_test import INSTANCES, view_of
 from tiny_models import MODELS
 from tiny_models import load_without_tokenizer as load_model
-from toys import tiny_llama
 
-from dllm_decode import (
-    ARVerify,
-    CausalTarget,
-    DelayedCache,
-    DraftLength,
-    DualCache,
-    FreeCache,
-    Guided,
-    NGram,
-    NoCache,
-    PathSearch,
-    PrefixCache,
-    Sampled,
-    SelfVerify,
-    Tree,
-    decode,
-)
-from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
 from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
 from samplers.logits.statistics import draw, log_probability
-
-FAMILIES = ("llada", "dream", "sdar")
-PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-
-
-class Pair:
-    """One model on the CPU and on a pretended device of Apple's."""
-
-    def __init__(self, family: str) -> None:
-        self.here: MaskedTransformer = load_model(MODELS / family, dtype="float32")[0]
-        with Accelerator(MPS):
-            self.there: MaskedTransformer = load_model(
-                MODELS / family, dtype="float32", device="mps"
-            )[0]
-        assert self.there.device == MPS
-
-    def decode(self, sampler: Any, **options: Any) -> None:
-        options = {"gen_length": 8, "block_length": 4, **options}
-        expected = decode(self.here, PROMPTS, sampler, **options)
-        with Accelerator(MPS):
-            found = decode(self.there, PROMPTS, sampler, **options)
-        assert torch.equal(expected.tokens, found.tokens)
-        assert torch.equal(expected.nfe, found.nfe)
-
-
-@pytest.fixture(scope="module")
-def pairs() -> dict[str, Pair]:
-    return {family: Pair(family) for family in FAMILIES}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_cache_decodes_without_float64(family: str, pairs: dict[str, Pair]) -> None:
-    for cache in (NoCache(), PrefixCache(), DualCache(2), FreeCache(), DelayedCache()):
-        pairs[family].decode(FixedSchedule(4), cache=cache)
-
-
-@pytest.mark.parametrize("evaluate", ["batch", "tree", "sequential"])
-def test_self_verification_decodes_without_float64(evaluate: Any, pairs: dict[str, Pair]) -> None:
-    pairs["llada"].decode(FixedSchedule(4), cache=DualCache(), verifier=SelfVerify(3, evaluate))
-
-
-@pytest.mark.exhaustive(16)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
-def test_every_sampler_decodes_without_float64(
-    sampler: Any, temperature: float, pairs: dict[str, Pair]
-) -> None:
-    """Noise and a few rules were in float64, which such a device refuses."""
-    pairs["llada"].decode(sampler, temperature=temperature)
-
-
-JUDGES: dict[str, Any] = {
-    "path": lambda target: ARVerify(
-        target, DraftLength(3, 6), PathSearch(proxy=NGram(target.vocab_size).fit(PROMPTS))
-    ),
-    "tree": lambda target: ARVerify(target, DraftLength(4, 4), Tree(budget=8)),
-    "sample": lambda target: ARVerify(target, DraftLength(2, 4, start="zero"), Sampled()),
-    "guided": lambda target: Guided(target, 4, top_k=200),
-}
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("judge", JUDGES)
-def test_causal_targets_judge_without_float64(
-    judge: str, temperature: float, pairs: dict[str, Pair]
-) -> None:
-    pair = pairs["llada"]
-    model = copy.deepcopy(tiny_llama(pair.here.vocab_size, 4)).float()
-    options: Any = {"gen_length": 8, "block_length": 4, "temperature": temperature}
-    verifier = JUDGES[judge](CausalTarget(copy.deepcopy(model), name="tiny llama"))
-    expected = decode(pair.here, PROMPTS, FixedSchedule(3), verifier=verifier, **options)
-    with Accelerator(MPS):
-        verifier = JUDGES[judge](CausalTarget(copy.deepcopy(model).to("mps"), name="tiny llama"))
-        found = decode(pair.there, PROMPTS, FixedSchedule(3), verifier=verifier, **options)
-    assert torch.equal(expected.tokens, found.tokens)
-    assert found.drafted.sum() > 0
 
 
 @pytest.mark.parametrize("has_fp64", [True, False])

@@ -1,11 +1,11 @@
-"""What only CUDA can show: kernels that are not the CPU's, and real waits. See `test_waits.py`."""
+"""Checks that need CUDA: kernels that are not the CPU's, and real waits. See `test_waits.py`."""
 
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES
+from plugins_under_test import INSTANCES
 from tiny_models import FAMILIES, LAW_OPTIONS, load_tiny, tiny
 from torch.nn import functional as F
 
@@ -149,7 +149,7 @@ def test_the_host_waits_once_a_step(family: str, graphs: bool) -> None:
     samplers: tuple[Any, ...] = (FixedSchedule(6), Prophet(FixedSchedule(6), (99.0, 99.0, 99.0)))
     for cache in CACHES:
         for sampler in samplers if Fact.LOGITS_BEHIND_BLOCK in cache.gives else samplers[:1]:
-            # What is recorded is recorded by then.
+            # By then all graphs are recorded.
             for _ in range(2):
                 waits_of(model, sampler, cache=cache)
             waits = waits_of(model, sampler, cache=cache)

@@ -46,7 +46,7 @@ def test_what_stays_on_the_accelerator_is_computed_there_and_waits_for_nothing(w
     assert found.device == DEVICE
     assert found.is_cuda
     assert not waits
-    # The same on the CPU alone.
+    # Its contents have the same shape.
     with torch.device("cpu"):
         assert found.shape == contents(found).shape
 

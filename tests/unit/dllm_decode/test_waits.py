@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import INSTANCES
 from pretended import Accelerator
-from samplers_under_test import INSTANCES
 from tiny_models import FAMILIES, LAW_OPTIONS, MODELS
 from tiny_models import load_without_tokenizer as load_model
 

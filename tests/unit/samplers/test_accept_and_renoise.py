@@ -1,12 +1,10 @@
 """Acceptance by entropy on views made by hand; golden runs are in tests/golden."""
 
-from typing import Any
-
 import pytest
 import torch
-from samplers_under_test import view_of, with_entropies
+from plugins_under_test import view_of, with_entropies
 
-from samplers import AcceptAndRenoise, parse
+from samplers import AcceptAndRenoise
 from samplers.logits.noise import row_keys
 
 
@@ -51,26 +49,3 @@ def test_random_tokens_are_uniform_and_depend_on_row_position_and_step() -> None
     assert (drawn[0][0] != drawn[0][1]).any()
     again = view.take(torch.tensor([3])).at_step(torch.tensor([2])).random_tokens()
     assert torch.equal(again[0], drawn[2][3])
-
-
-WRONG: list[dict[str, Any]] = [
-    {"entropy_bound": 0.0}, {"entropy_bound": -1}, {"num_steps": 0}, {"t_min": -0.1},
-    {"t_max": 0.4}, {"t_max": float("inf")}, {"stability_threshold": -1},
-    {"confidence_threshold": 0.0}, {"num_steps": 2.0},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        AcceptAndRenoise(**wrong)
-
-
-def test_greedy_decoding_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"AcceptAndRenoise\(t_min=0.0, t_max=0.001\) is nearly"):
-        AcceptAndRenoise(t_min=0.0, t_max=0.0)
-
-
-def test_the_repr_is_read_back() -> None:
-    rule = AcceptAndRenoise(0.3, 12, 0.1, 1.5, 0, 0.2)
-    assert parse(repr(rule)) == rule

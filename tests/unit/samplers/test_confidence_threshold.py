@@ -1,5 +1,5 @@
 import torch
-from samplers_under_test import committed, pinned, with_confidences
+from plugins_under_test import committed, pinned, with_confidences
 
 from samplers import ConfidenceThreshold
 

@@ -40,19 +40,9 @@ def test_a_canvas_takes_one_step_more_and_a_row_is_that_of_the_row_alone(cache: 
     def watch(event: StepEvent) -> None:
         canvases.append(event.after.tokens)
 
-    rule = DuoPosterior(6)
+    rule = DuoPosterior(3)
     out = decode(tiny_gemma(), prompts, rule, observers=[watch], **options)
-    assert out.nfe.tolist() == [14, 14]
-    assert len({str(canvas.tolist()) for canvas in canvases}) > 7
+    assert out.nfe.tolist() == [8, 8]
+    assert len({str(canvas.tolist()) for canvas in canvases}) > 4
     alone = list(decode_many(tiny_gemma(), prompts, rule, num_rows=1, **options))
     assert torch.equal(torch.cat([one.tokens for one in alone]), out.tokens)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"num_steps": 0}, {"rho": 0.0}, {"kappa": 1.5}, {"t_min": 0.0}, {"t_max": 0.1}],
-    ids=str,
-)
-def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        DuoPosterior(**wrong)

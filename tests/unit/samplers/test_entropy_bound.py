@@ -1,7 +1,7 @@
 import math
 
 import torch
-from samplers_under_test import committed, pinned, with_confidences, with_entropies
+from plugins_under_test import committed, pinned, with_confidences, with_entropies
 
 from samplers import EntropyBound
 

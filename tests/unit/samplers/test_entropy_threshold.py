@@ -1,4 +1,4 @@
-from samplers_under_test import committed, pinned, with_confidences, with_entropies
+from plugins_under_test import committed, pinned, with_confidences, with_entropies
 
 from samplers import EntropyThreshold
 

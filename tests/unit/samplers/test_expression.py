@@ -1,19 +1,11 @@
 """The text of a configuration is read, never evaluated."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
-from samplers import (
-    ConfidenceThreshold,
-    EntropyBound,
-    FixedSchedule,
-    Frechet,
-    LocalLeap,
-    Sampler,
-    parse,
-)
+from samplers import EntropyBound, FixedSchedule, Frechet, LocalLeap, Sampler, parse
 from samplers.expression import parse_expression
 
 
@@ -94,5 +86,15 @@ def test_an_option_given_twice_is_refused() -> None:
         parse("LocalLeap(radius=1, radius=2)")
 
 
-def test_every_option_may_be_left_out() -> None:
-    assert parse("ConfidenceThreshold") == ConfidenceThreshold()
+def test_the_defaults_are_the_published_ones() -> None:
+    for text in (
+        "ConfidenceThreshold(0.9)", "EntropyBound(0.1, 'entropy')", "EntropyThreshold(0.5)",
+        "Factor(1.0, 'paper')", "Frechet(0.25)", "Hierarchy(0.4, 0.9)", "Klass(0.9, 0.01, 2)",
+        "Less(0.75, 0.04, 2)", "LocalLeap(0.9, 0.75, 4)",
+    ):  # fmt: skip
+        assert parse(text) == parse(text.partition("(")[0])
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(FrozenInstanceError):
+        LocalLeap().radius = 5  # type: ignore[misc]  # the point of the test

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from samplers_under_test import committed, pinned, with_confidences
+from plugins_under_test import committed, pinned, with_confidences
 
 from samplers import Factor
 from samplers.factor import Variant

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from samplers_under_test import committed, pinned, run, still, with_confidences
+from plugins_under_test import committed, pinned, run, still, with_confidences
 
 from samplers import FixedSchedule
 from samplers.fixed_schedule import even_quota

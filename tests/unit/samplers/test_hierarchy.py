@@ -1,4 +1,4 @@
-from samplers_under_test import committed, pinned, with_confidences
+from plugins_under_test import committed, pinned, with_confidences
 
 from samplers import Hierarchy
 

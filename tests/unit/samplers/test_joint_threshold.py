@@ -1,25 +1,12 @@
 """Token editing: JointThreshold, and what the engine makes of a decision that edits."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from tiny_models import tiny
 
-from dllm_decode import (
-    StepEvent,
-    Trace,
-    decode,
-)
-from samplers import (
-    ConfidenceThreshold,
-    Decision,
-    JointThreshold,
-    Sampler,
-    View,
-)
-from samplers.facts import Fact
+from dllm_decode import StepEvent, Trace, decode
+from samplers import ConfidenceThreshold, JointThreshold, Sampler
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 SPEED = JointThreshold(0.5, 0.0, 5)
@@ -40,7 +27,7 @@ class Edited:
     def __call__(self, event: StepEvent) -> None:
         before, after = event.before, event.after
         edited = ~before.masked & (before.tokens != after.tokens)
-        # What ending a row filled is no edit.
+        # Tokens that were filled in when a row ended are no edits.
         is_cut = [row.config.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
         edited &= ~(event.ended & torch.tensor(is_cut))[:, None]
         assert not (edited & before.given).any()
@@ -78,35 +65,3 @@ def test_a_trace_shows_an_edit_as_a_revision() -> None:
     for row in range(3):
         assert (trace.steps[row] >= 0).all()
         assert trace.rounds[row] == out.nfe[row]
-
-
-def test_an_eos_ends_the_answer_once_its_block_is_edited() -> None:
-    plain = answer(JointThreshold(0.5, 0.0, 5))
-    stopped = answer(JointThreshold(0.5, 0.0, 5), stop_at_eos=True)
-    eos = tiny("llada").eos_ids
-    for row, other in zip(stopped.tokens.tolist(), plain.tokens.tolist(), strict=True):
-        ends = [at for at, token in enumerate(other) if token in eos]
-        last = ends[0] + 1 if ends else len(other)
-        assert row[:last] == other[:last]
-
-
-@dataclass(frozen=True)
-class Careless(Sampler[None]):
-    """Settles positions without a token."""
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
-
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
-        first = view.eligible & (view.eligible.cumsum(-1) == 1)
-        return Decision(first, settle=view.eligible), None
-
-
-def test_a_position_that_is_settled_without_a_token_is_reported() -> None:
-    with pytest.raises(RuntimeError, match="settle positions only that hold a token"):
-        answer(Careless())

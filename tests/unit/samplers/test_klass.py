@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import torch
-from samplers_under_test import pinned, positions, run, still, with_confidences
+from plugins_under_test import pinned, positions, run, still, with_confidences
 
 from samplers import Klass
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from samplers_under_test import pinned, run, still, view_of, with_confidences
+from plugins_under_test import pinned, run, still, view_of, with_confidences
 
 from samplers import Less, View
 from samplers.less import _coarse_divergence

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from plugins_under_test import view_with
 from torch import Tensor
 from toys import HashModel
 
@@ -16,10 +17,7 @@ from samplers import (
     Prophet,
     Sampler,
     View,
-    Wino,
-    parse,
 )
-from samplers.logits.summary import Summary
 
 MASK_ID = 11
 NEVER = (1e9,)
@@ -44,16 +42,11 @@ def view_of(
     masked = ids == MASK_ID
     in_block = torch.zeros_like(masked)
     in_block[:, :block_length] = True
-    return View(
-        tokens=ids,
-        computed=Summary(logits),
-        masked=masked,
-        eligible=masked & in_block,
-        start=start,
-        gen_length=gen_length,
+    return view_with(
+        logits, tokens=ids, masked=masked, eligible=masked & in_block, start=start,
+        gen_length=gen_length, block_length=block_length,
         committed=None if committed is None else torch.full((len(ids),), committed),
-        block_length=block_length,
-    )
+    )  # fmt: skip
 
 
 def exits(sampler: Prophet, view: View) -> list[bool]:
@@ -213,40 +206,6 @@ def test_credit_inside_prophet_is_the_same_as_without_the_wider_view() -> None:
     assert torch.equal(plain.tokens, wrapped.tokens)
     assert torch.equal(plain.tokens, outside.tokens)
     assert torch.equal(plain.nfe, outside.nfe)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"base": Wino()}, "Prophet needs a sampler that never changes .*, got Wino"),
-        ({"thresholds": (7.5, 5.0)}, "one entry more than edges"),
-        ({"thresholds": (7.5, -5.0, 1.0)}, "at least 0"),
-        ({"edges": (0.7, 0.3)}, "ascending"),
-        ({"edges": (0.7, 1.3)}, "share in"),
-        ({"answer_start": -1}, "answer_start must be a whole number, at least 0, got -1"),
-        ({"answer_length": 0}, "answer_length must be a whole number of tokens, at least 1, got 0"),
-        ({"answer_start": 3, "marker": (4,)}, "got both. Leave one out"),
-        ({"num_steps": -1}, "num_steps must be a whole number, at least 0"),
-    ],
-)
-def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, object], message: str) -> None:
-    text = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    with pytest.raises(ValueError, match=message):
-        parse(f"Prophet({text})")
-
-
-def test_columns_that_are_not_the_rows_answer_are_not_averaged() -> None:
-    """A bug: on block-causal models the tail of the prompt and a neighbour's columns counted."""
-    model, nfe = HashModel(causal_block_length=8, peak=12.0), set[int]()
-    sampler = Prophet(FixedSchedule(8), (0.5,), (), gap="all")
-    for length in range(9, 17):
-        prompt, neighbour = list(range(1, length)), [3] * 15
-        alone = decode(model, [prompt], sampler, gen_length=10, stop_at_eos=False)
-        beside = decode(model, [prompt, neighbour], sampler, gen_length=10, stop_at_eos=False)
-        assert torch.equal(alone.tokens[0], beside.tokens[0])
-        assert alone.nfe[0] == beside.nfe[0]
-        nfe.add(int(alone.nfe[0]))
-    assert len(nfe) > 1, "nothing was decided by an average"
 
 
 def test_only_the_answer_is_averaged_whatever_the_window_shows_beside_it() -> None:

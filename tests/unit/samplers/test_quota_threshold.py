@@ -1,21 +1,16 @@
 """A threshold beside a schedule."""
 
-import pytest
 import torch
+from plugins_under_test import view_with
 
 from samplers import QuotaThreshold, View
-from samplers.logits.summary import Summary
 
 
 def view_of(confidences: list[float], *, committed: int = 0) -> View:
     """Shows positions of which each proposes token 0 with some probability, of two tokens."""
     shares = torch.tensor([confidences], dtype=torch.float64)
-    logits = torch.stack([shares, 1.0 - shares], -1).log()
     masked = torch.arange(shares.shape[1])[None] >= committed
-    return View(
-        tokens=torch.where(masked, 9, 0), computed=Summary(logits), masked=masked, eligible=masked,
-        start=0, gen_length=shares.shape[1],
-    )  # fmt: skip
+    return view_with(torch.stack([shares, 1.0 - shares], -1).log(), masked=masked)
 
 
 def commits(rule: QuotaThreshold, views: list[View]) -> list[list[int]]:
@@ -51,10 +46,3 @@ def test_at_most_the_quota_is_committed_and_the_rest_is_carried_over() -> None:
     third = view_of([0.9, 0.85, 0.81, 0.9], committed=2)
     assert commits(rule, [first, view_of([0.9, 0.6, 0.6, 0.55], committed=1), third])[2] == [2, 3]
     assert commits(rule, [view_of([0.6, 0.7, 0.55, 0.65])]) == [[1]]
-
-
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="threshold must be a probability"):
-        QuotaThreshold(1.5)
-    with pytest.raises(ValueError, match="steps_per_block must be a whole number, at least 1"):
-        QuotaThreshold(0.5, 0)

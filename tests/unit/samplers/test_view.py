@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import raised, statistics
+from plugins_under_test import plugin, raised, statistics
 from tiny_models import FAMILIES, Spied, tiny
 
 from dllm_decode import (
@@ -19,13 +19,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.core.observers import StepEvent
-from samplers import (
-    CreditDecoding,
-    Decision,
-    FixedSchedule,
-    Sampler,
-    View,
-)
+from samplers import CreditDecoding, Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.statistics import highest_one
@@ -37,7 +31,7 @@ ASKED = torch.tensor([[3, 0, 2], [2, 4, 0], [1, 0, 3]])
 
 
 def views(temperature: float = 0.0) -> tuple[View, View]:
-    """The same view with all logits, and with those of the asked columns alone."""
+    """Returns a view with all logits, and the same view with logits of the asked columns alone."""
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(3, 5, 9, generator=generator)
     dense = View(
@@ -100,15 +94,7 @@ def test_rows_and_columns_of_some_columns_are_those_of_all() -> None:
     torch.testing.assert_close(ours[MASKED[:, 1:4]], theirs[MASKED[:, 1:4]])
 
 
-@dataclass(frozen=True)
-class Curious(FixedSchedule):
-    """Wants to know what the model says at committed positions."""
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", [NoCache(), DualCache(), DelayedCache()], ids=repr)
 def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -> None:
@@ -132,7 +118,10 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
     assert found == [8 * -(-count // 8) for count in masks]
     assert set(found) == {8, 16}
     if Fact.LOGITS_OF_COMMITTED in cache.gives:
-        assert set(widths(Curious(16))) == {16}
+        curious = plugin(FixedSchedule, steps_per_block=16, needs=frozenset(
+            {Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
+        ))  # fmt: skip
+        assert set(widths(curious)) == {16}
 
 
 @dataclass(frozen=True)
@@ -154,6 +143,7 @@ class ReadsLogits(Sampler[None]):
         return Decision(highest_one(found.values, view.eligible)), None
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import INSTANCES, OF_ONE_BLOCK_LENGTH, logits_of, raised, statistics
+from plugins_under_test import INSTANCES, OF_ONE_BLOCK_LENGTH, logits_of, raised, statistics
 from torch import Tensor
 
 from dllm_decode.caches.entry import entry_alone
@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64)
 SCOPES: tuple[Scope, ...] = ("block", "suffix", "answer")
 V, MASK_ID = 12, 11
 
-# Of a window inside the prompt, inside the answer, at its end, and of an answer that ends within
+# A window inside the prompt, inside the answer, at its end, and of an answer that ends within
 # the window; by row the window's first position, the answer's length and the temperature.
 STARTS, GEN_LENGTHS = (-3, 40, 0, 16), (64, 96, 24, 20)
 TEMPERATURES = (0.0, 0.7, 1.3, 0.0)
@@ -216,7 +216,7 @@ def assert_same_state(one: State, other: State) -> None:
             assert_same_state(ours, theirs)
 
 
-@pytest.mark.exhaustive(46)
+@pytest.mark.exhaustive(24)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sampler", [*INSTANCES, *WIDER, *OF_ONE_BLOCK_LENGTH], ids=repr)
 def test_every_sampler_decides_as_it_does_in_each_row_alone(
@@ -237,12 +237,10 @@ def test_every_sampler_decides_as_it_does_in_each_row_alone(
     assert all(bool((before.masked & ~after.masked).any()) for before, after in seen[:1])
 
 
-@pytest.mark.exhaustive(20)
+@pytest.mark.exhaustive(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "sampler",
-    [one for one in (*INSTANCES, *OF_ONE_BLOCK_LENGTH) if one.scope == "block"],
-    ids=repr,
+    "sampler", [one for one in (*INSTANCES, *OF_ONE_BLOCK_LENGTH) if one.scope == "block"], ids=repr
 )
 def test_columns_that_are_nobodys_change_no_decision(sampler: Sampler, dtype: torch.dtype) -> None:
     """A short last block in a window of the usual length, against one of its own length."""

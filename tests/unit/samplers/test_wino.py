@@ -200,22 +200,6 @@ def test_the_copy_stands_at_the_same_positions_and_hides_only_the_token_it_verif
             assert hidden[row, copy].nonzero().squeeze(-1).tolist() == unseen
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_copies_of_columns_after_the_row_are_seen_by_themselves_alone(rows: int) -> None:
-    """They were seen by the others, so that the last, shorter block depended on its neighbours."""
-    model = Watched(HashModel())
-    options: Any = {"gen_length": 6, "block_length": 4, "stop_at_eos": False}
-    decode(model, [[5, 6], [1] * 9][:rows], Wino(), **options)  # type: ignore[arg-type]
-    # Both rows are in their last block, of two columns.
-    inputs = model.seen[-1]
-    assert inputs.attend is not None
-    seen = inputs.attend[0, -4:, -4:].tolist()
-    own, others = [True, True], [False, False]
-    assert seen == [
-        [*own, *others], [*own, *others], [*own, True, False], [*own, False, True]
-    ]  # fmt: skip
-
-
 def test_a_token_does_not_influence_its_own_verification_but_that_of_others() -> None:
     """With one layer; in deeper ones what other columns saw comes through, as in the paper."""
     model = new_llada(
@@ -276,18 +260,3 @@ def test_what_wino_cannot_work_with_is_refused_by_name_before_any_forward(
     with pytest.raises(ValueError, match=message):
         decode(watched, [[1]], Wino(), gen_length=8, block_length=4, **options)  # type: ignore[arg-type]
     assert not watched.seen
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"low_threshold": 1.5}, "low_threshold must be a probability in .*, got 1.5"),
-        ({"high_threshold": -0.5}, "high_threshold must be a probability"),
-        ({"accept_share": 2.0}, "accept_share must be a share"),
-        ({"min_accepts": 0}, "min_accepts must be a whole number of tokens, at least 1, got 0"),
-        ({"min_accepts": 30}, "min_accepts must be at most max_accepts=20, got 30"),
-    ],
-)
-def test_bad_parameters_are_refused_in_a_sentence(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Wino(**options)  # type: ignore[arg-type]

@@ -14,14 +14,12 @@ from dllm_decode import (
     Guided,
     MultiBlock,
     PrefixCache,
-    SelfVerify,
     StepEvent,
     SubBlocks,
     SuffixWindow,
     decode,
     decode_many,
 )
-from dllm_decode.caches.entry import require_entry
 from dllm_decode.models import MaskedTransformer
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, QuotaThreshold, Sampler
 
@@ -103,17 +101,7 @@ def test_a_given_first_token_is_no_entry() -> None:
     assert steps == [[1, 2, 3], [4], [5, 6, 7]]
 
 
-def test_self_verification_takes_the_same_steps() -> None:
-    model = DREAM
-    for sampler in SAMPLERS:
-        for cache in CACHES[:2]:
-            plain = first_commits(model, sampler, cache=cache)
-            assert first_commits(model, sampler, cache=cache, verifier=SelfVerify(3)) == plain
-
-
-def test_what_cannot_have_an_entry_is_refused() -> None:
-    with pytest.raises(ValueError, match='entry must be "sampler" or "official", got \'mine\''):
-        require_entry("mine")
+def test_a_target_that_decides_refuses_an_entry() -> None:
     model = DREAM
     with pytest.raises(ValueError, match="lets the sampler decide every step, got Guided"):
         decode(model, [[1]], FixedSchedule(), cache=CACHES[0], verifier=Guided(tiny_target(512)))

@@ -8,7 +8,16 @@ import pytest
 import torch
 from rich.console import Console
 from served import Streamer
-from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, TINY_PROMPTS, ending, templates_for
+from tiny_models import (
+    BIDIRECTIONAL,
+    BLOCK_CAUSAL,
+    FAMILIES,
+    TINY_PROMPTS,
+    Peaked,
+    ending,
+    templates_for,
+    tiny,
+)  # fmt: skip
 from toys import DriftingModel, tiny_target
 
 from dllm_decode import (
@@ -25,9 +34,10 @@ from dllm_decode import (
     decode,
     decode_many,
 )
+from dllm_decode.core.observers import final_tokens
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.runs.progress import Bar
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 
@@ -135,6 +145,29 @@ def test_events_are_of_the_prompt_that_has_the_row() -> None:
         assert event.after.tokens[place, : len(prompt)].tolist() == prompt
         assert event.after.tokens[place, len(prompt)] == output.tokens[0, 0]
         assert event.rows[place].request.index == number
+
+
+def test_tokens_that_are_called_final_never_change() -> None:
+    """A streamer was given tokens that an editing sampler replaced, and stop strings saw them."""
+    shown: list[list[int]] = []
+    changed = 0
+
+    def watch(event: StepEvent) -> None:
+        nonlocal changed
+        shown.extend(final_tokens(event.rows, event.after, is_final=event.is_final))
+        held = ~event.before.masked & event.before.answer
+        changed += int((held & (event.before.tokens != event.after.tokens)).sum())
+
+    sampler = JointThreshold(0.5, 0.0, 16)
+    for first in range(10, 60, 10):
+        shown.clear()
+        out = decode(
+            Peaked(tiny("llada"), 8.0), [[*range(first, first + 7)]], sampler, gen_length=24,
+            block_length=8, stop_at_eos=False, observers=[watch],
+        )  # fmt: skip
+        (answer,) = out.answers()
+        assert all(tokens == list(answer)[: len(tokens)] for tokens in shown)
+    assert changed
 
 
 def test_events_of_one_batch_are_of_the_rows_that_are_left() -> None:

@@ -1,41 +1,29 @@
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from plugins_under_test import plugin
 from toys import HashModel
 
 from dllm_decode import Gain, Gains, Revision, StepEvent, Trace, decode
-from samplers import Decision, FixedSchedule, Sampler, State, View
+from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 
 
-@dataclass(frozen=True)
-class SecondThoughts(Sampler):
+def second_thoughts(self: Any, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
     """Commits everything, takes back position 1 of the block, and commits it again."""
+    first = (state == 0)[:, None]
+    places = torch.arange(view.tokens.shape[1])
+    commit = torch.where(first, view.eligible & (places < 3), view.eligible & (places == 3))
+    commit = torch.where((state > 1)[:, None], view.eligible, commit)
+    return Decision(commit, remask=(state == 1)[:, None] & (places == 1)), state + 1
 
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs - {Fact.ONE_STEP_A_FORWARD} | {Fact.LOGITS_OF_COMMITTED}
 
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset()
-
-    def max_steps(self, num_masks: int) -> int:
-        return num_masks + 2
-
-    def init(self, view: View) -> State:
-        return torch.zeros(len(view.tokens), dtype=torch.long)
-
-    def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, torch.Tensor)
-        first = (state == 0)[:, None]
-        places = torch.arange(view.tokens.shape[1])
-        commit = torch.where(first, view.eligible & (places < 3), view.eligible & (places == 3))
-        commit = torch.where((state > 1)[:, None], view.eligible, commit)
-        remask = (state == 1)[:, None] & (places == 1)
-        return Decision(commit=commit, remask=remask), state + 1
+SECOND_THOUGHTS = plugin(
+    Sampler, step=second_thoughts, gives=frozenset(), needs=frozenset({Fact.LOGITS_OF_COMMITTED}),
+    max_steps=lambda self, num_masks: num_masks + 2,
+    init=lambda self, view: torch.zeros(len(view.tokens), dtype=torch.long),
+)  # fmt: skip
 
 
 def test_a_revision_is_kept_with_its_history() -> None:
@@ -45,7 +33,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
         seen.append(event.after.answers())
 
     out = decode(
-        HashModel(), [[1, 2], [3]], SecondThoughts(), gen_length=4, block_length=4,
+        HashModel(), [[1, 2], [3]], SECOND_THOUGHTS, gen_length=4, block_length=4,
         stop_at_eos=False, observers=[trace, keep],
     )  # fmt: skip
     assert len(seen) == 3
@@ -64,7 +52,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
 def test_a_token_that_is_taken_back_was_gained_but_is_not_committed() -> None:
     gains = Gains()
     decode(
-        HashModel(), [[1, 2], [3]], SecondThoughts(), gen_length=4, block_length=4,
+        HashModel(), [[1, 2], [3]], SECOND_THOUGHTS, gen_length=4, block_length=4,
         stop_at_eos=False, observers=[gains],
     )  # fmt: skip
     # Three; one, while position 1 is taken back; position 1 again.

@@ -91,6 +91,7 @@ def test_verification_reads_each_position_as_the_model_does_from_left_to_right(
     assert checked > 20
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("attend", ["blocks", "causal"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_exact_cache_gives_the_tokens_of_no_cache(family: str, attend: Any) -> None:
@@ -119,7 +120,7 @@ def chi_square(pairs: list[tuple[int, ...]], law: Tensor) -> tuple[float, int]:
     return float(terms.sum()), int(often.sum()) - 1
 
 
-@pytest.mark.parametrize("family", ["sdar", "fast_dllm_v2"])
+@pytest.mark.parametrize("family", ["sdar", pytest.param("fast_dllm_v2", marks=pytest.mark.slow)])
 def test_a_verified_run_follows_the_law_of_the_left_to_right_mode(family: str) -> None:
     model, prompt, number = model_of(family, 0, 1.0, 2, ()), [1, 2, 3, 4], 4000
 
@@ -282,12 +283,6 @@ def test_wrong_use_is_refused_by_name() -> None:
         decode(model, [[1]], ConfidenceThreshold(), blocks=MultiBlock(), **options)
     with pytest.raises(ValueError, match="top_p, top_k"):
         decode(model, [[1]], ConfidenceThreshold(), top_k=3, **options)
-    with pytest.raises(ValueError, match=r"off must be below on=0\.0, got 0\.5"):
-        ScoreThreshold(0.0, 0.5)
-    with pytest.raises(ValueError, match="router must be"):
-        S2D2(0.5)  # type: ignore[arg-type]  # refused
-    with pytest.raises(ValueError, match="length must be"):
-        MinimumSpan(0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a round of a verifier allocates beside its models: never the draft's logits once more."""
+"""A round of a verifier never allocates the draft's logits once more."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from dllm_decode import ARVerify, CausalTarget, DraftLength, Guided, PathSearch,
 from samplers import FixedSchedule
 from samplers.logits import statistics
 
-# So large that no list of candidates is a large part of it.
-V, DRAFTED = 65_536, 8
+# Large enough that no list of candidates is a large part of it.
+V, DRAFTED = 16_384, 8
 LENGTH = DraftLength(DRAFTED, DRAFTED)
 
 
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[[CausalTarget], Any], float, list[list[int]]]] =
 def test_a_round_makes_no_copy_of_the_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were copied up to five times, widened: at V = 126,464 a row's draft was 60 MB."""
     make, temperature, prompts = CASES[case]
-    # Of one position.
+    # Chunks of one position.
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 8 * V)
     target = CausalTarget(tiny_llama(V), name="wide")
     model = DriftingModel(vocab_size=V, mask_id=V - 1, eos_ids=(V - 2,))

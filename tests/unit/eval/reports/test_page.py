@@ -9,7 +9,7 @@ from typing import Any
 
 import eval_runs
 import pytest
-from browser import CHROMIUM, browser
+from served import CHROMIUM, browser
 
 from dllm_decode import decode
 from eval.metrics.metrics import TradeOff

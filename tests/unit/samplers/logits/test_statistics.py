@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import view_of, with_confidences
+from plugins_under_test import view_of, view_with, with_confidences
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -79,8 +79,7 @@ def test_confidences_near_one_have_a_resolution_of_their_own(
     """A bug: exp(logit - log_normaliser) has that of the logits, 4e-6 at 40, so different
     confidences tied, and others crossed a threshold of 0.9999."""
     logits = confident_logits(dtype)
-    ones = torch.ones(logits.shape[:2], dtype=torch.bool)
-    view = View(ones.long(), Summary(logits), ones, ones, 0, 24)
+    view = view_with(logits)
     exact = logits.double()
     if raised:
         tokens = torch.tensor([77_777, 5, -1]).expand(1, 24, 3)
@@ -111,15 +110,7 @@ def test_excluded_tokens_give_no_nan() -> None:
 def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
     logits = torch.tensor([[[1e4, 1e4 - 3.0, -1e4]]])
     for temperature in (0.0, 0.5, 100.0):
-        view = View(
-            tokens=torch.zeros(1, 1, dtype=torch.long),
-            computed=Summary(logits),
-            masked=torch.ones(1, 1, dtype=torch.bool),
-            eligible=torch.ones(1, 1, dtype=torch.bool),
-            start=0,
-            gen_length=1,
-            temperature=temperature,
-        )
+        view = view_with(logits, temperature=temperature)
         assert view.proposal.item() in (0, 1)
         expected = (0.0 if view.proposal.item() == 0 else -3.0) - math.log1p(math.exp(-3.0))
         assert view.confidence.item() == pytest.approx(math.exp(expected), rel=1e-2)
@@ -145,17 +136,7 @@ def test_no_excluded_token_is_ever_drawn() -> None:
 def test_draws_have_the_frequencies_of_the_tempered_softmax(temperature: float) -> None:
     num, logits = 20_000, torch.tensor([1.5, 1.0, 0.0, -1.0, -torch.inf])
     keys = row_keys(3, torch.arange(num))
-    ones = torch.ones(num, 1, dtype=torch.bool)
-    view = View(
-        tokens=torch.zeros(num, 1, dtype=torch.long),
-        computed=Summary(logits.expand(num, 1, 5)),
-        masked=ones,
-        eligible=ones,
-        start=0,
-        gen_length=1,
-        temperature=temperature,
-        noise_keys=keys,
-    )
+    view = view_with(logits.expand(num, 1, 5), temperature=temperature, noise_keys=keys)
     counts = view.proposal.flatten().bincount(minlength=5)
     expected = num * (logits / temperature).double().softmax(-1)
     assert counts[4] == 0
@@ -278,8 +259,7 @@ def test_no_statistic_copies_the_logits(
     limit = 4 * V * torch.float64.itemsize
     monkeypatch.setattr("samplers.logits.statistics._CHUNK_BYTES", {"cpu": limit, "cuda": limit})
     logits = torch.randn(B, W + 2, V, generator=torch.Generator().manual_seed(0)).to(dtype)
-    ones = torch.ones(B, W, dtype=torch.bool)
-    view = View(ones.long(), Summary(logits[:, 1:-1]), ones, ones, 0, W, temperature=temperature)
+    view = view_with(logits[:, 1:-1], temperature=temperature)
     with Largest(besides=logits) as largest:
         for name in ("proposal", "confidence", "margin", "entropy"):
             getattr(view, name)
@@ -332,7 +312,7 @@ def test_progress_is_the_share_of_the_answer_that_is_committed() -> None:
 def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of two positions, so that there are several chunks.
+    # Chunks of two positions, so that there are several.
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
     logits = random_view(dtype).logits
     tokens = torch.arange(12).view(3, 4) * 2

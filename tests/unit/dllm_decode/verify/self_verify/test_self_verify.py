@@ -1,7 +1,6 @@
 from dataclasses import replace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from tiny_models import FAMILIES, LAW_OPTIONS, Spied, load_tiny, tiny
@@ -20,7 +19,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.models import MaskedTransformer
-from samplers import FixedSchedule, Prophet, Wino
+from samplers import FixedSchedule, Prophet
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -59,7 +58,7 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
         assert verified.forwards > plain.forwards
 
 
-@pytest.mark.exhaustive(3)
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=repr)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -175,26 +174,6 @@ def test_every_column_of_every_draft_is_on_the_bill() -> None:
     assert max(len(call.tokens) for call in spied.calls) == 12
 
 
-def test_tokens_that_are_taken_back_are_taken_back_alike() -> None:
-    options: Any = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
-    revisions = saved = 0
-    for drift in (0.05, 0.2):
-        traces = [Trace(), Trace()]
-        model = DriftingModel(peak=14.0, drift=drift)
-        plain = decode(model, PROMPTS, Wino(0.3, 0.6), observers=traces[:1], **options)
-        verified = decode(
-            model, PROMPTS, Wino(0.3, 0.6), verifier=SelfVerify(3), observers=traces[1:], **options
-        )
-        assert torch.equal(plain.tokens, verified.tokens)
-        for row in range(3):
-            assert torch.equal(traces[0].steps[row], traces[1].steps[row])
-        assert traces[0].revisions == traces[1].revisions
-        revisions += sum(map(len, traces[0].revisions.values()))
-        saved += int((plain.nfe - verified.nfe).sum())
-    assert revisions > 0
-    assert saved > 0
-
-
 def test_a_draft_that_would_finish_the_block_is_not_looked_at() -> None:
     out = decode(
         DriftingModel(), [[1]], FixedSchedule(2), verifier=SelfVerify(8), gen_length=2,
@@ -218,7 +197,7 @@ def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next
         "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
     }  # fmt: skip
     saved = 0
-    for prompts in (TINY_PROMPTS, TINY_PROMPTS[:1], TINY_PROMPTS[:2]):
+    for prompts in (TINY_PROMPTS, TINY_PROMPTS[:1]):
         plain = decode(tiny(family), prompts, FixedSchedule(4), **options)
         near, far = (
             decode(
@@ -255,23 +234,3 @@ def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
     )  # fmt: skip
     assert torch.equal(near.tokens, far.tokens)
     assert torch.equal(near.query_positions, far.query_positions)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"draft_steps": 0}, "draft_steps must be a whole number, at least 1, got 0"),
-        ({"reach": "end"}, 'reach must be one of "block", "next", got \'end\''),
-        (
-            {"evaluate": "forest"},
-            'evaluate must be one of "batch", "tree", "sequential", got \'forest\'',
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(
-    options: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse some of these first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match=sentence):
-        SelfVerify(**options)

@@ -1,13 +1,11 @@
 """Drafts that are drawn, and drafts that the mask predictor looks at more than once."""
 
-import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from toys import DriftingModel, HashModel, greedy, logits_of, tiny_llama, tiny_target
+from toys import DriftingModel, HashModel, answers_of, misfit, tiny_llama, tiny_target  # fmt: skip
 
 from dllm_decode import (
     ARVerify,
@@ -17,7 +15,6 @@ from dllm_decode import (
     Drafting,
     DraftLength,
     Guided,
-    NGram,
     PathSearch,
     Sampled,
     StepEvent,
@@ -25,6 +22,7 @@ from dllm_decode import (
     decode,
     load_model,
     load_target,
+    new_decoder,
 )
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.core.state import State
@@ -36,44 +34,13 @@ from dllm_decode.verify.ar_verify.drafting.base import Beginning
 from dllm_decode.verify.ar_verify.target_round import read_target
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
-from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, Klass
+from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 ARGMAX = PathSearch(width=1, weight=1.0)
 TWICE = PathSearch(width=1, weight=1.0, num_forwards=2)
-WAYS: tuple[Drafting, ...] = (PathSearch(), PathSearch(num_forwards=3), Sampled())
-TREES: tuple[Drafting, ...] = (Tree(8), Tree(12, column_cost=0.01, num_forwards=3))
 SHORT = DraftLength(2, 6, growth=2)
-
-
-def answers_of(target: CausalTarget, prompts: list[list[int]], length: int) -> list[list[int]]:
-    return [
-        greedy(target.network.model, prompt, gen_length=length, stops=target.eos_ids, banned=(23,))
-        for prompt in prompts
-    ]
-
-
-@pytest.mark.parametrize("num_forwards", [2, 8])
-def test_the_greedy_answer_is_the_targets_however_often_the_drafter_looks(
-    num_forwards: int,
-) -> None:
-    target = tiny_target(seed=2)
-    target.eos_ids = (22, 13)
-    expected, more = answers_of(target, PROMPTS, 12), 0
-    drafting = PathSearch(width=1, proxy=NGram(24).fit(expected), num_forwards=num_forwards)
-    samplers = (FixedSchedule(2, "random"), ConfidenceThreshold(0.2), Klass(0.4, 0.05),
-                EntropyBound(0.5))  # fmt: skip
-    for sampler in samplers:
-        out = decode(
-            DriftingModel(), PROMPTS, sampler, verifier=ARVerify(target, SHORT, drafting),
-            gen_length=12, block_length=4,
-        )  # fmt: skip
-        assert out.tokens.tolist() == expected, sampler
-        assert (out.target_nfe <= out.nfe).all()
-        assert (out.nfe <= num_forwards * out.target_nfe).all()
-        more += int((out.nfe > out.target_nfe).all())
-    assert more == len(samplers), "the drafter never looked again"
 
 
 def by_hand(
@@ -153,111 +120,6 @@ def test_observers_see_the_rows_as_they_were_before_the_drafts() -> None:
         assert torch.equal(event.view.tokens, event.before.tokens.gather(1, event.columns))
 
 
-@pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(num_forwards=3), Sampled()], ids=repr)
-def test_observers_read_off_what_was_drafted_and_accepted_in_each_round(
-    drafting: Drafting,
-) -> None:
-    target, events = tiny_target(seed=2, scale=2.0), list[StepEvent]()
-    out = decode(
-        DriftingModel(peak=3.0), PROMPTS, ConfidenceThreshold(0.1), gen_length=12, block_length=4,
-        verifier=ARVerify(target, SHORT, drafting), temperature=1.0, observers=[events.append],
-    )  # fmt: skip
-    before = dict.fromkeys(range(3), (0, 0))
-    accepted_ever = Counter[int]()
-    for event in events:
-        committed = (event.before.masked & ~event.after.masked).sum(-1).tolist()
-        so_far = zip(event.drafted.tolist(), event.accepted.tolist(), strict=True)
-        for row, num, total in zip(event.requests.tolist(), committed, so_far, strict=True):
-            drafted, accepted = total[0] - before[row][0], total[1] - before[row][1]
-            assert 1 <= drafted <= 6
-            assert 0 <= accepted <= drafted
-            is_last = not bool(event.after.masked[event.requests.tolist().index(row)].any())
-            assert num == accepted + 1 or is_last
-            accepted_ever[accepted] += 1
-            before[row] = total
-    assert [before[row][0] for row in range(3)] == out.drafted.tolist()
-    assert [before[row][1] for row in range(3)] == out.accepted.tolist()
-    assert len(accepted_ever) > 1
-
-
-@pytest.mark.parametrize("drafting", [ARGMAX, TWICE, Sampled(), *TREES], ids=repr)
-def test_a_row_is_drafted_and_judged_without_looking_at_its_batch_mates(drafting: Drafting) -> None:
-    options: Any = {
-        "gen_length": 12, "block_length": 4, "temperature": 1.0, "stop_at_eos": False,
-        "verifier": ARVerify(tiny_target(seed=2, scale=2.0), SHORT, drafting),
-    }  # fmt: skip
-    model = DriftingModel(peak=3.0)
-    together = decode(model, PROMPTS, ConfidenceThreshold(0.1), **options)
-    assert len(together.nfe.unique()) > 1, "all rows went at the same pace"
-    for row in range(3):
-        others = [[9, 9], [8], [3, 1, 2, 1]][: row + 1]
-        others[row] = PROMPTS[row]
-        alone = decode(model, others, ConfidenceThreshold(0.1), **options)
-        assert torch.equal(alone.tokens[row], together.tokens[row])
-        for name in ("nfe", "target_nfe", "drafted", "accepted"):
-            assert getattr(alone, name)[row] == getattr(together, name)[row]
-
-
-def test_a_seed_repeats_the_draws_and_another_does_not() -> None:
-    options: Any = {
-        "gen_length": 12, "block_length": 4, "temperature": 1.0,
-        "verifier": ARVerify(tiny_target(seed=2, scale=2.0), SHORT, Sampled()),
-    }  # fmt: skip
-    outs = [decode(HashModel(peak=3.0), PROMPTS, FixedSchedule(), seed=n, **options).tokens
-            for n in (5, 5, 6)]  # fmt: skip
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2])
-
-
-@pytest.mark.parametrize("drafting", WAYS, ids=repr)
-def test_after_any_accepted_length_the_target_predicts_as_from_scratch(
-    drafting: Drafting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths, ends = Counter[tuple[int, int]](), 0
-
-    def spied(
-        decoder: Decoder, state: State, target: Any, past: Any, tokens: Any, counts: Any, *,
-        num_logits: int, first_logits: Any, parents: Any,
-    ) -> Any:  # fmt: skip
-        state, reading = read_target(
-            decoder, state, target, past, tokens, counts,
-            num_logits=num_logits, first_logits=first_logits, parents=parents,
-        )  # fmt: skip
-        assert parents is None
-        assert reading.logits.shape[1] == num_logits
-        for place, count in enumerate(counts.tolist()):
-            own = state.canvas.tokens[place, : past.lengths[place]].tolist()
-            fresh = logits_of(tiny_llama(5, 3, 2.0), own + tokens[place, :count].tolist())
-            fresh[:, 4] = -torch.inf
-            skipped = int(first_logits[place])
-            fresh = fresh[len(own) + skipped : len(own) + count]
-            torch.testing.assert_close(reading.logits[place, : count - skipped], fresh)
-        return state, reading
-
-    monkeypatch.setattr(target_round, "read_target", spied)
-
-    def count(event: StepEvent) -> None:
-        nonlocal ends
-        committed = event.before.masked & ~event.after.masked
-        written = torch.where(committed, event.after.tokens, -1)
-        for row in written.tolist():
-            new = [token for token in row if token >= 0]
-            ends += len(new) > 1 and new[-1] == 3
-        lengths.update(committed.sum(-1).tolist())
-
-    target = tiny_target(vocab_size=5, seed=3, scale=2.0)
-    target.eos_ids = (3,)
-    model = DriftingModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
-    for temperature, seed in itertools.product((0.0, 1.0), (0, 1)):
-        decode(
-            model, [[1, 2], [0], [2, 2, 1], [1], [0, 0, 2, 1, 1]], ConfidenceThreshold(0.4),
-            gen_length=12, block_length=4, temperature=temperature, seed=seed, stop_at_eos=False,
-            verifier=ARVerify(target, DraftLength(2, 2), drafting), observers=[count],
-        )  # fmt: skip
-    assert all(lengths[length] for length in (1, 2, 3)), lengths
-    assert ends, "no EOS inside a draft was accepted"
-
-
 def small_target() -> CausalTarget:
     target = CausalTarget(tiny_llama(16, 1), name="small", num_shared_ids=14)
     target.eos_ids = (13,)
@@ -277,10 +139,7 @@ def test_what_the_target_cannot_say_is_not_proposed_to_it() -> None:
 @pytest.mark.parametrize("drafting", [TWICE, PathSearch(num_forwards=9), Sampled()], ids=repr)
 def test_what_the_target_cannot_say_is_neither_drafted_nor_written(drafting: Drafting) -> None:
     target = small_target()
-    expected = [
-        greedy(target.network.model, prompt, gen_length=12, stops=(13,), banned=(14, 15))
-        for prompt in PROMPTS
-    ]
+    expected = answers_of(target, PROMPTS, 12, banned=(14, 15))
     for temperature in (0.0, 2.0):
         out = decode(
             DriftingModel(), PROMPTS, FixedSchedule(2), gen_length=12, block_length=4,
@@ -295,20 +154,33 @@ def never(inputs: ForwardInputs) -> Any:
 
 
 @pytest.mark.parametrize("make", [ARVerify, Guided])
-def test_a_prompt_that_the_target_cannot_read_is_refused_before_any_forward(make: Any) -> None:
-    """It used to end in an IndexError of the target's embedding, or in nonsense."""
+def test_a_target_of_other_ids_and_a_prompt_that_it_cannot_read_are_refused_before_any_forward(
+    make: Any,
+) -> None:
+    """Such a prompt used to end in an IndexError of the target's embedding, or in nonsense."""
     model = HashModel()
     model.predict = never  # type: ignore[method-assign]
-    target = small_target()
-    with pytest.raises(ValueError, match="below 14, got 15 in a prompt or template"):
-        decode(model, [[1, 2], [15, 1]], FixedSchedule(), verifier=make(target), gen_length=4,
-               block_length=4)  # fmt: skip
+    prompts = [[1, 2], [15, 1]]
+    for target, sentence in (
+        (small_target(), "below 14, got 15 in a prompt or template"),
+        (tiny_target(30), "the ids of hash model, 24 of them, got tiny llama with 30"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            decode(model, prompts, FixedSchedule(), verifier=make(target), gen_length=4)
 
 
-def misfit(tokens: Tensor, law: Tensor) -> float:
-    """Chi-square of how often each token occurs."""
-    expected = len(tokens) * law
-    return float(((tokens.bincount(minlength=len(law)) - expected) ** 2 / expected).sum())
+def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn() -> None:
+    config = DecodeConfig(gen_length=12, block_length=4)
+    for drafting in (PathSearch(), Tree(8), Sampled()):
+        verifier = ARVerify(tiny_target(), drafting=drafting)
+        decoder = new_decoder(DriftingModel(), FixedSchedule(), verifier=verifier, config=config)
+        if isinstance(drafting, Sampled):
+            with pytest.raises(ValueError, match="must have the decode's temperature"):
+                decoder.request([1, 2], 0, temperature=0.7)
+            continue
+        assert decoder.request([1, 2], 0, temperature=0.7).config.temperature == 0.7
+        with pytest.raises(ValueError, match="top_p and top_k of a request must be left out"):
+            decoder.request([1, 2], 0, top_p=0.5)
 
 
 def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:

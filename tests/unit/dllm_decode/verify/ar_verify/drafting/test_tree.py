@@ -193,16 +193,6 @@ def test_a_path_is_walked_as_matching_accepts_it() -> None:
     assert len(seen) > 8
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"budget": 0}, {"max_candidates": 0}, {"column_cost": -0.1}, {"proxy_weight": -1.0},
-     {"column_cost": float("nan")}, {"num_forwards": 0}],
-)  # fmt: skip
-def test_attributes_outside_their_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a "):
-        Tree(**wrong)
-
-
 def test_a_draft_that_is_no_tree_is_counted() -> None:
     def broken(tokens: list[int], parents: list[int], count: int) -> int:
         draft = Draft(

@@ -17,7 +17,6 @@ from dllm_decode import (
     Draft,
     Drafting,
     DraftLength,
-    NGram,
     Tree,
     decode,
     measure_column_cost,
@@ -34,13 +33,13 @@ KINDS: tuple[Kind, ...] = ("random", "no right child", "all right", "chain of ri
 def alone(
     target: CausalTarget, prompts: list[list[int]], length: int, temperature: float, seed: int
 ) -> list[list[int]]:
-    """What the target writes by itself."""
+    """Returns the answers that the target writes by itself."""
     keys = row_keys(seed, torch.arange(len(prompts)))
     return [
         written_alone(
-            target.network.model, prompt, [], gen_length=length, stops=target.eos_ids,
+            target.network.model, prompt, gen_length=length, stops=target.eos_ids,
             banned=(MASK,), temperature=temperature,
-            key=keys[row : row + 1] if temperature else None, ends=True,
+            key=keys[row : row + 1] if temperature else None,
         )
         for row, prompt in enumerate(prompts)
     ]  # fmt: skip
@@ -65,7 +64,7 @@ class Adversary(Drafting):
         ]
         trees = [self.tree(row, self.answers[row][done:]) for row, done in rows]
         counts = torch.tensor([len(tree) for tree in trees])
-        # What fills up shorter trees is arbitrary: here, copies of a sibling.
+        # Shorter trees are filled up with anything: here, copies of a sibling.
         filled = [tree + [(0, -1)] * (self.size - len(tree)) for tree in trees]
         tokens, parents = torch.tensor(filled).unbind(-1)
         return Draft(tokens, counts, parents=parents)
@@ -106,10 +105,7 @@ def check_law(num_prompts: int, seeds: range) -> int:
         for temperature in (0.0, 0.7):
             answers = alone(target, prompts, 10, temperature, seed)
             known = tuple(map(tuple, answers))
-            ways: list[Drafting] = [Adversary(kind, known, seed) for kind in KINDS]
-            proxy = NGram(24).fit(answers)
-            ways += [Tree(7), Tree(16, proxy=proxy, proxy_weight=1.0, num_forwards=2)]
-            for drafting in ways:
+            for drafting in (Adversary(kind, known, seed) for kind in KINDS):
                 out = decode(
                     DriftingModel(), prompts, ConfidenceThreshold(0.2), gen_length=10,
                     block_length=5, temperature=temperature, seed=seed,
@@ -117,8 +113,7 @@ def check_law(num_prompts: int, seeds: range) -> int:
                 )  # fmt: skip
                 assert out.tokens.tolist() == answers, (drafting, temperature, seed)
                 num_decodes += num_prompts
-                if isinstance(drafting, Adversary):
-                    accepted[drafting.kind].update(out.accepted.tolist())
+                accepted[drafting.kind].update(out.accepted.tolist())
     # Each kind of tree does what its name says.
     assert set(accepted["no right child"]) == {0}
     assert 0 < len(accepted["random"]) < len(accepted["all right"])
@@ -127,12 +122,12 @@ def check_law(num_prompts: int, seeds: range) -> int:
 
 
 def test_the_answer_is_the_targets_with_any_tree_greedy_and_drawn() -> None:
-    assert check_law(4, range(1)) == 48
+    assert check_law(4, range(1)) == 32
 
 
 @pytest.mark.slow
 def test_two_thousand_decodes_with_trees_are_the_targets() -> None:
-    assert check_law(24, range(7)) >= 2000
+    assert check_law(24, range(11)) >= 2000
 
 
 def test_a_draft_that_repeats_a_sibling_is_refused() -> None:

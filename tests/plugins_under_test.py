@@ -1,15 +1,29 @@
-"""The samplers that the laws are tested on, and views made by hand.
+"""Samplers and caches that the laws are tested on, and views made by hand.
 
-Add an instance to `INSTANCES`, and every law covers it.
+Add an instance to `INSTANCES` or `CACHES`, and every law covers it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    NoCache,
+    PipelineCache,
+    PrefixCache,
+    SettledCache,
+    SubBlockCache,
+    SuffixWindow,
+)
 from samplers import (
     T2M,
     AcceptAndRenoise,
@@ -87,16 +101,51 @@ INSTANCES: tuple[Sampler, ...] = (
     Wino(0.3),
 )
 
+CACHES: tuple[CachePolicy, ...] = (
+    PrefixCache(),
+    PrefixCache(refresh_every=3),
+    DualCache(),
+    DualCache(refresh_every=3, before=2, after=3),
+    FreeCache("clean"),
+    FreeCache("official"),
+    DelayedCache(refresh_every=3, warm_up=1),
+    SettledCache(1),
+    SettledCache(2),
+    PipelineCache(4, 1, 3),
+    SubBlockCache(),
+    SuffixWindow(PrefixCache(), 2),
+    SuffixWindow(FreeCache(), 0),
+    SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
+    SuffixWindow(NoCache(), 0, tail=0),
+)
+
+
+def one_of_each_kind(plugins: Iterable[Any]) -> list[Any]:
+    """Leaves the first plug-in of each class to the default run, and the others to the slow run."""
+    seen: set[type] = set()
+    found = []
+    for plugin in plugins:
+        marks = pytest.mark.slow if type(plugin) in seen else ()
+        seen.add(type(plugin))
+        found.append(pytest.param(plugin, id=repr(plugin), marks=marks))
+    return found
+
+
+def plugin(base: type, **members: Any) -> Any:
+    """Returns a plug-in of a new class `Own`, of which some members are given."""
+    return dataclass(frozen=True)(type("Own", (base,), members))()
+
+
 OF_NOISE: tuple[Sampler, ...] = (
     AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3),
     DuoPosterior(4, kappa=0.7),
 )
-"""Those for uniform-state models, on which they have laws of their own."""
+"""Samplers for uniform-state models, which have laws of their own."""
 
 VERIFIABLE: tuple[Sampler, ...] = tuple(
     one for one in INSTANCES if Fact.ONE_STEP_A_FORWARD not in one.needs
 )
-"""Those that `SelfVerify` takes: it refuses samplers that edit what they have committed."""
+"""Samplers that `SelfVerify` takes: it refuses samplers that edit committed tokens."""
 
 # For laws that decode many times with each: one that plans ahead, one that follows confidence.
 FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
@@ -111,17 +160,25 @@ STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated",
 _FILLERS = 40
 
 
+def view_with(logits: Tensor, **options: Any) -> View:
+    """Makes a view of some logits; all positions are masked and eligible if not told otherwise."""
+    B, W, V = logits.shape
+    options = {"masked": torch.ones(B, W, dtype=torch.bool), "start": 0, "gen_length": W} | options
+    tokens = torch.where(options["masked"], V, 0)
+    options = {"tokens": tokens, "eligible": options["masked"]} | options
+    return View(computed=Summary(logits), **options)
+
+
 def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: Any) -> View:
-    """A window of masks whose softmax is the given (B, W, V); ineligible positions hold token 0.
+    """Makes a view of masks whose softmax is the given one; ineligible positions hold token 0.
 
     One more token, [MASK], is appended; it is banned.
     """
     B, W, V = probabilities.shape
     eligible = torch.ones(B, W, dtype=torch.bool) if eligible is None else eligible
     logits = torch.cat([probabilities.log(), torch.full((B, W, 1), -torch.inf).double()], -1)
-    options = {"masked": eligible, "start": 0, "gen_length": W} | options
-    tokens = torch.where(options["masked"], V, 0)
-    return View(tokens=tokens, computed=Summary(logits), eligible=eligible, **options)
+    options = {"masked": eligible, "tokens": torch.where(eligible, V, 0)} | options
+    return view_with(logits, eligible=eligible, **options)
 
 
 def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:
@@ -150,9 +207,9 @@ def _binary(entropy: float) -> float:
 
 
 def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
-    """The view with some statistics at exactly these values, free of a softmax' rounding."""
+    """Sets some statistics of a view to exactly these values, free of a softmax' rounding."""
     for name, values in statistics.items():
-        # Where a cached property keeps its value.
+        # A cached property keeps its value here.
         view.__dict__[name] = torch.tensor(values, dtype=torch.float64)
     return view
 
@@ -166,7 +223,7 @@ def raised(view: View) -> View:
 
 
 def statistics(view: View) -> dict[str, Tensor]:
-    """What a view says of each position."""
+    """Returns the statistics that a view has of each position."""
     names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
     found = {name: getattr(view, name) for name in names}
     found["uniform"] = view.uniform()
@@ -178,7 +235,7 @@ def statistics(view: View) -> dict[str, Tensor]:
 
 
 def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
-    """Which positions of each row a sampler commits at one step."""
+    """Returns the positions of each row that a sampler commits in one step."""
     state = sampler.init(view) if state is None else state
     decision, _ = sampler.step(view, state)
     return positions(decision.commit)
@@ -189,7 +246,7 @@ def positions(selected: Tensor) -> list[list[int]]:
 
 
 def run(sampler: Sampler, *views: View) -> list[list[list[int]]]:
-    """Steps through views of one block; what is committed in one is closed in the next."""
+    """Steps through views of one block; positions that were committed are closed afterwards."""
     state, closed, steps = sampler.init(views[0]), torch.zeros_like(views[0].eligible), []
     for view in views:
         view.eligible[closed] = False
@@ -224,7 +281,7 @@ def play(
     """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
 
     Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
-    the block gets a window with columns before and behind it.
+    the block gets a window with columns before and after the block.
     """
     B, W, V = 3, width, 12
     generator = torch.Generator().manual_seed(seed)
@@ -280,7 +337,7 @@ def settled_by(decision: Decision) -> Tensor:
 
 
 def logits_of(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
-    """What a model might say: from settled opinions to the least helpful ones."""
+    """Returns logits that a model may give, in one of five styles; [MASK] is excluded."""
     generator = torch.Generator().manual_seed(seed)
     B, W, V = shape
     base = torch.randn(shape, generator=generator).double()

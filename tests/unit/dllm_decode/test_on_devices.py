@@ -1,6 +1,7 @@
 """Models on a pretended accelerator decode as on the CPU, token by token and forward by forward.
 
-So no tensor is made on the wrong device, and nothing that happens on CUDA alone changes an answer.
+On "cuda" a tensor on the wrong device is refused, and forwards are captured. Apple's device "mps"
+refuses float64.
 """
 
 import copy
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from pretended import DEVICE, Accelerator, Pretended
-from samplers_under_test import INSTANCES
+from plugins_under_test import INSTANCES
+from pretended import DEVICE, MPS, Accelerator, Pretended
 from tiny_models import FAMILIES, LAW_OPTIONS, MODELS
 from tiny_models import load_without_tokenizer as load_model
 from toys import tiny_llama
@@ -32,6 +33,7 @@ from dllm_decode import (
     Sampled,
     SelfVerify,
     Trace,
+    Tree,
     decode,
     decode_many,
     load_target,
@@ -44,31 +46,27 @@ from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalL
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 OPTIONS: dict[str, Any] = {"gen_length": 8, "block_length": 4}
 CACHES = (
-    NoCache(),
-    PrefixCache(),
-    PrefixCache(2),
-    DualCache(),
-    DualCache(2, before=1, after=1),
-    FreeCache(),
-    FreeCache("official"),
-    DelayedCache(),
-    DelayedCache(3, 1),
-)
+    NoCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1), FreeCache(),
+    FreeCache("official"), DelayedCache(), DelayedCache(3, 1),
+)  # fmt: skip
 COSTS = (
     "nfe", "query_positions", "forwards", "target_nfe", "target_forwards", "drafted", "accepted"
 )  # fmt: skip
+KINDS = ("cuda", "mps")
 
 
 def in_turn(cases: Any) -> Any:
-    """Gives each case the families in turn, and all others in the slow run."""
-    return [
-        pytest.param(
-            case, family, id=f"{case!r}-{family}",
-            marks=() if place % len(FAMILIES) == number else pytest.mark.slow,
-        )
-        for place, case in enumerate(cases)
-        for number, family in enumerate(FAMILIES)
-    ]  # fmt: skip
+    """Gives the first case of each kind a device and a family in turn; all others are slow."""
+    pairs = [(kind, family) for family in FAMILIES for kind in KINDS]
+    seen, found = set[type](), []
+    for place, case in enumerate(cases):
+        is_new = isinstance(case, str) or type(case) not in seen
+        seen.add(type(case))
+        for number, (kind, family) in enumerate(pairs):
+            marks = () if is_new and place % len(pairs) == number else pytest.mark.slow
+            name = f"{case!r}-{kind}-{family}"
+            found.append(pytest.param(case, kind, family, id=name, marks=marks))
+    return found
 
 
 class Recorder:
@@ -115,20 +113,25 @@ def compare(on_cpu: DecodeOutput, out: DecodeOutput) -> None:
 
 
 def pair(
-    source: Any, *, graphs: bool = False, dtype: torch.dtype = torch.float64, **options: Any
+    source: Any, kind: str = "cuda", *, graphs: bool = False, dtype: Any = None, **options: Any
 ) -> Pair:
+    dtype = dtype or {"cuda": torch.float64, "mps": torch.float32}[kind]
     here = load_model(source, dtype=dtype, **options)[0]
-    with Accelerator() as accelerator:
-        there = load_model(source, device="cuda", dtype=dtype, **options)[0]
+    with Accelerator({"cuda": DEVICE, "mps": MPS}[kind]) as accelerator:
+        there = load_model(source, device=kind, dtype=dtype, **options)[0]
     there.graphs = graphs
     there._runner = GraphRunner(capture=Recorder(accelerator))
-    assert there.device == DEVICE
+    assert there.device == accelerator.device
     return Pair(here, there, accelerator)
 
 
 @pytest.fixture(scope="module")
-def pairs() -> dict[str, Pair]:
-    return {family: pair(MODELS / family, **LAW_OPTIONS[family]) for family in FAMILIES}
+def pairs() -> dict[tuple[str, str], Pair]:
+    return {
+        (kind, family): pair(MODELS / family, kind, **LAW_OPTIONS[family])
+        for kind in KINDS
+        for family in FAMILIES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -138,53 +141,56 @@ def played() -> dict[str, Pair]:
     }
 
 
-def target_on(device: str, vocab_size: int) -> CausalTarget:
-    model = copy.deepcopy(tiny_llama(vocab_size, 4))
-    return CausalTarget(model.to(device), name="tiny llama")
-
-
-@pytest.mark.exhaustive(8)
-@pytest.mark.parametrize(("sampler", "family"), in_turn(INSTANCES))
+@pytest.mark.parametrize(("sampler", "kind", "family"), in_turn(INSTANCES))
 def test_every_sampler_decodes_as_on_the_cpu(
-    sampler: Any, family: str, pairs: dict[str, Pair]
+    sampler: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
 ) -> None:
+    """Noise and a few rules were in float64, which Apple's devices refuse."""
     if sampler.leave_one_out:
         # On a model that cannot see what it verifies, and without a cache.
-        pairs["llada"].decode(sampler, temperature=0.7)
+        pairs[kind, "llada"].decode(sampler, temperature=0.7)
         return
     cache = PrefixCache() if sampler.scope == "suffix" else DualCache()
-    pairs[family].decode(sampler, temperature=0.7 * (family == "dream"), cache=cache)
+    pairs[kind, family].decode(sampler, temperature=0.7 * (family != "sdar"), cache=cache)
+
+
+@pytest.mark.parametrize(("cache", "kind", "family"), in_turn(CACHES))
+def test_every_cache_decodes_as_on_the_cpu(
+    cache: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
+) -> None:
+    pairs[kind, family].decode(FixedSchedule(4), cache=cache, stop_at_eos=False)
 
 
 @pytest.mark.exhaustive(3)
-@pytest.mark.parametrize(("cache", "family"), in_turn(CACHES))
-def test_every_cache_decodes_as_on_the_cpu(
-    cache: Any, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cache", CACHES, ids=repr)
+def test_captured_forwards_decode_as_on_the_cpu(
+    cache: Any, family: str, played: dict[str, Pair]
 ) -> None:
-    options = {"cache": cache, "stop_at_eos": False}
-    pairs[family].decode(FixedSchedule(4), **options)
     recorder = played[family].there._runner.capture
     before = recorder.num_replayed
     # The first time, forwards run as ever; the second, they are recorded.
-    played[family].decode(FixedSchedule(4), num_times=2, **options)
+    played[family].decode(FixedSchedule(4), num_times=2, cache=cache, stop_at_eos=False)
     # Under DelayedCache rows compute different numbers of columns, and no graph has several groups.
     if not isinstance(cache, DelayedCache):
         has_cache = not isinstance(cache, NoCache)
         assert (recorder.num_replayed > before) == has_cache, "replays"
 
 
-@pytest.mark.parametrize(("evaluate", "family"), in_turn(["batch", "tree", "sequential"]))
+@pytest.mark.parametrize(("evaluate", "kind", "family"), in_turn(["batch", "tree", "sequential"]))
 def test_self_verification_decodes_as_on_the_cpu(
-    evaluate: Any, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
-) -> None:
+    evaluate: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair],
+    played: dict[str, Pair],
+) -> None:  # fmt: skip
     options: dict[str, Any] = {"verifier": SelfVerify(3, evaluate), "stop_at_eos": False}
-    out = pairs[family].decode(FixedSchedule(4), **options)
+    model = pairs[kind, family]
+    out = model.decode(FixedSchedule(4), **options)
     assert out.drafted.sum() > 0, "nothing was drafted"
     # One of the families' random weights never guess right.
     assert out.accepted.sum() > 0 or family == "fast_dllm_v2", "no draft was accepted"
-    pairs[family].decode(ConfidenceThreshold(0.4), cache=DualCache(), temperature=0.5, **options)
+    model.decode(ConfidenceThreshold(0.4), cache=DualCache(), temperature=0.5, **options)
     played[family].decode(FixedSchedule(2), num_times=2, cache=FreeCache(), **options)
-    pairs["llada"].decode(Wino(0.3), **options)
+    pairs[kind, "llada"].decode(Wino(0.3), **options)
 
 
 JUDGES: dict[str, Any] = {
@@ -195,22 +201,24 @@ JUDGES: dict[str, Any] = {
         PathSearch(proxy=NGram(target.vocab_size).fit(PROMPTS), eos="always"),
     ),
     "look again": lambda target: ARVerify(target, DraftLength(4, 4), PathSearch(num_forwards=3)),
+    "tree": lambda target: ARVerify(target, DraftLength(4, 4), Tree(budget=8)),
     "sample": lambda target: ARVerify(target, DraftLength(2, 4), Sampled()),
     "guided": lambda target: Guided(target, 4, top_k=200),
 }
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("judge", "family"), in_turn(JUDGES))
+@pytest.mark.parametrize(("judge", "kind", "family"), in_turn(JUDGES))
 def test_causal_targets_judge_as_on_the_cpu(
-    judge: str, family: str, temperature: float, pairs: dict[str, Pair]
+    judge: str, kind: str, family: str, temperature: float, pairs: dict[tuple[str, str], Pair]
 ) -> None:
-    model, make = pairs[family], JUDGES[judge]
+    model, make = pairs[kind, family], JUDGES[judge]
+    network = copy.deepcopy(tiny_llama(model.here.vocab_size, 4)).to(model.here.dtype)
     options: Any = {**OPTIONS, "temperature": temperature, "cache": FreeCache()}
-    on_cpu = make(target_on("cpu", model.here.vocab_size))
+    on_cpu = make(CausalTarget(copy.deepcopy(network), name="tiny llama"))
     expected = decode(model.here, PROMPTS, FixedSchedule(3), verifier=on_cpu, **options)
     with model.accelerator:
-        there = make(target_on("cuda", model.here.vocab_size))
+        there = make(CausalTarget(network.to(kind), name="tiny llama"))
         found = decode(model.there, PROMPTS, FixedSchedule(3), verifier=there, **options)
     compare(expected, found)
     assert found.drafted.sum() > 0
@@ -223,11 +231,11 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "family"), in_turn(GIVEN))
+@pytest.mark.parametrize(("given", "kind", "family"), in_turn(GIVEN))
 def test_templates_ends_and_observers_work_as_on_the_cpu(
-    given: str, family: str, pairs: dict[str, Pair]
+    given: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
 ) -> None:
-    model = pairs[family]
+    model = pairs[kind, family]
     mask, eos = model.here.mask_id, model.here.eos_ids[0]
     # An EOS that is given ends the first answer before its last block.
     options: Any = {
@@ -245,9 +253,8 @@ def test_templates_ends_and_observers_work_as_on_the_cpu(
     assert here[0].revisions == there[0].revisions
     for row, steps in here[0].steps.items():
         assert torch.equal(steps, there[0].steps[row])
-        assert torch.equal(
-            here[0].confidences[row].nan_to_num(2), there[0].confidences[row].nan_to_num(2)
-        )
+        one, other = (trace.confidences[row].nan_to_num(2) for trace in (here[0], there[0]))
+        torch.testing.assert_close(one, other, check_dtype=False)
 
 
 SHARED: dict[str, dict[str, Any]] = {
@@ -258,15 +265,14 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize(("shared", "family"), in_turn(SHARED))
+@pytest.mark.parametrize(("shared", "kind", "family"), in_turn(SHARED))
 def test_rows_that_come_and_go_are_decoded_as_on_the_cpu(
-    shared: str, family: str, pairs: dict[str, Pair], played: dict[str, Pair]
+    shared: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair], played: dict[str, Pair]
 ) -> None:
     options: Any = {**OPTIONS, **SHARED[shared], "num_rows": 2}
     prompts = [*PROMPTS, [62, 8, 400, 21]]
-    expected = list(decode_many(pairs[family].here, prompts, FixedSchedule(4), **options))
-    for model in (pairs[family], played[family]):
+    for model in (pairs[kind, family], played[family]):
+        expected = list(decode_many(model.here, prompts, FixedSchedule(4), **options))
         with model.accelerator:
             found = list(decode_many(model.there, prompts, FixedSchedule(4), **options))
         for on_cpu, out in zip(expected, found, strict=True):
