@@ -63,6 +63,8 @@ Frechet(NaN()) | margin must be a number of at most 1, got nan.
 Hierarchy(-0.1) | low_threshold must be a probability in [0, 1], got -0.1.
 Hierarchy(0.4, 1.1) | high_threshold must be a probability in [0, 1], got 1.1.
 JointThreshold(1.5) | threshold must be
+JointThresholdInDel(1.5) | threshold must be
+JointThresholdInDel(delete_id=7, split_id=7) | delete_id and split_id must differ, got 7 twice
 Klass(2.0) | threshold must be a probability in [0, 1], got 2.0.
 Klass(0.9, -0.1) | kl_threshold must be a divergence in nats of at least 0, got -0.1.
 Klass(0.9, 0.1, 0) | num_stable_steps must be a whole number, at least 1, got 0.

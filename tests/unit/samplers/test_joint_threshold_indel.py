@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from samplers_under_test import Style, Turn, play, settled_by
+from plugins_under_test import Style, Turn, play, settled_by
 from tiny_models import tiny
 
 from dllm_decode import S2D2, DualCache, FreeCache, NoCache, PrefixCache, StepEvent, decode
@@ -200,8 +200,6 @@ def test_given_tokens_keep_their_places() -> None:
 
 
 def test_wrong_use_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"delete_id and split_id must differ, got 7 twice"):
-        JointThresholdInDel(delete_id=7, split_id=7)
     with pytest.raises(ValueError, match=r"must be tokens of the model.*Use JointThreshold"):
         decode(tiny("llada2_moe"), [[5]], JointThresholdInDel(), gen_length=8)
     with pytest.raises(ValueError, match="lets the sampler decide every step"):
