@@ -170,9 +170,10 @@ def is_of(split: str, plan: Plan, values: list[int]) -> bool:
     """Says whether a problem with these numbers is of a split."""
     if split == "test_template":
         return True
-    greatest = max(interval.greatest for interval in plan.ranges)
-    if split == "test_large" and 3 * max(values) <= 2 * greatest:
-        return False
+    if split == "test_large":
+        greatest = max(interval.greatest for interval in plan.ranges)
+        if 3 * max(values) <= 2 * greatest:
+            return False
     return bucket_of(key_of(plan, values)) in BUCKETS.get(split, BUCKETS["test"])
 
 
