@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
-from dllm_decode.core.layout import Sight
 from dllm_decode.core.passes import Window
+from dllm_decode.core.plan import Sight
 from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule

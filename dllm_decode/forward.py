@@ -12,8 +12,9 @@ from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
-from dllm_decode.core.layout import Layout, Plan
+from dllm_decode.core.layout import Layout
 from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.plan import Plan
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder

@@ -8,71 +8,17 @@ A forward in which row 1 opens a block (8 columns) while rows 0 and 2 are inside
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.core.columns import Columns, count
+from dllm_decode.core.columns import Columns
 from dllm_decode.core.passes import Window
-from dllm_decode.sizes import round_up
-
-# Numbers of columns that are not one range are rounded up to a multiple of this, because libraries
-# keep scratch memory for each shape.
-_STRIDE = 16
-
-
-class Plan(NamedTuple):
-    """The columns of one row in a forward.
-
-    Attributes:
-        columns: The columns to compute.
-        end: First column that no computed column sees.
-        needed: First column that predicts the open block.
-        hidden: Columns that are neither computed nor seen.
-        causal_until: As in `Pass`; 0: as the model attends.
-    """
-
-    columns: Columns
-    end: int
-    needed: int
-    hidden: Columns = ()
-    causal_until: int = 0
-
-    @property
-    def first(self) -> int:
-        """The first column to compute."""
-        return self.columns[0].start
-
-    @property
-    def stop(self) -> int:
-        """The first column after those to compute."""
-        return self.columns[-1].stop
-
-    @property
-    def width(self) -> int:
-        """Number of columns that the row has in a forward; the last one is repeated to fill up."""
-        number = count(self.columns)
-        return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
-
-
-class Sight(NamedTuple):
-    """How a model sees and predicts.
-
-    Attributes:
-        shift: Columns from a column to the one that its logits predict, 0 or 1.
-        causal_block_length: As `MaskPredictor.causal_block_length`.
-        sees_later_blocks: True if a column sees the masks of later blocks.
-        with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
-        device: Device of the model's inputs.
-    """
-
-    shift: int
-    causal_block_length: int
-    sees_later_blocks: bool
-    with_kv_cache: bool
-    device: torch.device
+from dllm_decode.core.plan import Plan, Sight
 
 
 class Group(NamedTuple):
@@ -97,6 +43,13 @@ class Group(NamedTuple):
     known: Bool[Tensor, "N W"] | None
     attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
     num_keys: int
+
+    @property
+    def known_columns(self) -> Bool[Tensor, "N W"]:
+        """Columns of the window that a computed column predicts."""
+        if self.known is not None:
+            return self.known
+        return torch.ones_like(self.predictors, dtype=torch.bool)
 
 
 LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns, int], ...], tuple[int, ...], int]
@@ -153,14 +106,7 @@ class Layout(NamedTuple):
         """Returns where a computed column predicts the window; `None`: everywhere."""
         if all(group.known is None for group in self.groups):
             return None
-        return self.merged(
-            [
-                torch.ones_like(group.predictors, dtype=torch.bool)
-                if group.known is None
-                else group.known
-                for group in self.groups
-            ]
-        )
+        return self.merged([group.known_columns for group in self.groups])
 
 
 def _group(
@@ -264,31 +210,33 @@ def _attend(
     sight: Sight, plans: Sequence[Plan], positions: Int[Tensor, "N Q"], num_keys: int
 ) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
     """Returns the mask of a group; `None`: every column sees every key."""
-    length = sight.causal_block_length
-    ends = [plan.end for plan in plans]
+    length, ends = sight.causal_block_length, [plan.end for plan in plans]
     first, last = min(plan.first for plan in plans), num_keys - 1
-    seen: Tensor | None = None
+    masks = []
     if length and first // length != last // length:
-        seen = attention_mask(positions, num_keys, length)
+        masks.append(attention_mask(positions, num_keys, length))
     # The rule of blocks implies the end of a row, unless the end is inside a block.
     if min(ends) != num_keys and (not length or any(end % length for end in ends)):
-        keys = torch.arange(num_keys, device=sight.device)
-        inside = (keys < torch.tensor(ends, device=sight.device)[:, None])[:, None]
-        seen = inside if seen is None else seen & inside
-    # A policy hides one range at most.
-    hidden = [(part.start, part.stop) for plan in plans for part in plan.hidden or (range(0),)]
-    if any(start < stop for start, stop in hidden):
-        keys = torch.arange(num_keys, device=sight.device)
-        bounds = torch.tensor(hidden, device=sight.device)
-        shown = ((keys < bounds[:, :1]) | (keys >= bounds[:, 1:]))[:, None]
-        seen = shown if seen is None else seen & shown
+        masks.append((_keys(sight, num_keys) < _each(sight, ends))[:, None])
+    if any(plan.hidden for plan in plans):
+        # A policy hides one range at most.
+        parts = [plan.hidden[0] if plan.hidden else range(0) for plan in plans]
+        starts, stops = zip(*((part.start, part.stop) for part in parts), strict=True)
+        keys = _keys(sight, num_keys)
+        masks.append(((keys < _each(sight, starts)) | (keys >= _each(sight, stops)))[:, None])
     untils = [plan.causal_until for plan in plans]
     if any(untils):
-        is_later = positions >= torch.tensor(untils, device=sight.device)[:, None]
-        up_to = torch.arange(num_keys, device=sight.device) <= positions[..., None]
-        up_to |= is_later[..., None]
-        seen = up_to if seen is None else seen & up_to
-    return seen
+        is_later = (positions >= _each(sight, untils))[..., None]
+        masks.append(is_later | (_keys(sight, num_keys) <= positions[..., None]))
+    return reduce(and_, masks) if masks else None
+
+
+def _keys(sight: Sight, num_keys: int) -> Int[Tensor, " K"]:
+    return torch.arange(num_keys, device=sight.device)
+
+
+def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:
+    return torch.tensor(numbers, device=sight.device)[:, None]
 
 
 def attention_mask(
