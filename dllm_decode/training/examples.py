@@ -48,11 +48,7 @@ class Kind:
             raise ValueError(f"gen_lengths are one or more lengths, got {self.gen_lengths}.")
 
     def pairs(self, seed: str, eos_id: int) -> list[Pair]:
-        """Draws the examples of a step.
-
-        Raises:
-            ValueError: If one does not fit the widths, or contains `eos_id`.
-        """
+        """Draws the examples of a step; ValueError if one does not fit, or contains `eos_id`."""
         rng, room = random.Random(seed), min(self.gen_lengths)
         found = [self.draw(rng) for _ in range(self.num_rows)]
         for prompt, answer in found:

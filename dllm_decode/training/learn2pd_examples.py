@@ -120,11 +120,7 @@ def save_examples(examples: FilterExamples, path: Path) -> None:
 
 
 def load_examples(path: Path) -> FilterExamples:
-    """Reads what `save_examples` wrote.
-
-    Raises:
-        ValueError: If the file is damaged, or holds something else.
-    """
+    """Reads what `save_examples` wrote; ValueError if it is damaged, or something else."""
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -139,11 +135,7 @@ def load_examples(path: Path) -> FilterExamples:
 
 
 def split(examples: FilterExamples, seed: int) -> Splits:
-    """Splits examples by prompt: 80 % to train, 10 % each to validate and to test.
-
-    Raises:
-        ValueError: If there are fewer than `LEAST_PROMPTS`.
-    """
+    """Splits 80 % of `LEAST_PROMPTS` prompts or more to train, 10 % each to validate and test."""
     names = examples.prompts.unique()
     if len(names) < LEAST_PROMPTS:
         raise ValueError(

@@ -18,11 +18,7 @@ _OTHERS = (
 
 
 def read_family(folder: Path, family: str | None = None) -> Family:
-    """Returns the family of a checkpoint's folder; `family` as in `load_model`.
-
-    Raises:
-        ValueError: If it is of none.
-    """
+    """Returns the family of a checkpoint's folder, ValueError if it is of none."""
     path = folder / "config.json"
     return family_of(read_json(path), family, file=repr(str(path)))
 

@@ -107,11 +107,7 @@ def measure(
 
 
 def read_measured(file: Path, questions: Questions) -> Measured:
-    """Reads what was measured on these questions.
-
-    Raises:
-        ValueError: If the file is damaged, or of other questions.
-    """
+    """Reads what was measured; ValueError if it is damaged, or of other questions."""
     found, wanted = read_json(file, Measured), len(questions.examples)
     for name, values in msgspec.structs.asdict(found).items():
         if len(values) != wanted:

@@ -42,11 +42,7 @@ def file_of(folder: Path, start: int) -> Path:
 
 
 def ask(run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """Decodes and scores the answers to one batch, whose prompts are given as token ids too.
-
-    Raises:
-        ValueError: If a score is undefined.
-    """
+    """Decodes and scores one batch, whose prompts are given as token ids too."""
     trace, found = Trace(), []
     records = answer(run, examples, run.decoding, [trace])
     for row, (example, record) in enumerate(zip(examples, records, strict=True)):
@@ -87,11 +83,7 @@ def read_answers(
 
 
 def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """Reads the answers to a batch of prompts.
-
-    Raises:
-        ValueError: If the file is damaged, or holds answers to other prompts.
-    """
+    """Reads the answers to a batch; ValueError if they are damaged, or to other prompts."""
     found = read_json(file, _Answers).answers
     belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]
     if not belongs or any(len(one.answer) != len(one.ranks) for one in found):

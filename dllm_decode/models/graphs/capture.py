@@ -35,11 +35,7 @@ class CudaGraphs:
         return CudaGraphs()
 
     def __call__(self, run: Run, inputs: ForwardInputs) -> Replay:
-        """Captures a forward on the device that its inputs are on.
-
-        Raises:
-            RuntimeError: If the forward does what a graph cannot.
-        """
+        """Captures a forward, RuntimeError if it does what a graph cannot."""
         device, graph = inputs.tokens.device, torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             if self._stream is None:

@@ -77,11 +77,7 @@ def place(
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
 ) -> Placement:
-    """Decides where the parts of a model on the meta device go; see `load_model`.
-
-    Raises:
-        ValueError: If a part has no device, a device is not there, or files have no folder.
-    """
+    """Decides where the parts of a model on the meta device go; see `load_model`."""
     if max_memory is not None and device != "auto":
         raise ValueError(
             f"max_memory sets limits for device='auto', got device={device!r}. Leave one out."

@@ -132,11 +132,7 @@ def open_weights(path: Path) -> Any:
 
 
 def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
-    """Compares names and shapes with the files' headers; returns the embedding's dtype.
-
-    Raises:
-        ValueError: If they differ, or a weight is of a dtype that is not read.
-    """
+    """Returns the embedding's dtype, ValueError if the files' headers differ from the network."""
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
     found = _headers(files)
     problems = [f"missing {name}" for name in expected if name not in found]

@@ -51,11 +51,7 @@ class LayerContext(NamedTuple):
 def make_context(
     config: NetworkConfig, dtype: torch.dtype, inputs: ForwardInputs, fused: Fused = "auto"
 ) -> LayerContext:
-    """Prepares a forward of a network in that dtype.
-
-    Raises:
-        ValueError: If a KV cache comes without slots, or slots without a KV cache.
-    """
+    """Prepares a forward of a network in that dtype; a KV cache and slots go together."""
     positions, kv_cache = inputs.positions, inputs.kv_cache
     if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")

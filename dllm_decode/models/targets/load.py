@@ -120,10 +120,7 @@ def count_shared_ids(
 ) -> int:
     """Compares two tokenizers id by id and returns how many ids they share, from 0.
 
-    The mask predictor's may have more, such as [MASK]; the target's may not.
-
-    Raises:
-        ValueError: If some id stands for different tokens, or is the target's alone.
+    The mask predictor's may have more, such as [MASK]; ValueError if the target's has.
     """
     theirs = {token: text for text, token in tokenizer.get_vocab().items()}
     own = {token: text for text, token in target.get_vocab().items()}

@@ -1,6 +1,5 @@
 """Distillation: what is learned, where a run goes on, several devices, LoRA, what is written."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -315,12 +314,6 @@ def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
 
 def _interrupt(report: Report) -> None:
     raise KeyboardInterrupt
-
-
-def test_lora_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ValueError, match=r'install it with: pip install "\.\[lora\]" in the'):
-        LoRA(tiny_model(), FAMILIES["llada"], rank=2, alpha=2)
 
 
 @pytest.mark.parametrize(

@@ -129,16 +129,6 @@ def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
     assert found.endswith(" -> 0")
 
 
-def test_a_training_may_change_until_it_has_begun(tmp_path: Path) -> None:
-    """distil named --keep-wrong as the remedy, and refused it in the folder that was there."""
-    claim(tmp_path / "run" / "settings.json", {"limit": 3})
-    claim(tmp_path / "run" / "settings.json", {"limit": 3})
-    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
-    claim(tmp_path / "run" / "training.json", {"keep_wrong": True})
-    with pytest.raises(ValueError, match="got others: keep_wrong: True -> False"):
-        claim(tmp_path / "run" / "training.json", {"keep_wrong": False})
-
-
 class Digits:
     """A tokenizer whose tokens are digits."""
 
@@ -396,15 +386,6 @@ def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Pat
     _, judged = read_questions(jsonl(tmp_path, 5), "")
     with pytest.raises(ValueError, match=r"before\.json must .*; remove the file, and the same"):
         read_measured(file, judged)
-
-
-def test_a_measurement_of_other_prompts_is_named(tmp_path: Path) -> None:
-    _, judged = read_questions(jsonl(tmp_path, 40), "")
-    Measured([1.0] * 8, [3] * 8, [4] * 8).save(tmp_path / "before.json")
-    assert len(read_measured(tmp_path / "before.json", judged).scores) == 8
-    Measured([1.0], [3], [4]).save(tmp_path / "before.json")
-    with pytest.raises(ValueError, match=r"before\.json must have 8 scores, .* got 1; remove"):
-        read_measured(tmp_path / "before.json", judged)
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, '{"answers": []}'])

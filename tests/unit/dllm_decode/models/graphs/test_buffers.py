@@ -44,13 +44,6 @@ def test_the_next_cache_is_where_the_last_one_was_and_empty(second: tuple[int, i
     assert not any(part.any() for part in pool.whole_of(kv_cache).buffers)
 
 
-def test_larger_buffers_serve_smaller_caches_too() -> None:
-    pool = KVBufferPool()
-    new(pool, 1, 10)
-    places = [place(new(pool, *size)) for size in ((5, 70), (1, 10), (5, 70), (2, 80))]
-    assert len(set(places)) == 1
-
-
 @pytest.mark.parametrize(
     "holds", [lambda cache: cache, lambda cache: cache.first(3), lambda cache: cache.widened(50)]
 )

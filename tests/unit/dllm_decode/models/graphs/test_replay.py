@@ -15,7 +15,6 @@ from dllm_decode import (
     PrefixCache,
     SelfVerify,
     decode,
-    decode_many,
 )
 from dllm_decode.models import masked_transformer
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -58,15 +57,6 @@ def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: An
         assert torch.equal(plain.query_positions, out.query_positions)
     keys = {graph.inputs.attend.shape[-1] for graph in replayed.runner._graphs.values()}
     assert keys == ({128} if family == "dream" else {64, 128})
-    assert replayed.recorder.num_replayed
-
-
-def test_rows_that_come_and_go_are_served() -> None:
-    replayed = Replayed("llada")
-    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
-    plain = decode(replayed.model, PROMPTS * 3, FixedSchedule(8), **options)
-    outputs = decode_many(replayed, PROMPTS * 3, FixedSchedule(8), num_rows=2, **options)
-    assert torch.equal(plain.tokens, torch.cat([out.tokens for out in outputs]))
     assert replayed.recorder.num_replayed
 
 

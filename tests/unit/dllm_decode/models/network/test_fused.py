@@ -83,27 +83,11 @@ class DoesNotCompile(Kernels):
         raise RuntimeError("Failed to find C compiler.\nPlease specify one.")
 
 
-class LastKeyLeftOut(Kernels):
-    """Attends to all keys but the last."""
-
-    def attend(self, heads: Any, bias: Any) -> Any:
-        query, key, value = heads
-        bias = None if bias is None else bias[..., :-1]
-        return super().attend(Heads(query, key[:, :, :-1], value[:, :, :-1]), bias)
-
-
 class MaskForgotten(Kernels):
     """Attends to what is hidden."""
 
     def attend(self, heads: Any, bias: Any) -> Any:
         return super().attend(heads, None)
-
-
-class TooLarge(Kernels):
-    """Wants more shared memory than there is."""
-
-    def attend(self, heads: Any, bias: Any) -> Any:
-        raise RuntimeError("out of resource: shared memory")
 
 
 class NotANumber(Kernels):
@@ -119,9 +103,7 @@ FAULTS = {
     NoUpdate: "The fused add_norm .*: it differs from torch by",
     HalvesExchanged: "The fused swiglu .*: it differs from torch by",
     NotANumber: "The fused swiglu .*: it differs from torch by inf",
-    LastKeyLeftOut: "The fused attend .*: it differs from torch by",
     MaskForgotten: "The fused attend .*: it differs from torch by",
-    TooLarge: r"The fused attend .*: it does not run \(out of resource: shared memory\)",
     DoesNotCompile: r"The fused add_norm .*: it does not run \(Failed to find C compiler.\)",
 }
 
