@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import FAMILIES
+from dllm_decode.models.loading.weights import read_json
 from dllm_decode.models.masked_transformer import own_network
 
 _BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
@@ -37,8 +38,7 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
         ValueError: If names or sizes differ, or no word is common.
     """
     words = tokenizer.get_vocab()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] == "llama":
+    if read_json(folder / "config.json").get("model_type") == "llama":
         stored = _deepened(load_file(folder / "model.safetensors"), len(model.transformer.layers))
         # By transformers' names.
         weights = FAMILIES["a2d_llama"].tensors(model.transformer)
@@ -120,11 +120,12 @@ def write_fast_dllm_v2(
     Raises:
         ValueError: If the source is another kind of model or has more layers.
     """
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    if config["model_type"] != "llama" or config["num_hidden_layers"] > num_layers:
+    config = read_json(source / "config.json")
+    if config.get("model_type") != "llama" or config["num_hidden_layers"] > num_layers:
         raise ValueError(
             f"The source must be a Llama of at most {num_layers} layers, got "
-            f"{config['model_type']!r} with {config['num_hidden_layers']} in {str(source)!r}."
+            f"{config.get('model_type')!r} with {config.get('num_hidden_layers')} in "
+            f"{str(source)!r}."
         )
     kept = (
         "attention_dropout", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size",

@@ -9,7 +9,7 @@ import torch
 from transformers import DiffusionGemmaForBlockDiffusion
 
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
-from dllm_decode.models.loading.weights import digest_of, model_files
+from dllm_decode.models.loading.weights import by_transformers, digest_of, model_files
 
 
 def load_diffusion_gemma(
@@ -35,16 +35,17 @@ def load_diffusion_gemma(
             "of this package have it."
         )
     files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
-    read: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(
-        folder,
-        dtype="auto" if dtype is None else dtype,
-        device_map=device if is_spread else None,
-        max_memory=max_memory,
-        offload_folder=offload_folder,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-    )
+    with by_transformers(folder):
+        read: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(
+            folder,
+            dtype="auto" if dtype is None else dtype,
+            device_map=device if is_spread else None,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
     network, report = read
     absent = sorted(name for name in report["missing_keys"] if "vision" not in name)
     if absent:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,29 @@ def read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(read).__name__}.")
     return read
+
+
+@contextmanager
+def by_transformers(folder: Path) -> Iterator[None]:
+    """Names the folder in errors of transformers, and keeps it from drawing a progress bar."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    # The library raises whatever a wrong value in one of its files leads to.
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"transformers cannot read the model in {str(folder)!r} ({lines[0]}). Check its "
+            "config.json and tokenizer files, or download the folder again."
+        ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def weight_files(folder: Path) -> list[Path]:

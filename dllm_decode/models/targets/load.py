@@ -1,14 +1,18 @@
 """Loading of causal targets, whose tokens have to be those of the mask predictor."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dllm_decode.models.loading.find import Hub, find_model
-from dllm_decode.models.loading.weights import check_finite, model_files, read_json, weight_files
+from dllm_decode.models.loading.weights import (
+    by_transformers,
+    check_finite,
+    model_files,
+    read_json,
+    weight_files,
+)
 from dllm_decode.models.targets.causal import CausalTarget
 
 if TYPE_CHECKING:
@@ -46,7 +50,7 @@ def load_target(
     folder = find_model(source, Hub(revision))
     read_json(folder / "config.json")
     weight_files(folder)
-    with _reading(folder):
+    with by_transformers(folder):
         own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
@@ -67,7 +71,7 @@ def _read(
     """Reads the weights, all of them and nothing else."""
     from transformers import AutoModelForCausalLM
 
-    with _reading(folder):
+    with by_transformers(folder):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or "auto",
@@ -89,27 +93,6 @@ def _read(
         check_finite(part.detach(), name, folder)
     checked: transformers.PreTrainedModel = model
     return checked
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Names the folder in errors of transformers, and keeps it from drawing a progress bar."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    # The library raises whatever a wrong value in one of its files leads to.
-    except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"transformers cannot read the target in {str(folder)!r} ({lines[0]}). Check its "
-            "config.json and tokenizer files, or download the folder again."
-        ) from error
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def count_shared_ids(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tiny_models import EVERY_FAMILY, load_tiny, new_tiny
+from tiny_models import EVERY_FAMILY, load_tiny, new_tiny, write_gemma
 from tiny_models import load_without_tokenizer as load_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -152,6 +152,14 @@ def test_a_gpu_is_taken_by_default_and_named_once(monkeypatch, caplog) -> None:
     assert caplog.messages == [
         "Models are loaded onto a GPU; pass device='cpu' to load_model for the CPU."
     ]
+
+
+def test_an_error_of_transformers_names_the_folder(tmp_path) -> None:
+    folder = write_gemma(tmp_path / "gemma")
+    edit_config(folder, text_config={"hidden_size": "64"})
+    message = f"cannot read the model in {str(folder)!r} .* Check its config.json"
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
 
 
 # Weights

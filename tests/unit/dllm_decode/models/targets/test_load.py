@@ -53,7 +53,7 @@ def test_a_config_that_transformers_cannot_read_is_named_by_its_folder(
     """Errors of the library were passed on, and named no file."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match=f"cannot read the target in {str(folder)!r}"):
+    with pytest.raises(ValueError, match=f"cannot read the model in {str(folder)!r}"):
         load_target(folder, tokenizer)
 
 
