@@ -52,6 +52,7 @@ class Counted(TorchDispatchMode):
         return predicted
 
 
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize(
     "cache",
     [NoCache(), PrefixCache(), DualCache(), FreeCache()],

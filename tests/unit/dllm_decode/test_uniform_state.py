@@ -47,6 +47,7 @@ def run(prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> DecodeOut
     return decode(tiny_gemma(), prompts, options.pop("sampler", QUICK), **options)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("cache", CACHES, ids=repr)
 def test_a_row_does_not_depend_on_the_others_nor_on_when_it_joins(cache: CachePolicy) -> None:
     # A banned token has no belief, also in a row next to one that has none at all.

@@ -86,6 +86,7 @@ def watched() -> dict[str, Watched]:
     }
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_host_waits_once_a_step_with_every_cache(
     family: str, watched: dict[str, Watched]
