@@ -228,7 +228,7 @@ def with_finite_check(
     culprit: str,
     rows: Sequence[int] | None = None,
 ) -> State:
-    """Notes where logits are NaN or infinite; a token may have -inf, not all of a column."""
+    """Notes columns with NaN or infinity; single tokens may be at -inf, not all of a column."""
     # A sum is five times faster than a maximum; on a GPU this check would wait for the device.
     if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
         return state

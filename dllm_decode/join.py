@@ -49,7 +49,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         schedule=pad_state(state.schedule, more),
         verifier=pad_state(state.verifier, more),
         commits=commits,
-        cache=_with_slots(decoder, state, new, canvas),
+        cache=_with_room(decoder, state, new, canvas),
         window=None,
         layout=None,
     )
@@ -67,7 +67,7 @@ def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
     )
 
 
-def _with_slots(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
+def _with_room(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
     """Returns the cache with slots for new rows."""
     cache = state.cache
     num_slots = max([cache.num_slots, *(row.end for row in new)])
@@ -82,8 +82,8 @@ def _with_slots(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
     if not decoder.cache.reads_history:
         return cache
-    blank = History.blank(canvas)
-    history = blank if cache.history is None else cache.history.joined(blank)
+    new_rows = History.blank(canvas)
+    history = new_rows if cache.history is None else cache.history.joined(new_rows)
     return cache._replace(history=history)
 
 
@@ -144,7 +144,10 @@ class Ended(NamedTuple):
 
 
 def ended_at_once(decoder: Decoder, state: State, num_joined: int) -> list[int]:
-    """Returns which of the rows that have joined last have a template that leaves nothing open."""
+    """Returns which of the rows that have joined last are answered by their template.
+
+    It leaves nothing open, or has an EOS before its first open position.
+    """
     ends = decoder.verifier.eos_ids(decoder.model)
     found = []
     for number in range(len(state.rows) - num_joined, len(state.rows)):

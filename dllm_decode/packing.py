@@ -152,14 +152,14 @@ def _attend(
         causal_from: As `Branches.causal_from`.
     """
     there = shared[:, None].expand(-1, shared.shape[1], -1)
-    seen, is_further = attend.gather(2, there), (where.numbers > 0)[:, None, None]
-    first, own = seen & ~is_further, seen
+    visible, is_further = attend.gather(2, there), (where.numbers > 0)[:, None, None]
+    first, own = visible & ~is_further, visible
     if causal_from is not None:
         late, gap = shared >= causal_from[:, None], shared[:, :, None] - there
-        first = seen & torch.where(late[:, None], gap >= is_further.long(), ~is_further)
-        own = seen & (~late[:, None] | (gap == 0))
+        first = visible & torch.where(late[:, None], gap >= is_further.long(), ~is_further)
+        own = visible & (~late[:, None] | (gap == 0))
     # A row with fewer columns than another repeats its last one. In branch 0 the copies share one
-    # slot; in other branches each has a slot, of which only the first may be seen.
+    # slot; in other branches each has a slot, of which only the first may be visible.
     repeated = torch.zeros_like(shared, dtype=torch.bool)
     repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
     own = own & ~repeated[:, None]

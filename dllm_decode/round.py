@@ -151,7 +151,7 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
 def _host_numbers(
     decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
 ) -> _HostNumbers:
-    """Reads everything at once: the one time in a round that the host waits for the device."""
+    """Reads everything at once: in plain decoding the one time that the host waits in a round."""
     canvas, history, B = state.canvas, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)

@@ -93,11 +93,11 @@ def moves_of(
     """
     allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else decision.tokens
-    commit = settle = decision.commit & allowed & (tokens != mask_id)
+    commit = settled = decision.commit & allowed & (tokens != mask_id)
     if decision.settle is not None:
-        settle = decision.settle & allowed & (commit | ~view.masked)
+        settled = decision.settle & allowed & (commit | ~view.masked)
     remask = None if decision.remask is None else decision.remask & ~view.masked & ~given
-    return Moves(commit, tokens, settle, remask)
+    return Moves(commit, tokens, settled, remask)
 
 
 def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:

@@ -34,9 +34,8 @@ def look(
         state: The rows.
         causal_until: As in `Pass`.
     """
-    state = with_window(decoder, state)
-    sampler, window = decoder.sampler, state.window
-    assert window is not None
+    state, window = with_window(decoder, state)
+    sampler = decoder.sampler
     asked = _asked(decoder, state, window)
     spec = Pass(
         window,
@@ -60,9 +59,8 @@ def with_noise(decoder: Decoder, state: State) -> State:
     """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
     if not decoder.starts_as_noise or not any(row.is_fresh for row in state.rows):
         return state
-    state = with_window(decoder, state)
-    canvas, window = state.canvas, state.window
-    assert window is not None
+    state, window = with_window(decoder, state)
+    canvas = state.canvas
     starts = by_row(window.starts_on_device - canvas.prompt_lengths)
     positions = torch.arange(window.width, device=state.device) + starts
     # A sampler counts its steps from 1, so that it does not draw these tokens again.
@@ -85,11 +83,10 @@ def _belief(decoder: Decoder, state: State) -> Float[Tensor, "B W V"] | None:
     return belief.masked_fill(torch.tensor(fresh, device=state.device)[:, None, None], -torch.inf)
 
 
-def with_window(decoder: Decoder, state: State) -> State:
-    """Returns the state with the window that the sampler sees of each row."""
-    if state.window is not None:
-        return state
-    return state._replace(window=window_of(decoder, state.rows, state.canvas))
+def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
+    """Returns the window that the sampler sees of each row, and the state that keeps it."""
+    window = state.window or window_of(decoder, state.rows, state.canvas)
+    return state._replace(window=window), window
 
 
 def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:

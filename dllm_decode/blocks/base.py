@@ -79,7 +79,7 @@ class BlockSchedule(PlugIn, ABC):
         """
 
     def narrowed(self, view: View, openings: Sequence[Opening], state: Any) -> tuple[View, Any]:
-        """Returns the view with the positions that are open given its logits, and the new state.
+        """Returns the view with the positions that stay open given its logits, and the new state.
 
         At least one position of every row stays eligible. By default nothing changes.
 

@@ -29,7 +29,7 @@ def are_columns(value: object, end: int) -> bool:
 
 
 def contains(one: Columns, other: Columns) -> bool:
-    """Returns whether the first set is one range with every column of the second."""
+    """Returns whether the first set is a single range, and has every column of the second."""
     if not other:
         return True
     return len(one) == 1 and one[0].start <= other[0].start and other[-1].stop <= one[0].stop

@@ -29,7 +29,7 @@ class History(NamedTuple):
     def blank(canvas: Canvas) -> "History":
         """Returns the history of rows before their first forward."""
         zeros = torch.zeros_like(canvas.tokens)
-        return History(zeros, zeros.clone(), torch.zeros_like(canvas.prompt_lengths))
+        return History(zeros, zeros, torch.zeros_like(canvas.prompt_lengths))
 
     def joined(self, others: "History") -> "History":
         """Returns these rows, then others."""

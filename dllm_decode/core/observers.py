@@ -65,7 +65,7 @@ class Revision(NamedTuple):
     Attributes:
         position: Answer position.
         token: The token that was taken back.
-        committed: Round of its commit, -1 if it was given.
+        committed: Round of its commit.
         confidence: As in `Trace`.
         removed: Round in which it was re-masked or replaced.
     """

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 from dllm_decode.core.columns import Columns
@@ -23,8 +22,8 @@ class Request:
         prompt: Token ids.
         config: The options of this request.
         template: First tokens of the answer, [MASK] where they are open; the rest is open.
-        noise_index: Further number that the noise depends on, so that the prompts of one decode
-            draw differently; else only on the seed and on the row's own tokens.
+        noise_index: A number that also seeds the noise, so that equal prompts in one decode draw
+            differently.
         stop: Ends the answer early, in addition to an EOS.
     """
 
@@ -43,7 +42,7 @@ class RequestQueue:
     """
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
-        """Starts with requests that are produced when their turn comes."""
+        """Begins with requests, maybe of a generator; each is taken when a row is free."""
         self._later = iter(requests)
         self._waiting: deque[Request] = deque()
         self._cancelled: set[int] = set()
@@ -85,7 +84,7 @@ class RequestQueue:
     def _next(self) -> Request | None:
         if self._waiting:
             return self._waiting.popleft()
-        return next(islice(self._later, 1), None)
+        return next(self._later, None)
 
 
 class Opening(NamedTuple):
@@ -136,7 +135,8 @@ CLOSED = Opening.of_block(0, 0)
 class Numbers(NamedTuple):
     """Numbers of one row that the host read after the last round, for each plug-in that asked.
 
-    Empty if it has not asked; those of cache and verifier also before the row's first round.
+    A field is empty if its plug-in returns no numbers; `cache` and `verifier` also before the row's
+    first round.
 
     Attributes:
         schedule: As `BlockSchedule.numbers` returned them.

@@ -115,8 +115,8 @@ class Guided(Verifier):
         accepted = torch.minimum(leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num = accepted.clamp(min=1)
-        look = Look(view, window, decision=written(window, draft._replace(counts=num)))
-        return state._replace(verifier=judged.past(num)), look
+        seen = Look(view, window, decision=written(window, draft._replace(counts=num)))
+        return state._replace(verifier=judged.past(num)), seen
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)

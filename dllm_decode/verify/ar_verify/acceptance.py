@@ -54,7 +54,6 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
         assert isinstance(beginning.temperature, float)
         return accept_by_ratio(draft, logits, keys, temperature=beginning.temperature)
     written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
-    verdict = accept_matching(draft, written)
     for span in _spans(logits.shape[1]):
         written[:, span] = beginning.written(logits[:, span], span.start)
         verdict = accept_matching(draft, written)

@@ -131,7 +131,7 @@ class ARVerify(Verifier):
         past, lengths = self._held(state)
         beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
         wanted = torch.minimum(lengths.length, left)
-        state, shown, logits = self._logits(decoder, state, wanted)
+        state, seen, logits = self._logits(decoder, state, wanted)
         draft = self.drafting.draft(beginning, logits, wanted)
         state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
         tokens, accepted, places = accept(beginning, draft, judged.logits)
@@ -143,8 +143,8 @@ class ARVerify(Verifier):
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         state = state._replace(verifier=TargetState(judged.past(num, places), after))
         if decoder.records_commits:
-            shown = shown._replace(view=_with_target(shown.view, judged.logits, places))
-        return state, shown._replace(decision=written(shown.window, Draft(tokens, num)))
+            seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
+        return state, seen._replace(decision=written(seen.window, Draft(tokens, num)))
 
     def _held(self, state: State) -> TargetState:
         """Returns the target's past and the lengths of the next drafts, begun anew in new rows."""
@@ -164,16 +164,16 @@ class ARVerify(Verifier):
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        shown = Look(view_of(decoder, state, state.canvas, window, Summary(logits)), window)
+        seen = Look(view_of(decoder, state, state.canvas, window, Summary(logits)), window)
         if self.drafting.num_forwards > 1:
-            state, logits = self._look_again(decoder, state, shown, wanted)
-        return state, shown, logits[:, :longest, : self.target.num_shared_ids]
+            state, logits = self._look_again(decoder, state, seen, wanted)
+        return state, seen, logits[:, :longest, : self.target.num_shared_ids]
 
     def _look_again(
-        self, decoder: Decoder, state: State, shown: Look, wanted: Int[Tensor, " B"]
+        self, decoder: Decoder, state: State, seen: Look, wanted: Int[Tensor, " B"]
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
-        window, logits = shown.window, shown.view.computed.logits.clone()
+        window, logits = seen.window, seen.view.computed.logits.clone()
         # The sampler may commit drafted positions only.
         offsets = torch.arange(window.width, device=wanted.device)
         inside = window.put(
@@ -191,12 +191,12 @@ class ARVerify(Verifier):
             if not numbers:
                 break
             drafts = Branches(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
-            state, _, seen = ask_drafter(decoder, state, self.target, window.width, drafts)
+            state, _, found = ask_drafter(decoder, state, self.target, window.width, drafts)
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.
                 is_open = window.part(canvas.unsettled)[numbers, :, None]
-                seen = torch.where(is_open, seen, logits[numbers])
-            logits[numbers] = seen
+                found = torch.where(is_open, found, logits[numbers])
+            logits[numbers] = found
         if self.drafting.keeps_alternatives:
             return state, logits
         tokens = window.part(canvas.tokens)

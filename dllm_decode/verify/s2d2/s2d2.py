@@ -70,22 +70,22 @@ class S2D2(Verifier):
     """Lets a block-causal model check its proposals as if it wrote one token after another.
 
     A round drafts with the sampler's own forward: each mask of the block has a proposal, drawn from
-    p. If the router says so, a second forward verifies the proposals of the first run of masks. It
-    computes, for each of these positions, the law q that the model has if it sees the block only up
-    to there. From the left, a proposal is accepted with probability min(1, q / p); the first one
-    rejected is replaced by a draw from max(0, q - p), normalised, and ends the round. Rows that do
+    q. If the router says so, a second forward verifies the proposals of the first run of masks. It
+    computes, for each of these positions, the law p that the model has if it sees the block only up
+    to there. From the left, a proposal is accepted with probability min(1, p / q); the first one
+    rejected is replaced by a draw from max(0, p - q), normalised, and ends the round. Rows that do
     not verify take the sampler's step. In rows that do, the sampler's step is not taken, except
     that its edits and re-masks of tokens are; its state goes on.
 
     Not lossless with respect to the sampler alone. At a temperature above 0, a verified run of
     masks follows the law of the left-to-right mode of the same weights, given the tokens before the
-    run. At temperature 0, p and q are those of temperature 1 while proposals are the likeliest
+    run. At temperature 0, q and p are those of temperature 1 while proposals are the likeliest
     tokens, so that the law is neither mode's, and answers are random.
 
         draft     a  b  c  d     sees the draft up to itself
-        masks     _  _  _  _     mask i sees the draft before i and itself: q at i
+        masks     _  _  _  _     mask i sees the draft before i and itself: p at i
 
-    On a model whose logits predict the next column the first line alone gives q.
+    On a model whose logits predict the next column the first line alone gives p.
 
     Source: "S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation", 2026,
     https://arxiv.org/abs/2603.25702; the rule is that of the authors' code,
@@ -195,12 +195,12 @@ def _verified(
     draft = Draft(
         view.proposal.gather(1, places), counts, _log_law(view, view.logits[number, places])
     )
-    q = _log_law(view, logits)
+    law = _log_law(view, logits)
     keys = position_keys(
         state.noise_keys[index], torch.zeros_like(counts), view.positions[:, :1] + offsets
     )
     # No token is added after a run that is accepted whole: the further entry is not used.
-    verdict = accept_by_ratio(draft, torch.cat([q, q[:, -1:]], 1), keys)
+    verdict = accept_by_ratio(draft, torch.cat([law, law[:, -1:]], 1), keys)
     offset = torch.arange(runs.shape[1], device=state.device) - first
     commit = runs & (offset <= verdict.accepted[:, None])
     tokens = verdict.tokens.gather(1, offset.clamp(0, verdict.tokens.shape[1] - 1))

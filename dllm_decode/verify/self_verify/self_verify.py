@@ -105,7 +105,7 @@ class SelfVerify(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         if self.draft_steps == 1:
             return look(decoder, state)
-        state = with_window(decoder, state)
+        state, _ = with_window(decoder, state)
         standings = [Standing(*(row.numbers.verifier or ())) for row in state.rows]
         ready = self._ready(decoder, state, standings)
         if not ready:
