@@ -1,4 +1,4 @@
-"""Attention over split keys against torch's. Run by `test_attention_kernels.py`, not alone.
+"""Attention over split keys against torch's. Run by `test_operations_triton.py`, not alone.
 
 In a process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else compiled on CUDA.
 """
