@@ -192,8 +192,9 @@ def rounds(
     """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
-    request is left. A request in whose row a plug-in or the model broke a rule, as by NaN in its
-    logits, ends with `Ended.error`; the other requests do not change.
+    request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
+    with `Ended.error`; the other requests do not change. A plug-in that returns what it must not,
+    such as columns that are none, ends all of them with a RuntimeError.
 
     Args:
         decoder: As `new_decoder` returns it.

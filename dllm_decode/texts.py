@@ -59,7 +59,7 @@ def prompt_ids(
             encoded, or a chat template is wanted and there is none.
     """
     if isinstance(inputs, Array | Mapping):
-        return token_lists(inputs, attention_mask)
+        return _listed(token_lists(inputs, attention_mask))
     listed: Any = [inputs] if isinstance(inputs, str) else _listed(inputs)
     first = listed[0]
     is_text = isinstance(first, str)
@@ -113,11 +113,11 @@ def warn_of_unknown_words(
         warnings.warn(str(unknown), stacklevel=stacklevel)
 
 
-def _listed(inputs: Any) -> list[Any] | tuple[Any, ...]:
+def _listed(inputs: Any) -> list[Any]:
     """Returns inputs as a list; a generator is read to its end."""
     if not isinstance(inputs, Iterable):
         raise ValueError(f"inputs must be texts, chats or token ids, got {inputs!r}.")
-    listed = inputs if isinstance(inputs, list | tuple) else list(inputs)
+    listed = list(inputs)
     if not listed:
         raise ValueError("inputs must hold at least one text, chat or prompt, got none.")
     return listed

@@ -78,7 +78,8 @@ class View:
         start: Answer position of the window's first column; negative if the window begins inside
             the prompt.
         gen_length: Answer length in tokens.
-        committed: Number of answer positions that hold a token, in and outside the window. `None`
+        committed: Number of answer positions that hold a token, in and outside the window; on a
+            block-causal model also columns that fill up the last block, up to `gen_length`. `None`
             counts the window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy. A tensor is in float64 if
             the device has it.

@@ -60,12 +60,12 @@ Observer: TypeAlias = Callable[[StepEvent], None]
 
 
 class Revision(NamedTuple):
-    """A committed token that was taken back.
+    """A token that was taken back.
 
     Attributes:
         position: Answer position.
         token: The token that was taken back.
-        committed: Round of its commit.
+        committed: Round of its commit; -1: a block of a uniform-state model began with it.
         confidence: As in `Trace`.
         removed: Round in which it was re-masked or replaced.
     """

@@ -302,6 +302,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
     ("inputs", "options", "sentence"),
     [
         ([], {}, "at least one text, chat or prompt"),
+        (torch.empty(0, 4).long(), {"attention_mask": torch.empty(0, 4)}, "at least one text"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
