@@ -6,11 +6,7 @@ https://arxiv.org/abs/2412.19437, section 2.1.2.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
-from threading import Barrier
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -21,9 +17,8 @@ from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.mlp import MLP
 from dllm_decode.models.network.operations import Operations
 from dllm_decode.models.network.packed import Packable
+from dllm_decode.models.network.shares import equal_shares, on_threads
 
-# Reading an expert's weights takes about as long as multiplying so many tokens by them.
-_TOKENS_PER_READ = 32
 # A thread that waits for a busy processor leaves its later shares to the other threads.
 _SHARES_PER_THREAD = 4
 
@@ -152,13 +147,13 @@ class Experts(Packable):
         # A training step has columns enough to divide each product among the threads.
         if columns.is_cuda or not groups or num_threads == 1 or torch.is_grad_enabled():
             return work(columns, ends, operations, slice(None))
-        shares = _equal_shares(ends, _SHARES_PER_THREAD * num_threads)
+        shares = equal_shares(ends, _SHARES_PER_THREAD * num_threads)
         bounds = [0, *ends[[share.stop - 1 for share in shares]].tolist()]
         pieces = [
             (columns[start:end], ends[share] - start, operations, share)
             for share, start, end in zip(shares, bounds, bounds[1:], strict=False)
         ]
-        return torch.cat(_on_threads(work, pieces))
+        return torch.cat(on_threads(work, pieces))
 
     def _grouped(
         self,
@@ -251,53 +246,3 @@ class MoE(nn.Module):
         if self.shared is not None:
             named |= {f"shared.{name}": part for name, part in self.shared.parts().items()}
         return named
-
-
-def _equal_shares(ends: Int[Tensor, " E"], num_shares: int) -> list[slice]:
-    """Divides the experts so that all shares take about as long."""
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    costs = (counts + _TOKENS_PER_READ * (counts > 0)).cumsum(0)
-    goals = costs[-1] * torch.arange(1, num_shares) // num_shares
-    bounds = [0, *torch.searchsorted(costs, goals).add(1).tolist(), len(ends)]
-    return [slice(start, end) for start, end in pairwise(bounds) if start < end]
-
-
-def _on_threads(work: Callable[..., Tensor], pieces: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-    """Calls work with each piece, on this thread and others; torch starts no more meanwhile."""
-    num_threads = torch.get_num_threads()
-    found: dict[int, Tensor] = {}
-    left = iter(enumerate(pieces))
-
-    def take_pieces() -> None:
-        for number, piece in left:
-            found[number] = work(*piece)
-
-    others = [_pool(num_threads).submit(take_pieces) for _ in range(num_threads - 1)]
-    torch.set_num_threads(1)
-    try:
-        take_pieces()
-        for other in others:
-            # A thread that has yet to wake up is not waited for.
-            if not other.cancel():
-                other.result()
-    finally:
-        torch.set_num_threads(num_threads)
-    return [found[number] for number in range(len(pieces))]
-
-
-@cache
-def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Returns the threads in addition to the calling one; each calls torch without others."""
-    pool, all_begun = ThreadPoolExecutor(num_threads - 1, "experts", _begin), Barrier(num_threads)
-    for _ in range(num_threads - 1):
-        pool.submit(all_begun.wait)
-    all_begun.wait()
-    # Each thread has its own number, but later threads begin with the number that was set last.
-    torch.set_num_threads(num_threads)
-    return pool
-
-
-def _begin() -> None:
-    # Both settings are of the thread alone.
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import MoEConfig
-from dllm_decode.models.network.moe import Experts, MoE, _equal_shares
+from dllm_decode.models.network.moe import Experts, MoE
+from dllm_decode.models.network.shares import equal_shares
 
 H = 12
 CONFIGS = {
@@ -150,8 +151,8 @@ def test_grouped_products_are_the_loop(
 
 def test_threads_share_the_experts_that_have_tokens() -> None:
     counts = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
-    assert _equal_shares(counts.cumsum(0), 2) == [slice(0, 4), slice(4, 8)]
-    assert _equal_shares(counts.cumsum(0) * 0, 2) == [slice(0, 1), slice(1, 8)]
+    assert equal_shares(counts.cumsum(0), 2) == [slice(0, 4), slice(4, 8)]
+    assert equal_shares(counts.cumsum(0) * 0, 2) == [slice(0, 1), slice(1, 8)]
 
 
 @CONFIG
