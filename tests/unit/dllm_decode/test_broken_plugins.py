@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from plugins_under_test import plugin
@@ -30,6 +31,12 @@ COMMITTED = frozenset({Fact.LOGITS_OF_COMMITTED})
 THRESHOLD = ConfidenceThreshold(0.9)
 
 
+@pytest.fixture(autouse=True)
+def no_checks_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches off the checks of types, which users do not have and which would be first."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 def run(sampler: Sampler = THRESHOLD, model: Any = None, **options: Any) -> DecodeOutput:
     options = {"gen_length": 8, "block_length": 4, "stop_at_eos": False, **options}
     return decode(model or HashModel(), PROMPTS, sampler, **options)
@@ -41,14 +48,6 @@ def run(sampler: Sampler = THRESHOLD, model: Any = None, **options: Any) -> Deco
 def rule(decide: Callable[[View], Any], **members: Any) -> Any:
     """Returns a sampler without a state."""
     return plugin(Sampler, step=lambda self, view, state: (decide(view), state), **members)
-
-
-def unchecked(**fields: Any) -> Decision:
-    """Makes a decision past the type checker of the tests, which users do not have."""
-    made = Decision(commit=torch.ones(1, 1, dtype=torch.bool))
-    for name, value in fields.items():
-        object.__setattr__(made, name, value)
-    return made
 
 
 def everything(view: View, token: int) -> Decision:
@@ -76,23 +75,23 @@ SAMPLERS: dict[str, tuple[Any, str]] = {
 }
 WRONG_FORMS: dict[str, tuple[Any, str]] = {
     "shares": (
-        rule(lambda v: unchecked(commit=v.confidence)),
+        rule(lambda v: Decision(commit=v.confidence)),
         r"must return commit of kind bool and shape .*, got torch.float64",
     ),
     "narrow": (
-        rule(lambda v: unchecked(commit=v.eligible[:, :3])),
+        rule(lambda v: Decision(commit=v.eligible[:, :3])),
         r"must return commit of kind bool and shape \(2, 4\), got torch.bool \(2, 3\)",
     ),
     "None": (
-        rule(lambda v: unchecked(commit=None)),
+        rule(lambda v: Decision(commit=None)),
         r"must return commit of kind bool and shape \(2, 4\), got None",
     ),
     "re-masks in one row": (
-        rule(lambda v: unchecked(commit=v.eligible, remask=v.eligible[0]), **REVISES),
+        rule(lambda v: Decision(commit=v.eligible, remask=v.eligible[0]), **REVISES),
         r"must return remask of kind bool .* got torch.bool \(4,\)",
     ),
     "fractions of tokens": (
-        rule(lambda v: unchecked(commit=v.eligible, tokens=v.tokens.double())),
+        rule(lambda v: Decision(commit=v.eligible, tokens=v.tokens.double())),
         r"must return tokens of kind integer .* got torch.float64 \(2, 4\)",
     ),
     "no state": (

@@ -16,7 +16,7 @@ from samplers import FixedSchedule
 from samplers.logits import statistics
 
 # Large enough that no list of candidates is a large part of it.
-V, DRAFTED = 16_384, 8
+V, DRAFTED = 32_768, 8
 LENGTH = DraftLength(DRAFTED, DRAFTED)
 
 
