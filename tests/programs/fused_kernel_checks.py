@@ -67,6 +67,7 @@ def test_a_vocabulary_of_real_size_is_read_to_its_end() -> None:
     check(logits.to(DEVICE))
 
 
+@pytest.mark.exhaustive(1)
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
 def test_confidences_near_one_have_a_resolution_of_their_own(dtype: torch.dtype) -> None:
     """Logits of 20 to 60, and tails of 1e-6 to 1e-2 whose shares are too small to add to 1."""
