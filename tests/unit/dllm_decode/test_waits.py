@@ -30,8 +30,8 @@ from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 # The host also sends observers the numbers of the rows.
-ONCE = {"tolist in round._host_numbers": 1, "tensor in round._event": 1}
-READS = {"tolist in round._host_numbers": 1}
+ONCE = {"tolist in round._on_host": 1, "tensor in round._event": 1}
+READS = {"tolist in round._on_host": 1}
 CACHES = (
     NoCache(), PrefixCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1),
     FreeCache(), FreeCache("official"),
