@@ -3,11 +3,12 @@
 from dllm_decode.decoder import Verifier
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
-from dllm_decode.verify.ar_verify.drafting.base import Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
+from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.no_verifier import NoVerifier
 from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold

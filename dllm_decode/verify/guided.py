@@ -12,8 +12,8 @@ from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
-from dllm_decode.verify.ar_verify.target_round import (
+from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.target_round import (
     TargetRound,
     ask_drafter,
     ask_target,

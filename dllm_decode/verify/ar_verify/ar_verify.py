@@ -16,11 +16,12 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.settle import canvas_after
 from dllm_decode.sizes import round_up
-from dllm_decode.verify.ar_verify.acceptance import accept
+from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
-from dllm_decode.verify.ar_verify.target_round import (
+from dllm_decode.verify.drafts import Beginning, Draft
+from dllm_decode.verify.target_round import (
     ask_drafter,
     ask_target,
     check_request,

@@ -15,8 +15,8 @@ from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.forward import forward
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.settle import with_sampler_check
-from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio
-from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.verify.acceptance import accept_by_ratio
+from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from dllm_decode.views import look
 from samplers.base import Decision, Sampler

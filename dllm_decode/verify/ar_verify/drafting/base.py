@@ -1,117 +1,11 @@
 """The contract of drafting: logits of the mask predictor become a draft for the target."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder
-from dllm_decode.views import temperature_of
-from samplers.logits import noise
-from samplers.logits.statistics import draw, most_likely
-
-
-class Beginning(NamedTuple):
-    """Where each row's draft begins, and how its tokens are drawn.
-
-    Attributes:
-        canvas: The rows.
-        first: Column of the first unsettled position.
-        noise_keys: Noise keys of the rows.
-        temperature: One for all rows, or one of each; 0 is greedy.
-    """
-
-    canvas: Canvas
-    first: Int[Tensor, " B"]
-    noise_keys: Int[Tensor, " B"]
-    temperature: Float[Tensor, " B"] | float
-
-    @staticmethod
-    def of(decoder: Decoder, state: State) -> "Beginning":
-        """Returns where the drafts of all rows begin."""
-        canvas = state.canvas
-        first = canvas.unsettled.long().argmax(-1)
-        temperature = temperature_of(state.rows, first.device)
-        return Beginning(canvas, first, state.noise_keys, temperature)
-
-    @property
-    def is_greedy(self) -> bool:
-        """True if no row draws its tokens."""
-        return isinstance(self.temperature, float) and self.temperature == 0.0
-
-    def position_keys(self, num_positions: int, depth: int = 0) -> Int[Tensor, "B N"]:
-        """Returns noise keys of consecutive positions, from seed, request and position alone.
-
-        Args:
-            num_positions: Number of positions.
-            depth: Positions after the first unsettled one.
-        """
-        places = torch.arange(depth, depth + num_positions, device=self.first.device)
-        positions = (self.first - self.canvas.prompt_lengths)[:, None] + places
-        return noise.position_keys(self.noise_keys, torch.zeros_like(self.first), positions)
-
-    def written(self, logits: Float[Tensor, "B N V"], depth: int = 0) -> Int[Tensor, "B N"]:
-        """Returns the likeliest tokens of consecutive positions, or draws above temperature 0.
-
-        Args:
-            logits: Logits of the positions.
-            depth: Positions after the first unsettled one.
-        """
-        if self.is_greedy:
-            return most_likely(logits)
-        drawn = draw(logits, self.temperature, self.position_keys(logits.shape[1], depth))
-        if isinstance(self.temperature, float):
-            return drawn
-        return torch.where(self.temperature[:, None] > 0.0, drawn, most_likely(logits))
-
-    def context(self, num_tokens: int) -> Int[Tensor, "B C"]:
-        """Returns the last tokens before each row's first unsettled position."""
-        back = torch.arange(num_tokens, 0, -1, device=self.first.device)
-        return self.canvas.tokens.gather(1, (self.first[:, None] - back).clamp(min=0))
-
-
-class Draft(NamedTuple):
-    """One draft a row: a path of tokens, or a tree of several paths.
-
-    Attributes:
-        tokens: A path has the tokens of consecutive positions from the first unsettled one on; a
-            tree has tokens in any order in which parents come before their children.
-        counts: Tokens of each row's draft; the tokens after them are arbitrary.
-        logs: Log-probabilities of the law that each token was drawn from, which may depend on the
-            tokens to its left, never on those to its right. `None` if the tokens were not drawn,
-            but chosen in any other way.
-        temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
-            is computed only where it is needed.
-        parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
-            follows the committed text. `None`: a path, each token follows the one before it.
-            Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
-    """
-
-    tokens: Int[Tensor, "B K"]
-    counts: Int[Tensor, " B"]
-    logs: Float[Tensor, "B K V"] | None = None
-    temperature: float | None = None
-    parents: Int[Tensor, "B K"] | None = None
-
-    def first(self, num_tokens: int) -> "Draft":
-        """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""
-        parents = None if self.parents is None else self.parents[:, :num_tokens]
-        return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
-
-    def num_broken(self) -> Int[Tensor, ""]:
-        """Counts tokens of trees whose parent comes later, or that repeat a sibling."""
-        if self.parents is None:
-            return torch.zeros_like(self.counts).sum()
-        places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        parents, tokens = self.parents, self.tokens
-        broken = (parents < -1) | (parents >= places)
-        alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
-        broken |= alike.tril(-1).any(-1)
-        return (broken & (places < self.counts[:, None])).sum()
+from dllm_decode.verify.drafts import Beginning, Draft
 
 
 class Drafting(ABC):

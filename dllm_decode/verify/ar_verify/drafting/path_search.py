@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
+from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import (
     require_choice,
     require_count,

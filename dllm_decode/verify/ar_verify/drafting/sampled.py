@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, leading, most_likely
 

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft, Drafting
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
+from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import require_count, require_non_negative, require_plugin
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import leading, log_normaliser, top_k

@@ -22,7 +22,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.verify.ar_verify.drafting.base import Beginning
+from dllm_decode.verify.drafts import Beginning
 from samplers import ConfidenceThreshold
 from samplers.logits.noise import row_keys
 

@@ -20,7 +20,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.models.base import ForwardInputs
-from dllm_decode.verify.ar_verify.drafting.base import Beginning
+from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]

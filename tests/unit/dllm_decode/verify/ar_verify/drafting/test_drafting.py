@@ -28,10 +28,10 @@ from dllm_decode.core.rows import Request, Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
-from dllm_decode.verify.ar_verify import target_round
-from dllm_decode.verify.ar_verify.acceptance import accept
-from dllm_decode.verify.ar_verify.drafting.base import Beginning
-from dllm_decode.verify.ar_verify.target_round import read_target
+from dllm_decode.verify import target_round
+from dllm_decode.verify.acceptance import accept
+from dllm_decode.verify.drafts import Beginning
+from dllm_decode.verify.target_round import read_target
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import ConfidenceThreshold, FixedSchedule

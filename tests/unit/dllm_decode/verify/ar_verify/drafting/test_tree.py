@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dllm_decode import Draft, NGram, Tree
 from dllm_decode.models.targets.trees import ancestors
-from dllm_decode.verify.ar_verify.acceptance import accept_matching, accept_tree
+from dllm_decode.verify.acceptance import accept_matching, accept_tree
 
 VECTORS = Path(__file__).parents[5] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]

@@ -21,7 +21,7 @@ from dllm_decode import (
     decode,
     measure_column_cost,
 )
-from dllm_decode.verify.ar_verify.drafting.base import Beginning
+from dllm_decode.verify.drafts import Beginning
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
+from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import draw, gather, leading, log_probability
@@ -40,7 +40,7 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
         logits: Logits of the target after the committed text, then after each token of the longest
             draft.
     """
-    draft = draft.first(logits.shape[1] - 1)
+    draft = draft.shortened(logits.shape[1] - 1)
     if draft.parents is not None:
         rows = torch.arange(len(beginning.first), device=logits.device)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_decode.verify.ar_verify import acceptance as accepting
-from dllm_decode.verify.ar_verify.acceptance import accept_by_ratio, accept_matching
-from dllm_decode.verify.ar_verify.drafting.base import Draft
+from dllm_decode.verify import acceptance as accepting
+from dllm_decode.verify.acceptance import accept_by_ratio, accept_matching
+from dllm_decode.verify.drafts import Draft
 from samplers.logits.noise import mix
 
 EOS = 2

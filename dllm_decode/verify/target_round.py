@@ -14,7 +14,7 @@ from dllm_decode.decoder import Decoder
 from dllm_decode.forward import forward, on_device, with_finite_check
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
-from dllm_decode.verify.ar_verify.drafting.base import Beginning, Draft
+from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.base import Decision
 from samplers.facts import Fact
 
@@ -177,7 +177,7 @@ def ask_target(
         counts,
         num_logits=longest + 1,
         first_logits=unread - 1,
-        parents=draft.first(longest).parents,
+        parents=draft.shortened(longest).parents,
     )
     return state, TargetRound(reading.logits, reading, unread)
 
