@@ -6,7 +6,6 @@ The decodes run while the pictures are drawn. The other pictures of the folder h
 SVG is edited as it is.
 """
 
-from pathlib import Path
 from typing import Any
 
 from drawing import CELL, IMAGES, Picture
@@ -21,7 +20,6 @@ from dllm_decode import (
     SelfVerify,
     Sequential,
     StepEvent,
-    decode,
     generate,
     load_model,
 )
@@ -31,10 +29,7 @@ _QUESTION = (
     "Emma has 12 apples. Emma finds 30 more apples and then gives 8 apples to Ben. "
     "How many apples does Emma have now?"
 )
-# The tiny DiffusionGemma of the tests.
-_UNIFORM_STATE = Path(__file__).parents[1] / "tests/golden/data/uniform_state/model_a"
-_PROMPT = [179, 482, 152, 268, 70, 32, 493, 324, 33, 203, 434, 168]
-_RULE = AcceptAndRenoise(num_steps=8, confidence_threshold=0.05)
+_RULE = AcceptAndRenoise(num_steps=8)
 
 
 def _decode(sampler: Sampler[Any], **options: Any) -> tuple[list[StepEvent], list[list[int]]]:
@@ -140,38 +135,39 @@ def verifier() -> Picture:
 def uniform_state() -> Picture:
     """Returns the canvases of a uniform-state model, with the accepted positions in colour."""
     lines = _canvases()
-    left, width, height = 150, 40, 34
+    left, width, height = 130, 92, 34
     size = (left + width * len(lines[0][0]) + 20, 70 + height * len(lines))
     picture = Picture(*size, "A canvas of a uniform-state model, step by step")
-    picture.text(
-        20, 30, "note", "Token ids. Amber: accepted in this step; grey: random; green: the answer."
-    )
+    picture.text(20, 30, "note", "Amber: accepted in this step; grey: random; green: the answer.")
     for number, (tokens, accepted) in enumerate(lines):
         name = "noise" if number == 0 else f"after step {number}"
         name = "answer" if not accepted else name
         picture.text(20, 70 + height * number, "name", name)
         for at, token in enumerate(tokens):
             kind = ("open" if accepted[at] else "later") if accepted else "settled"
-            picture.cell(left + width * at, 50 + height * number, str(token), kind, width)
+            picture.cell(left + width * at, 50 + height * number, token, kind, width)
     return picture
 
 
-def _canvases() -> list[tuple[list[int], list[bool]]]:
+def _canvases() -> list[tuple[list[str], list[bool]]]:
     """Returns the first canvas and that after each step, and which positions the step accepted."""
-    model, _ = load_model(_UNIFORM_STATE, device="cpu", dtype="float32", tokenizer="optional")
-    found: list[tuple[list[int], list[bool]]] = []
-    columns = slice(len(_PROMPT), len(_PROMPT) + 16)
+    model, tokenizer = load_model("mini-uniform", device="cpu")
+    found: list[tuple[list[str], list[bool]]] = []
 
     def watch(event: StepEvent) -> None:
+        before, after = (
+            tokenizer.convert_ids_to_tokens(canvas.tokens[0, event.columns[0]].tolist())
+            for canvas in (event.before, event.after)
+        )
         if not found:
-            found.append((event.before.tokens[0, columns].tolist(), [False] * 16))
+            found.append((before, [False] * len(before)))
         left = (_RULE.num_steps + 1 - len(found)) / _RULE.num_steps
         temperature = _RULE.t_min + (_RULE.t_max - _RULE.t_min) * left
         tempered = event.view.with_logits(event.view.logits / temperature)
         accepted = [] if event.ended[0] else _RULE.accepted(tempered)[0].tolist()
-        found.append((event.after.tokens[0, columns].tolist(), accepted))
+        found.append((after, accepted))
 
-    decode(model, [_PROMPT], _RULE, gen_length=16, seed=3, observers=[watch])
+    generate(model, tokenizer, _QUESTION, _RULE, gen_length=8, seed=0, observers=[watch])
     return found
 
 

@@ -23,6 +23,7 @@ _EMBEDDED = {
     "mini-long": "Embedded: masked diffusion in blocks, long answers (ledgers).",
     "mini-long-ar": "Embedded: causal, the same ledgers.",
     "mini-long-parallel": "Embedded: `mini-long`, distilled into fewer forwards.",
+    "mini-uniform": "Embedded: a DiffusionGemma (uniform state), the problems of `mini`.",
 }
 _ENDS = {
     "samplers": '--sampler "LocalLeap(radius=6)"; arguments and papers: docs/samplers.md',

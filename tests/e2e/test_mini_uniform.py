@@ -1,0 +1,82 @@
+"""The embedded uniform-state model does what docs/uniform_state.md says of it."""
+
+from typing import Any
+
+import pytest
+from served import Streamer, chat_of, decoder_of, served
+
+from dllm_decode import FreeCache, decode, generate, load_model
+from dllm_decode.models.diffusion_gemma import DiffusionGemma
+from dllm_decode.serve.limits import Limits
+from eval.runs.prompts import encode_prompt
+from eval.tasks import WordProblems
+from samplers import AcceptAndRenoise
+
+SAMPLER = AcceptAndRenoise(num_steps=8)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[DiffusionGemma, Any]:
+    model, tokenizer = load_model("mini-uniform")
+    assert isinstance(model, DiffusionGemma)
+    assert model.canvas_length == 8
+    return model, tokenizer
+
+
+def share_right(loaded: tuple[DiffusionGemma, Any], num_problems: int) -> tuple[float, float]:
+    """Share of right answers, and forwards a row."""
+    model, tokenizer = loaded
+    task = WordProblems()
+    examples = task.examples("test", num_problems)
+    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+    out = decode(model, prompts, SAMPLER, cache=FreeCache(), gen_length=64)
+    texts = [tokenizer.decode(answer) for answer in out.answers()]
+    scores = [task.score(one, text)["answer"] for one, text in zip(examples, texts, strict=True)]
+    return sum(score == 1 for score in scores) / len(scores), out.nfe.float().mean().item()
+
+
+def test_some_of_a_handful_of_problems_are_answered_right(
+    loaded: tuple[DiffusionGemma, Any],
+) -> None:
+    right, forwards = share_right(loaded, 24)
+    # A guess at random is right in one of a hundred.
+    assert right >= 0.1
+    assert 8 < forwards < 48
+
+
+@pytest.mark.slow
+def test_accuracy_and_forwards_are_those_of_the_manual(loaded: tuple[DiffusionGemma, Any]) -> None:
+    right, forwards = share_right(loaded, 500)
+    assert right == pytest.approx(0.344, abs=0.05)
+    assert forwards == pytest.approx(19.6, abs=1.5)
+
+
+def test_a_canvas_changes_before_it_is_settled(loaded: tuple[DiffusionGemma, Any]) -> None:
+    model, tokenizer = loaded
+    streamer = Streamer()
+    question = WordProblems().examples("test", 1)[0].prompt
+    out = generate(
+        model, tokenizer, question, SAMPLER, gen_length=48, cache=FreeCache(), streamer=streamer
+    )
+    plain = generate(model, tokenizer, question, SAMPLER, gen_length=48)
+    assert out.texts == plain.texts
+    drafts = [tuple(draft[:8].tolist()) for draft in streamer.drafts]
+    assert len(set(drafts)) > 2
+    assert tokenizer.decode(list(drafts[-1])).split() == out.texts[0].split()[:8]
+
+
+def test_a_server_answers(loaded: tuple[DiffusionGemma, Any]) -> None:
+    httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    model, tokenizer = loaded
+    decoder = decoder_of(model, SAMPLER, gen_length=64, stop_at_eos=True)
+    limits = Limits(max_tokens=64, gen_length=48, max_length=256, max_columns=4096)
+    question = WordProblems().examples("test", 1)[0].prompt
+    asked = {"messages": chat_of(question), "seed": 0}
+    with (
+        served({"default": decoder}, limits=limits, tokenizer=tokenizer) as (url, _),
+        httpx.Client(base_url=url, timeout=60.0) as client,
+    ):
+        whole = client.post("/v1/chat/completions", json=asked).json()
+    expected = generate(model, tokenizer, question, SAMPLER, gen_length=48, seed=0)
+    assert whole["choices"][0]["message"]["content"] == expected.texts[0]
