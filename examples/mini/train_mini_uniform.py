@@ -1,5 +1,7 @@
 """Trains `mini-uniform`, a tiny DiffusionGemma, on the word problems of `mini`.
 
+One file, because a recipe is read from top to bottom.
+
     python examples/mini/train_mini_uniform.py --minutes 45 --batch-size 64 --compile \
         --matrix-lr 0.012 --output runs/first
     python examples/mini/train_mini_uniform.py --minutes 37 --batch-size 64 --compile \
