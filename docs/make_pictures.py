@@ -29,6 +29,11 @@ _QUESTION = (
     "Emma has 12 apples. Emma finds 30 more apples and then gives 8 apples to Ben. "
     "How many apples does Emma have now?"
 )
+# `mini-uniform` is unsure of its first sum until the last steps.
+_UNSURE = (
+    "emma has 76 apples . emma finds 2 more apples and then gives 72 apples to maria . "
+    "how many apples does emma have now ?"
+)
 _RULE = AcceptAndRenoise(num_steps=8)
 
 
@@ -167,7 +172,7 @@ def _canvases() -> list[tuple[list[str], list[bool]]]:
         accepted = [] if event.ended[0] else _RULE.accepted(tempered)[0].tolist()
         found.append((after, accepted))
 
-    generate(model, tokenizer, _QUESTION, _RULE, gen_length=8, seed=0, observers=[watch])
+    generate(model, tokenizer, _UNSURE, _RULE, gen_length=8, seed=0, observers=[watch])
     return found
 
 

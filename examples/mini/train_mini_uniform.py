@@ -5,10 +5,12 @@ One file, because a recipe is read from top to bottom.
     python examples/mini/train_mini_uniform.py --minutes 45 --batch-size 64 --compile \
         --matrix-lr 0.012 --output runs/first
     python examples/mini/train_mini_uniform.py --minutes 37 --batch-size 64 --compile \
-        --matrix-lr 0.012 --seed 1 --start-from runs/first/mini-uniform
+        --matrix-lr 0.012 --seed 1 --start-from runs/first/mini-uniform --output runs/second
+    python examples/mini/train_mini_uniform.py --minutes 27 --batch-size 64 --compile \
+        --matrix-lr 0.012 --seed 2 --start-from runs/second/mini-uniform
 
-trained the embedded model; the first run was cut off after 8 minutes. Both had a third of a core:
-15 minutes of it in all, for 41 thousand problems. More time makes it better: it was still learning.
+trained the embedded model; the first run was cut off after 8 minutes. The first two had a third of
+a core, the last one most of it: 42 minutes of a core in all, for 105 thousand problems.
 The folder `runs/mini-uniform` then loads with `dllm_decode.load_model("runs/mini-uniform")`. An
 interrupted run goes on with `--resume`.
 """

@@ -40,21 +40,22 @@ def test_some_of_a_handful_of_problems_are_answered_right(
 ) -> None:
     right, forwards = share_right(loaded, 24)
     # A guess at random is right in one of a hundred.
-    assert right >= 0.1
-    assert 8 < forwards < 48
+    assert right >= 0.6
+    assert 6 < forwards < 24
 
 
 @pytest.mark.slow
 def test_accuracy_and_forwards_are_those_of_the_manual(loaded: tuple[DiffusionGemma, Any]) -> None:
     right, forwards = share_right(loaded, 500)
-    assert right == pytest.approx(0.344, abs=0.05)
-    assert forwards == pytest.approx(19.6, abs=1.5)
+    assert right == pytest.approx(0.814, abs=0.03)
+    assert forwards == pytest.approx(13.0, abs=1.0)
 
 
 def test_a_canvas_changes_before_it_is_settled(loaded: tuple[DiffusionGemma, Any]) -> None:
     model, tokenizer = loaded
     streamer = Streamer()
-    question = WordProblems().examples("test", 1)[0].prompt
+    # The model is unsure of this sum until the last steps.
+    question = WordProblems().examples("test", 12)[11].prompt
     out = generate(
         model, tokenizer, question, SAMPLER, gen_length=48, cache=FreeCache(), streamer=streamer
     )
