@@ -27,7 +27,7 @@ OPTIONS = {
     "batch_size": (1, "rows"),
     "num_threads": (2, "of torch"),
 }
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::mkldnn_linear", "mkldnn::_linear")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
 MODEL, SAMPLER = "dllm_decode: model", "dllm_decode: sampler"
 
 

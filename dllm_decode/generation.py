@@ -26,6 +26,7 @@ from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Array, Prompt, check_number
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
 from samplers import ConfidenceThreshold
 from samplers.base import Sampler
@@ -114,6 +115,7 @@ def generate(
     require_integer("num_return_sequences", num_return_sequences, least=1)
     filled = _filled(tokenizer, templates, model)
     config = _config(config, named.options, filled)
+    check_config(model, config, filled)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
         records_commits=return_logprobs,
@@ -133,7 +135,7 @@ def generate(
     ]
     for stream in streams:
         stream.close(answers[0].token_ids)
-    if config.temperature == 0.0:
+    if config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
 

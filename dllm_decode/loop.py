@@ -25,8 +25,10 @@ from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.prompt_slots import joining, with_prompts
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
 from dllm_decode.round import one_round
+from dllm_decode.uniform_state import check_commits
 from dllm_decode.verify import NoVerifier
 from samplers.base import Sampler
+from samplers.checks import require_bool
 
 _DECODES = count()
 
@@ -167,6 +169,9 @@ def new_decoder(
     verifier.check(model)
     blocks.check(model)
     compatibility.check_options(model, cache, verifier, config)
+    require_bool("return_logprobs", records_commits)
+    if records_commits:
+        check_commits(model)
     return decoder
 
 

@@ -27,6 +27,15 @@ def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -
     return length
 
 
+def check_commits(model: MaskPredictor) -> None:
+    """Raises ValueError if the law of a model's tokens cannot be recorded."""
+    if isinstance(model, UniformState):
+        raise ValueError(
+            f"return_logprobs must be False with {model.name}, a uniform-state model. Each step "
+            "draws all tokens of a canvas anew, so that a token has no one commit."
+        )
+
+
 def check_prompt(model: MaskPredictor, prompt: Sequence[int]) -> None:
     """Raises ValueError if a prompt has a token that the model does not read, as of an image."""
     unread = model.unread_ids if isinstance(model, UniformState) else ()
@@ -38,7 +47,9 @@ def check_prompt(model: MaskPredictor, prompt: Sequence[int]) -> None:
         )
 
 
-def check_config(model: MaskPredictor, config: DecodeConfig, template: Sequence[int] = ()) -> None:
+def check_config(
+    model: MaskPredictor, config: DecodeConfig, template: Sequence[object] = ()
+) -> None:
     """Raises ValueError if an option or a template cannot serve a uniform-state model."""
     if not isinstance(model, UniformState):
         return

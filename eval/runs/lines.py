@@ -50,7 +50,7 @@ class AnswerCost(TypedDict, total=False):
     prompt_length: Count
     length: Positive
     nfe: Positive
-    query_positions: Count
+    query_positions: Positive
     target_nfe: Count
     drafted: Count
     accepted: Count

@@ -5,6 +5,7 @@ Each is an expression as its repr shows it, or "@card.json": the part of a card 
 
 import json
 from collections.abc import Callable
+from inspect import isabstract
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +44,11 @@ def parse_sampler(text: str) -> Sampler:
 def parse_cache(text: str) -> CachePolicy:
     """Builds a cache policy from its repr, or raises ValueError."""
     exported = {name: getattr(caches, name) for name in caches.__all__}
-    known = {name: kind for name, kind in exported.items() if issubclass(kind, CachePolicy)}
+    known = {
+        name: kind
+        for name, kind in exported.items()
+        if issubclass(kind, CachePolicy) and not isabstract(kind)
+    }
     return parse_plugin(_expression(text, "cache"), CachePolicy, known)  # type: ignore[type-abstract]  # never constructed
 
 
@@ -59,7 +64,9 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
         text: The expression; ValueError is raised if it is none.
         target: Loads a target by embedded name, folder or hub id.
     """
-    known = {**{name: getattr(verify, name) for name in verify.__all__}, "CausalTarget": target}
+    exported = {name: getattr(verify, name) for name in verify.__all__}
+    known = {name: kind for name, kind in exported.items() if not isabstract(kind)}
+    known["CausalTarget"] = target
     return parse_plugin(_expression(text, "verifier"), Verifier, known)  # type: ignore[type-abstract]  # never constructed
 
 
