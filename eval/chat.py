@@ -121,6 +121,8 @@ def chat(options: Namespace) -> int:
             f"A chat needs a chat template, got none in the tokenizer of {options.model}. "
             "Use dllm-decode generate --plain."
         )
+    # Refuses what does not fit together before a question is typed.
+    speaker.decoder(speaker.sampler, speaker.config)
     conversation = Conversation(speaker, is_live=sys.stdout.isatty())
     if sys.stdin.isatty():
         console.print("Ask a question; /help lists the commands.", style="dim")
