@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
@@ -177,7 +177,7 @@ def _host_numbers(
     return _HostNumbers(unsettled, ended, by_row, errors)
 
 
-def _on_host(tensors: Sequence[Shaped[Tensor, "N ..."] | None]) -> list[Any]:
+def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
     """Returns tensors of one or two axes as lists, of numbers or of tuples; `None` stays `None`."""
     parts = [tensor.flatten() for tensor in tensors if tensor is not None]
     values = iter(torch.cat(parts).tolist())
