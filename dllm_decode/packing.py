@@ -19,7 +19,7 @@ The same with `causal_from` 2: a column of branch 1 sees itself and what branch 
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -108,21 +108,22 @@ def packed_of(
     attend[..., : group.num_keys if has_cache else width] = (
         True if inputs.attend is None else inputs.attend
     )
+    of_cache: dict[str, Any] = {}
+    if cache.kv_cache is not None:
+        of_cache = {
+            "slots": _slots(where, shared, first_free),
+            "kv_cache": cache.kv_cache.first(first_free + (where.depth - 1) * width),
+            "rows": cache_rows(state, owners, [0] * len(owners)),
+        }
     packed = replace(
         inputs,
         tokens=where.lay(inputs.tokens),
         positions=where.lay(inputs.positions),
         wanted=where.lay(inputs.wanted + width * where.numbers[:, None]),
         attend=where.lay(_attend(where, attend, shared, causal)),
+        **of_cache,
     )
-    if cache.kv_cache is None:
-        return packed, where
-    return replace(
-        packed,
-        slots=_slots(where, shared, first_free),
-        kv_cache=cache.kv_cache.first(first_free + (where.depth - 1) * width),
-        rows=cache_rows(state, owners, [0] * len(owners)),
-    ), where
+    return packed, where
 
 
 def _slots(where: Packed, shared: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
