@@ -4,12 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
+import plugins_under_test
 import pytest
 import torch
 from plugins_under_test import Style, Turn, play, settled_by
 from tiny_models import tiny
+from torch import Tensor
 
 from dllm_decode import S2D2, DualCache, FreeCache, NoCache, PrefixCache, StepEvent, decode
 from samplers import JointThresholdInDel
@@ -53,6 +56,7 @@ class Plain:
         self.num_steps += 1
         self.post_steps += not originals
         ends = self.num_steps > size + budget
+        self.events["last step with original masks"] += ends and bool(originals)
         ends |= not originals and self.post_steps >= budget
         fill = masks
         if originals and not ends:
@@ -118,24 +122,42 @@ def block_after(turn: Turn, row: int) -> list[int | None]:
     return [None if empty[column] else int(tokens[column]) for column in columns]
 
 
+def compare(rule: JointThresholdInDel, styles: Sequence[Style], num_seeds: int) -> set[str]:
+    """Compares every step with the plain rule; returns the events that were met."""
+    events: Counter[str] = Counter()
+    for style, seed in product(styles, range(num_seeds)):
+        plays: dict[int, Plain] = {}
+        for turn in play(rule, seed, style=style, dtype=torch.float64):
+            view = turn.view
+            for row in view.eligible.any(-1).nonzero().flatten().tolist():
+                open_ = view.eligible[row]
+                size = int(open_.sum())
+                plain = plays.setdefault(row, Plain(rule, [None] * size, events))
+                logits = view.logits[row, open_].tolist()
+                ended = plain.step(logits, view.confidence[row, open_].tolist())
+                assert block_after(turn, row) == plain.block
+                assert settled_by(turn.decision)[row, open_].all() == ended
+    return {name for name, number in events.items() if number}
+
+
+def test_a_block_that_keeps_moving_ends_with_its_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule, drawn = JointThresholdInDel(1.0, 1.0, 0, 1, 2), plugins_under_test.logits_of
+
+    def moving(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
+        """Proposes to delete in one step, and to insert in the next."""
+        logits = drawn(style, seed, step, shape)
+        logits[..., 1 + step % 2] += 30.0
+        return logits
+
+    monkeypatch.setattr(plugins_under_test, "logits_of", moving)
+    assert "last step with original masks" in compare(rule, ["drifting"], 12)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_every_step_is_that_of_the_plain_rule(rule: JointThresholdInDel) -> None:
-    events: Counter[str] = Counter()
-    styles: tuple[Style, ...] = ("drifting", "excluded")
-    for style in styles:
-        for seed in range(12):
-            plays: dict[int, Plain] = {}
-            for turn in play(rule, seed, style=style, dtype=torch.float64):
-                view = turn.view
-                for row in view.eligible.any(-1).nonzero().flatten().tolist():
-                    open_ = view.eligible[row]
-                    size = int(open_.sum())
-                    plain = plays.setdefault(row, Plain(rule, [None] * size, events))
-                    logits = view.logits[row, open_].tolist()
-                    ended = plain.step(logits, view.confidence[row, open_].tolist())
-                    assert block_after(turn, row) == plain.block
-                    assert settled_by(turn.decision)[row, open_].all() == ended
-    met = {name for name, number in events.items() if number}
+    met = compare(rule, ["drifting", "excluded"], 12)
     assert {"deleted", "inserted", "dropped", "ended by the budget"} <= met
     if rule.max_edit_steps > 5:
         assert {"seen before", "no move in an empty block", "nothing to change"} <= met
