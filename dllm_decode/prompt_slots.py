@@ -19,7 +19,8 @@ def joining(
 ) -> tuple[list[Request], list[Request]]:
     """Returns the requests that join now, and those that join in the next round.
 
-    Of equal prompts that no row has computed yet one joins, so that the others can copy its slots.
+    If no row has computed a prompt yet, one request with this prompt joins. The others wait, so that
+    they can copy its slots.
 
     Args:
         decoder: The decoder.

@@ -143,8 +143,7 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int) -> list[i
             "words, pass the text to generate as templates=, with blanks such as [MASK:5]; decode "
             "takes token ids as templates=."
         )
-    # Not every mask predictor states one.
-    most: int | None = getattr(model, "max_length", None)
+    most = model.max_length
     if most is not None and len(tokens) + gen_length > most:
         raise ValueError(
             f"Prompt and answer must have at most {most} tokens together for {model.name}, got "

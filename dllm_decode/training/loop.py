@@ -157,7 +157,7 @@ def train(
 
 
 class _Turn(NamedTuple):
-    """What comes after a step: a report if there is a pace, an evaluation, the session's end."""
+    """The work after a step: a report if there is a pace, an evaluation, the end of the session."""
 
     spent: float
     pace: float | None = None

@@ -41,9 +41,9 @@ class Packable(nn.Module):
 
     @torch.inference_mode(False)
     def pack(self) -> None:
-        """Packs each matrix, or each of a stack of matrices; does nothing if that is done."""
+        """Packs each matrix, or each of a stack, that can be packed and is not yet."""
         for name, weight in self.named_parameters(recurse=False):
-            if weight.ndim > 1 and name not in self._packed:
+            if weight.ndim > 1 and name not in self._packed and can_pack(weight):
                 stack = weight.data if weight.ndim == 3 else weight.data[None]
                 reorder = torch.ops.mkldnn._reorder_linear_weight
                 self._packed[name] = [reorder(matrix.contiguous()) for matrix in stack]
@@ -65,7 +65,7 @@ class Packable(nn.Module):
         if self._packed and torch.is_grad_enabled():
             self.unpack()
         bias = self._parameters.get("bias")
-        if self._packed:
+        if name in self._packed:
             matrix = self._packed[name][number]
             found: Tensor = torch.ops.mkldnn._linear_pointwise(
                 columns, matrix, bias, "none", [], ""
