@@ -26,9 +26,8 @@ from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Array, Prompt, check_number
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
-from dllm_decode.uniform_state import check_config
+from dllm_decode.uniform_state import check_config, default_sampler
 from dllm_decode.verify import NoVerifier
-from samplers import ConfidenceThreshold
 from samplers.base import Sampler
 
 
@@ -36,7 +35,7 @@ def generate(
     model: MaskPredictor,
     tokenizer: Tokenizer,
     inputs: Inputs | None = None,
-    sampler: Sampler = ConfidenceThreshold(0.9),
+    sampler: Sampler | None = None,
     *,
     chat: UseTemplate = "auto",
     templates: str | Sequence[str] = (),
@@ -75,7 +74,8 @@ def generate(
             "content", which go through the tokenizer's chat template; or token ids: a list, lists,
             a tensor or array with its `attention_mask`, or the tokenizer's output, also as
             `**tokenizer(text)`. May be left out with `templates`.
-        sampler: Which positions to commit, and with which token.
+        sampler: Which positions to commit, and with which token; `None`: `ConfidenceThreshold(0.9)`,
+            on a uniform-state model `AcceptAndRenoise()`.
         chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
             has a template. True: so always. False: as they are, with a warning if there is a
             template. A text that begins with a special token is taken for one that has been through
@@ -117,8 +117,8 @@ def generate(
     config = _config(config, named.options, filled)
     check_config(model, config, filled)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
-        records_commits=return_logprobs,
+        model, default_sampler(model) if sampler is None else sampler, cache=cache,
+        verifier=verifier, blocks=blocks, config=config, records_commits=return_logprobs,
     )  # fmt: skip
     if named.inputs is None and filled:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(filled)

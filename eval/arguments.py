@@ -57,13 +57,14 @@ class Plugins:
     """Plug-ins of a decode.
 
     Attributes:
-        sampler: Which positions to commit.
+        sampler: Which positions to commit. `None`: ConfidenceThreshold(0.9), on a uniform-state
+            model AcceptAndRenoise().
         cache: Which columns to recompute.
         verifier: How a round's forwards are run, and who decides.
         blocks: Block schedule: which positions are open.
     """
 
-    sampler: Expression = "ConfidenceThreshold(0.9)"
+    sampler: Expression | None = None
     cache: Expression = "NoCache()"
     verifier: Expression = "NoVerifier()"
     blocks: Expression = "Sequential()"
@@ -203,11 +204,13 @@ class Errors:
 
     Attributes:
         task: Address of the task. Empty: random prompts, no accuracy.
+        sampler: Which positions to commit.
         num_prompts: Random prompts.
         json: File that the figures are written to, too.
     """
 
     task: str = field(default="", metadata={"nargs": "?"})
+    sampler: Expression = "ConfidenceThreshold(0.9)"
     num_prompts: Positive = 16
     json: File | None = None
 

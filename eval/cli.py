@@ -126,7 +126,7 @@ EVAL_COMMANDS = {
     ),
     "cache-error": Command(
         "how far each cache is from exact", "eval.runs.cache_error:run",
-        (Group(own.Errors), _MODEL, Group(own.Plugins, names=("sampler", "blocks")),
+        (Group(own.Errors), _MODEL, Group(own.Plugins, names=("blocks",)),
          Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
          Group(own.Machine, names=("batch_size",)), decoding(), _MACHINE),
         _LOST,

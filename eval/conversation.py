@@ -20,6 +20,7 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.decoder import Decoder
 from dllm_decode.options import DecodeOptions
 from dllm_decode.texts import UseTemplate
+from dllm_decode.uniform_state import default_sampler
 from eval.runs.command import open_model
 from eval.runs.options import given_of
 from eval.runs.plugins import (
@@ -146,11 +147,13 @@ def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     ValueError if something is mistyped or does not fit.
     """
     # Mistyped plug-ins are refused before a model is loaded.
-    sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
+    sampler = None if options.sampler is None else parse_sampler(options.sampler)
+    cache = parse_cache(options.cache)
     blocks, config = parse_blocks(options.blocks), DecodeConfig(**{**given_of(options), **given})
     check_verifier(options.verifier)
     loaded = open_model(options.model, options, options.revision)
     verifier = parse_verifier(options.verifier, loaded.target)
+    sampler = default_sampler(loaded.model) if sampler is None else sampler
     return Speaker(loaded.model, loaded.tokenizer, sampler, cache, verifier, blocks, config)
 
 
