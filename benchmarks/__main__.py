@@ -1,15 +1,18 @@
 """Speed and memory of decoding, compared with a plain reference loop, in one run.
 
 Part "check", if there is an accelerator, compares its answers with the CPU's; "table" compares
-the plain loop with `decode`, its caches and its verifiers; "growth" times a step by prompt length
-and batch size; "peers" compares `decode` with official code, if `--peer` names a checkout of it.
+the plain loop with `decode`, its caches and its verifiers; "families" compares kinds of models;
+"growth" times a step by prompt, answer, rows and vocabulary, and draws it with `--picture`; "peers"
+compares `decode` with official code, if `--peer` names a checkout of it.
 Every contender has a process of its own. `python -m benchmarks gpu --help`: a day on a GPU.
 """
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +22,18 @@ from benchmarks.check import check_against_cpu
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, make_parser, origin, show
-from benchmarks.growth import BATCH_SIZES, PROMPT_LENGTHS, measure_growth, points_of, with_ratios
+from benchmarks.growth import (
+    ANSWER_LENGTHS,
+    BATCH_SIZES,
+    PROMPT_LENGTHS,
+    VOCAB_SIZES,
+    draw_growth,
+    measure_growth,
+    points_of,
+    with_ratios,
+)
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
-from benchmarks.setting import GEOMETRIES, Setting
+from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
 from dllm_decode.launch import run_main
 from eval.runs.options import documented, first_sentence
 from eval.runs.provenance import device_name
@@ -31,21 +43,29 @@ OPTIONS = {
     "quick": (False, "short answers, few points"),
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
     "geometry": (GEOMETRIES, HELP["geometry"]),
-    "parts": (("check", "table", "growth", "peers"), "parts to run"),
+    "family": (dict.fromkeys(FAMILIES), HELP["family"]),
+    "parts": (("check", "table", "families", "growth", "peers"), "parts to run"),
     "no_reference": (False, "leave out the plain loop"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
     "prompt_lengths": (list(PROMPT_LENGTHS), "of the growth"),
+    "answer_lengths": (list(ANSWER_LENGTHS), "of the growth"),
     "batch_sizes": (list(BATCH_SIZES), "of the growth"),
+    "vocab_sizes": (list(VOCAB_SIZES), "of the growth"),
+    "picture": (Path, "also draw the growth, as SVG, to this file"),
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
     "peer_python": (sys.executable, "the interpreter that runs peers"),
     "rounds": (3, "of the peers"),
 }
+FAMILY_CONTENDERS = ("NoCache(), NoVerifier()", "DualCache(), NoVerifier()")
+FAMILY_COLUMNS = ("contender", "s", "forwards", "columns", "ms a call", "not in models", "peak MB")
 QUICK = {
     "prompt_length": 128,
     "gen_length": 32,
     "steps_per_block": 16,
     "prompt_lengths": [128, 512],
+    "answer_lengths": [64],
     "batch_sizes": [4],
+    "vocab_sizes": [8192],
 }
 """Options that `--quick` changes, unless they are given."""
 
@@ -62,12 +82,15 @@ def main(words: list[str]) -> None:
     }  # fmt: skip
     is_there = {"check": torch.device(setting.device).type != "cpu", "peers": bool(options.peer)}
     for part in [part for part in options.parts if is_there.get(part, True)]:
-        print(f"\n{title_of(part, setting, machine)}\n")
+        title = title_of(part, setting, machine)
+        print(f"\n{title}\n")
         for rows in rows_of(part, setting, machine, options):
             found[part] = rows
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
         show(rows)
+        if part == "growth" and options.picture:
+            draw_growth(rows, options.picture, title.partition(": ")[2].replace("; ", "\n", 1))
 
 
 def read(words: list[str]) -> Any:
@@ -102,22 +125,38 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
     if part == "check":
         yield in_a_process_of_its_own(check_against_cpu, setting)
     if part == "table":
-        first = None
-        for name in [REFERENCE, *options.contenders][options.no_reference :]:
-            found = in_a_process_of_its_own(measure, setting, machine, name)
-            first = first or found
-            tokens = "same" if found.tokens == first.tokens else "differ"
-            speed_up = first.row["s"] / found.row["s"]
-            rows.append({**found.row, "speed-up": speed_up, "tokens": tokens})
+        names = [REFERENCE, *options.contenders][options.no_reference :]
+        yield from table_rows(setting, machine, names)
+    if part == "families":
+        for family, name in product(FAMILIES, FAMILY_CONTENDERS):
+            of_family = replace(setting, family=family)
+            row = in_a_process_of_its_own(measure, of_family, machine, name).row
+            rows.append({"family": family, **{column: row[column] for column in FAMILY_COLUMNS}})
             yield rows
     if part == "growth":
-        for point in points_of(setting, options.prompt_lengths, options.batch_sizes):
+        for point in points_of(
+            setting, options.prompt_lengths, options.answer_lengths,
+            options.batch_sizes, options.vocab_sizes,
+        ):  # fmt: skip
             rows += in_a_process_of_its_own(measure_growth, [point], machine)
             yield with_ratios(rows)
     if part == "peers":
         yield from compare_with_peers(
             setting, options.checkouts, options.peer_python, options.rounds
         )
+
+
+def table_rows(setting: Setting, machine: Machine, names: Sequence[str]) -> Iterator[list[Row]]:
+    """Yields the rows of the table that are known so far, compared with the first one."""
+    rows: list[Row] = []
+    first = None
+    for name in names:
+        found = in_a_process_of_its_own(measure, setting, machine, name)
+        first = first or found
+        tokens = "same" if found.tokens == first.tokens else "differ"
+        speed_up = first.row["s"] / found.row["s"]
+        rows.append({**found.row, "speed-up": speed_up, "tokens": tokens})
+        yield rows
 
 
 if __name__ == "__main__":

@@ -10,16 +10,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.contenders import decode_setting
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, read_options, report
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, new_mixture
 from benchmarks.watch import Watch
 from dllm_decode import DualCache
 from dllm_decode.launch import run_main
-from dllm_decode.models import MaskedTransformer, NetworkConfig, Transformer
+from dllm_decode.models import MaskedTransformer, NetworkConfig
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts
 
@@ -51,29 +49,6 @@ def config_of(share: int, num_layers: int, num_experts: int) -> NetworkConfig:
             mixes_in_float32=True,
         ),
     )  # fmt: skip
-
-
-def new_model(config: NetworkConfig, setting: Setting) -> MaskedTransformer:
-    """Builds the model with random weights, block-causal.
-
-    Masks, which are one token, share more experts than words do. Compare with a trained model by
-    the share of active experts.
-    """
-    with torch.device("meta"):
-        transformer = Transformer(config)
-    transformer.to(setting.torch_dtype).to_empty(device=setting.device)
-    generator = torch.Generator(setting.device).manual_seed(0)
-    with torch.no_grad():
-        for name, part in transformer.named_parameters():
-            if part.ndim > 1:
-                part.normal_(std=part.shape[-1] ** -0.5, generator=generator)
-            else:
-                part.fill_(0.0 if name.endswith("selection_bias") else 1.0)
-    model = MaskedTransformer(
-        transformer, name="random experts", mask_id=config.vocab_size - 1,
-        eos_ids=(config.vocab_size - 2,), causal_block_length=BLOCK_LENGTH,
-    )  # fmt: skip
-    return model.eval().requires_grad_(False)
 
 
 def stacks_of(model: MaskedTransformer) -> list[Experts]:
@@ -108,7 +83,9 @@ def count_active(model: MaskedTransformer) -> list[int]:
 
 def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
     """Decodes the same twice: counting experts, then taking time; medians of the block steps."""
-    counted, model = new_model(config, setting), new_model(config, setting)
+    counted, model = (
+        new_mixture(config, setting, causal_block_length=BLOCK_LENGTH) for _ in range(2)
+    )
     active, watch = count_active(counted), Watch(model.device)
     decode_setting(counted, setting, cache=DualCache())
     decode_setting(model, replace(setting, gen_length=BLOCK_LENGTH), cache=DualCache())

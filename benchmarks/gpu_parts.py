@@ -212,7 +212,8 @@ def growth(setting: Setting) -> Found:
     lengths, sizes = (256, 1024, 4096), (1, 8, 32)
     if setting.geometry == "tiny":
         lengths, sizes = (24, 32, 40), (1, 2, 3)
-    return measure_growth(points_of(setting, lengths, sizes), measure_machine(setting)), ""
+    points = points_of(setting, lengths, (), sizes, ())
+    return measure_growth(points, measure_machine(setting)), ""
 
 
 def _decodes(setting: Setting, options: str, *cases: tuple[int, bool]) -> Found:

@@ -18,8 +18,8 @@ from benchmarks.contenders import (
 )
 from benchmarks.floor import Columns, Machine, num_flops, weight_bytes
 from benchmarks.frame import Estimate, table_of
-from benchmarks.growth import measure_growth, points_of
-from benchmarks.setting import GEOMETRIES, Setting
+from benchmarks.growth import draw_growth, measure_growth, points_of
+from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
 from benchmarks.watch import Watch, watch_memory
 from dllm_decode.models import ForwardInputs
 from samplers.facts import Fact
@@ -140,14 +140,36 @@ def test_forwards_that_the_watch_missed_are_told(monkeypatch: pytest.MonkeyPatch
 # Growth and correctness
 
 
-def test_growth_is_measured_at_every_point() -> None:
-    setting = replace(TINY, batch_size=1)
-    rows = measure_growth(points_of(setting, [12, 24], [1, 3]), MACHINE)
-    assert [(row["prompt"], row["batch"]) for row in rows] == [(12, 1), (24, 1), (12, 3)]
+def test_growth_is_measured_and_drawn_at_every_point(tmp_path: Path) -> None:
+    block, length = TINY.block_length, TINY.prompt_length
+    points = points_of(TINY, [length, 24], [3 * block], [1, 3], [1000, 2000])
+    rows = measure_growth(points, MACHINE)
+    sizes = [(row["prompt"], row["answer"], row["batch"], row["vocabulary"]) for row in rows]
+    assert sizes == [
+        (length, block, 1, 1000),
+        (24, block, 1, 1000),
+        (length, 3 * block, 1, 1000),
+        (length, block, 3, 1000),
+        (length, block, 1, 2000),
+    ]
     for row in rows:
         assert row["first step, ms"] > 0
         assert row["tokens a s"] > 0
-        assert row["times batch 1"] == row["tokens a s"] / rows[row["prompt"] == 24]["tokens a s"]
+    assert rows[3]["times batch 1"] == rows[3]["tokens a s"] / rows[0]["tokens a s"]
+    draw_growth(rows, tmp_path / "growth.svg", "tiny")
+    drawn = (tmp_path / "growth.svg").read_text()
+    assert all(f">{label}<" in drawn for label in ("tokens of the answer", "rows", "24", "2,000"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_of_models_decodes(family: str) -> None:
+    setting = replace(TINY, family=family)
+    model = setting.model()
+    assert (model.logit_shift, model.causal_block_length) == {
+        "shifted": (1, 0), "block-causal": (0, TINY.block_length)
+    }.get(family, (0, 0))  # fmt: skip
+    assert model.transformer.config.has_experts(0) == (family == "experts")
+    assert measure(setting, MACHINE, CONTENDERS[2]).row["forwards"] > 0
 
 
 @pytest.mark.slow

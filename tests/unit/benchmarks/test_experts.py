@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from benchmarks.experts import bytes_read, config_of, count_active, main, new_model
-from benchmarks.setting import Setting
+from benchmarks.experts import BLOCK_LENGTH, bytes_read, config_of, count_active, main
+from benchmarks.setting import Setting, new_mixture
 from dllm_decode.models.base import ForwardInputs
 
 
 def test_only_experts_that_have_a_token_are_counted() -> None:
     config = config_of(share=16, num_layers=3, num_experts=32)
-    model = new_model(config, Setting(dtype="float32"))
+    model = new_mixture(config, Setting(dtype="float32"), causal_block_length=BLOCK_LENGTH)
     expert = 3 * config.hidden_size * config.moe.hidden_size * 4
     always, of_an_expert = bytes_read(model)
     assert of_an_expert == expert
