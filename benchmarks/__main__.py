@@ -90,7 +90,7 @@ def main(words: list[str]) -> None:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
         show(rows)
         if part == "growth" and options.picture:
-            draw_growth(rows, options.picture, title.partition(": ")[2].replace("; ", "\n", 1))
+            draw_growth(rows, options.picture, title.partition(": ")[2].partition(";")[0])
 
 
 def read(words: list[str]) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.contenders import decode_setting
 from benchmarks.floor import Columns, Machine, num_flops
@@ -17,8 +18,7 @@ from benchmarks.watch import watch_memory
 from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.models import MaskedTransformer
 
-# With a block of 32 after it, 736 is a canvas of 768 columns.
-PROMPT_LENGTHS = (128, 256, 512, 736, 1024, 2048, 4096)
+PROMPT_LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 ANSWER_LENGTHS = (64, 128, 256, 512, 1024)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 VOCAB_SIZES = (8192, 32_768, 126_464, 262_144)
@@ -77,8 +77,10 @@ def draw_growth(rows: Sequence[Row], path: Path, title: str) -> None:
     """Draws the milliseconds of a step, one size growing in each part of the picture, as SVG."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.size": 10}):
         figure = Figure(figsize=(9.0, 6.0), layout="constrained")
-        figure.suptitle(title, fontsize=10)
-        for axes, (name, label) in zip(figure.subplots(2, 2).flat, _AXES.items(), strict=True):
+        others = ", ".join(f"{name} {rows[0][name]:,}" for name in _AXES)
+        figure.suptitle(f"{title}\nwhere nothing else is said: {others}", fontsize=10)
+        parts = figure.subplots(2, 2, sharey=True).flat
+        for axes, (name, label) in zip(parts, _AXES.items(), strict=True):
             # The first row is the point from which each of the others differs in one size.
             grown = [row for row in rows if _but(row, name) == _but(rows[0], name)]
             grown.sort(key=lambda row: row[name])
@@ -86,8 +88,9 @@ def draw_growth(rows: Sequence[Row], path: Path, title: str) -> None:
                 times = [row[f"{contender}, ms"] for row in grown]
                 axes.loglog([row[name] for row in grown], times, style, label=contender)
             axes.set_xticks([row[name] for row in grown], [f"{row[name]:,}" for row in grown])
-            axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.minorticks_off()
             axes.set(xlabel=label, ylabel="ms a step")
             axes.grid(alpha=0.3)
             axes.legend()
