@@ -74,8 +74,8 @@ def generate(
             "content", which go through the tokenizer's chat template; or token ids: a list, lists,
             a tensor or array with its `attention_mask`, or the tokenizer's output, also as
             `**tokenizer(text)`. May be left out with `templates`.
-        sampler: Which positions to commit, and with which token; `None`: `ConfidenceThreshold(0.9)`,
-            on a uniform-state model `AcceptAndRenoise()`.
+        sampler: Which positions to commit, and with which token. `None`:
+            `ConfidenceThreshold(0.9)`, on a uniform-state model `AcceptAndRenoise()`.
         chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
             has a template. True: so always. False: as they are, with a warning if there is a
             template. A text that begins with a special token is taken for one that has been through

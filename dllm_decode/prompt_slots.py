@@ -19,8 +19,8 @@ def joining(
 ) -> tuple[list[Request], list[Request]]:
     """Returns the requests that join now, and those that join in the next round.
 
-    If no row has computed a prompt yet, one request with this prompt joins. The others wait, so that
-    they can copy its slots.
+    If no row has computed a prompt yet, one request with this prompt joins. The others wait, so
+    that they can copy its slots.
 
     Args:
         decoder: The decoder.

@@ -8,6 +8,7 @@ from served import Streamer, chat_of, decoder_of, served
 from dllm_decode import FreeCache, decode, generate, load_model
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.serve.limits import Limits
+from eval.cli import main
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import AcceptAndRenoise
@@ -64,6 +65,16 @@ def test_a_canvas_changes_before_it_is_settled(loaded: tuple[DiffusionGemma, Any
     drafts = [tuple(draft[:8].tolist()) for draft in streamer.drafts]
     assert len(set(drafts)) > 2
     assert tokenizer.decode(list(drafts[-1])).split() == out.texts[0].split()[:8]
+
+
+def test_a_model_is_given_the_sampler_that_suits_it(
+    loaded: tuple[DiffusionGemma, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = WordProblems().examples("test", 1)[0].prompt
+    right = generate(*loaded, question, AcceptAndRenoise(), gen_length=16).texts
+    assert generate(*loaded, question, gen_length=16).texts == right
+    assert main(["generate", "--model", "mini-uniform", "--gen-length", "16", question]) == 0
+    assert capsys.readouterr().out.strip() == right[0]
 
 
 def test_a_server_answers(loaded: tuple[DiffusionGemma, Any]) -> None:
