@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -47,6 +47,7 @@ class FileTask(Task):
         return f"{self.name};{split};{seed}"
 
 
+@runtime_checkable
 class Lengths(Protocol):
     """Lengths of a published setting: of the answer, and of its blocks; None is the model's own."""
 
