@@ -168,14 +168,16 @@ def answer_of(
         token_ids = before_end(tokens[at].tolist(), decoded.eos_ids)
         at = at[: len(token_ids)]
         has_ended = len(token_ids) < len(tokens)
-    # A stop string may be a special token, which the text of an answer does not show.
-    kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
-    whole = tokenizer.decode(kept, skip_special_tokens=True)
-    text = cut_at(whole, stop_strings)
-    is_full = not has_ended and len(kept) == len(token_ids) and text == whole
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    if stop_strings:
+        # A stop string may be a special token, which the text of an answer does not show.
+        kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
+        shown = cut_at(tokenizer.decode(kept, skip_special_tokens=True), stop_strings)
+        has_ended = has_ended or len(kept) < len(token_ids) or shown != text
+        text = shown
     forwards = int(decoded.nfe[row])
     commits = None if decoded.commits is None else _token_commits(decoded.commits, row, at)
-    return Answer(text, token_ids, "length" if is_full else "stop", forwards, commits)
+    return Answer(text, token_ids, "stop" if has_ended else "length", forwards, commits)
 
 
 def _token_commits(commits: Commits, row: int, at: Int[Tensor, " N"]) -> list[TokenCommit]:

@@ -1,8 +1,11 @@
 """Asks the sampler for its decision in one round."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
@@ -24,44 +27,38 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
         return state, seen, seen.decision
     stepping = seen.stepping(len(state.rows))
     openings = [state.rows[n].opening for n in stepping]
-    view, schedule = decoder.schedule.narrowed(seen.view, openings, _taken(state.schedule, seen))
-    decision, sampler = next_step(decoder.sampler, view, _begun(decoder.sampler, state, seen, view))
+    is_fresh = [state.rows[n].is_fresh for n in stepping]
+    index = None if seen.rows is None else torch.tensor(seen.rows, device=state.device)
+    held = state.sampler, state.schedule
+    sampler, schedule = held if index is None else take_state(held, index)
+    view, schedule = decoder.schedule.narrowed(seen.view, openings, schedule)
+    if any(is_fresh):
+        sampler = _begun(decoder.sampler, view, sampler, is_fresh)
+    decision, sampler = next_step(decoder.sampler, view, sampler)
     decision = decoder.schedule.with_commits(view, decision, openings)
     rows = list(state.rows)
     for n in stepping:
         if rows[n].is_fresh:
             rows[n] = rows[n]._replace(is_fresh=False)
-    state = state._replace(
-        sampler=_put(state.sampler, sampler, seen, len(rows)),
-        schedule=_put(state.schedule, schedule, seen, len(rows)),
-        rows=tuple(rows),
-    )
+    if index is not None:
+        sampler, schedule = (
+            _put(before, after, index, len(rows))
+            for before, after in zip(held, (sampler, schedule), strict=True)
+        )
+    state = state._replace(sampler=sampler, schedule=schedule, rows=tuple(rows))
     return state, seen._replace(view=view), decision
 
 
-def _taken(held: Any, seen: Look) -> Any:
-    """Returns a plug-in's state for the rows that take a step."""
-    if seen.rows is None or held is None:
-        return held
-    return take_state(held, torch.tensor(seen.rows, device=seen.view.tokens.device))
-
-
-def _put(held: Any, after: Any, seen: Look, num_rows: int) -> Any:
+def _put(held: Any, after: Any, index: Int[Tensor, " N"], num_rows: int) -> Any:
     """Returns a plug-in's state for all rows, given that of the rows that took a step."""
-    if seen.rows is None or after is None:
-        return after
-    index = torch.tensor(seen.rows, device=seen.view.tokens.device)
-    held = pad_state(take_state(after, index[:0]), num_rows) if held is None else held
+    if held is None and after is not None:
+        held = pad_state(take_state(after, index[:0]), num_rows)
     return put_state(held, index, after)
 
 
-def _begun(sampler: Sampler, state: State, seen: Look, view: View) -> Any:
+def _begun(sampler: Sampler, view: View, held: Any, is_fresh: Sequence[bool]) -> Any:
     """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
-    is_fresh = [state.rows[n].is_fresh for n in seen.stepping(len(state.rows))]
-    held = _taken(state.sampler, seen)
-    if not any(is_fresh):
-        return held
     begun = first_state(sampler, view)
     if all(is_fresh) or held is None:
         return begun
-    return merge_state(held, begun, torch.tensor(is_fresh, device=state.device))
+    return merge_state(held, begun, torch.tensor(is_fresh, device=view.tokens.device))

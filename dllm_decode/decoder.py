@@ -21,7 +21,7 @@ from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, RequestOptions
 from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
-from dllm_decode.uniform_state import canvas_length_of, check_config, check_prompt
+from dllm_decode.uniform_state import canvas_length_of, check_request
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
@@ -107,6 +107,11 @@ class Decoder:
         return isinstance(self.model, UniformState)
 
     @cached_property
+    def shares_prompts(self) -> bool:
+        """True if keys and values of a prompt's whole blocks depend on the prompt alone."""
+        return self.cache.needs_kv_cache and (self.align > 1 or self.starts_as_noise)
+
+    @cached_property
     def tokens_are_final(self) -> bool:
         """True if a token that the sampler has written never changes."""
         return Fact.FINAL_TOKENS in self.sampler.gives
@@ -158,9 +163,7 @@ class Decoder:
                 f"{self.config.gen_length}, got {config.gen_length}."
             )
         tokens = read_prompt(prompt, self.model, config.gen_length)
-        canvas_length_of(self.model, self.block_length, config.gen_length)
-        check_config(self.model, config, template)
-        check_prompt(self.model, tokens)
+        check_request(self.model, tokens, config, template, self.block_length)
         self.sampler.check(
             model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
         )

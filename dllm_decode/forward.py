@@ -78,7 +78,8 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         hidden: Columns = ()
         if spec.columns is None:
             chosen = decoder.cache.recompute(query)
-            hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
+            hidden = decoder.cache.hidden(query)
+            require_hidden(decoder, hidden, end)
         else:
             chosen = spec.columns[n]
         require_columns(decoder, spec, chosen, end)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -113,9 +114,12 @@ def generate(
     named = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
-    filled = _filled(tokenizer, templates, model)
-    config = _config(config, named.options, filled)
-    check_config(model, config, filled)
+    listed = [templates] if isinstance(templates, str) else templates
+    filled = [template_ids(tokenizer, text, model) for text in listed]
+    config = config.updated(**named.options)
+    if filled:
+        check_config(model, config, filled)
+        config = _as_long_as(filled, config, named.options)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
         verifier=verifier, blocks=blocks, config=config, records_commits=return_logprobs,
@@ -127,76 +131,54 @@ def generate(
     check_number(len(filled), len(prompts))
     strings = named.stop_strings
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    requests = _requests(decoder, prompts, filled, stop, copies=num_return_sequences)
+    prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+    if filled:
+        filled = [template for template in filled for _ in range(num_return_sequences)]
+        requests = _filling(decoder, prompts, filled, stop)
+    else:
+        requests = list(requests_of(decoder, prompts, (), stop))
     streams = [] if streamer is None else [_Stream(streamer, requests)]
-    decoded = _decoded(decoder, requests, num_rows, [*observers, *streams], shows=progress)
+    observers = [*observers, *streams]
+    with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
+        observers += [] if bar is None else [bar]
+        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, observers))
+        decoded = gathered(_of_one_length(found, config.gen_length) if filled else found)
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
     for stream in streams:
         stream.close(answers[0].token_ids)
-    if config.temperature == 0.0 and not decoder.starts_as_noise:
+    if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
 
 
-def _filled(
-    tokenizer: Tokenizer, templates: str | Sequence[str], model: MaskPredictor
-) -> list[list[int]]:
-    texts = [templates] if isinstance(templates, str) else templates
-    return [template_ids(tokenizer, text, model) for text in texts]
-
-
-def _config(
-    config: DecodeConfig,
-    options: DecodeOptions,
-    templates: Sequence[Sequence[int]],
+def _as_long_as(
+    templates: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
 ) -> DecodeConfig:
-    """Returns the options of the decode, as long as the longest template if there are any."""
-    config, usual = config.updated(**options), DecodeConfig().gen_length
-    if templates and (options.get("gen_length") is not None or config.gen_length != usual):
+    """Returns the config with the length of the longest template."""
+    length = config.gen_length
+    if options.get("gen_length") is not None or length != DecodeConfig().gen_length:
         raise ValueError(
             "gen_length must be left out with templates, whose answers are as long as they are, "
-            f"got {config.gen_length}. End a template with [MASK:{config.gen_length}] to let the "
-            "model go on."
+            f"got {length}. End a template with [MASK:{length}] to let the model go on."
         )
-    return replace(config, gen_length=max(map(len, templates))) if templates else config
+    return replace(config, gen_length=max(map(len, templates)))
 
 
-def _requests(
+def _filling(
     decoder: Decoder,
     prompts: Sequence[Prompt],
     templates: Sequence[Sequence[int]],
     stop: StopRule,
-    *,
-    copies: int,
 ) -> list[Request]:
-    prompts = [prompt for prompt in prompts for _ in range(copies)]
-    if not templates:
-        return list(requests_of(decoder, prompts, (), stop))
-    templates = [template for template in templates for _ in range(copies)]
-    # Given tokens may follow an EOS.
+    """Returns a request for each template. Given tokens may follow an EOS."""
     return [
         decoder.request(
             prompt, row, template=template, stop=stop, gen_length=len(template), stop_at_eos=False
         )
         for row, (prompt, template) in enumerate(zip(prompts, templates, strict=True))
     ]
-
-
-def _decoded(
-    decoder: Decoder,
-    requests: Sequence[Request],
-    num_rows: int,
-    observers: Sequence[Observer],
-    *,
-    shows: bool,
-) -> DecodeOutput:
-    """Decodes requests, and shows on standard error how far they are if asked to."""
-    with AnswerProgress(len(requests), is_shown=shows) as progress:
-        watching: list[Observer] = [*observers, progress] if shows else [*observers]
-        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        return gathered(_of_one_length(found, decoder.config.gen_length))
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
@@ -217,7 +199,7 @@ def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
 def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
     """Warns if several answers to each input were asked for, and all of them are equal."""
     copies = decoded.tokens.unflatten(0, (-1, num_copies))
-    if num_copies > 1 and (copies == copies[:, :1]).all():
+    if (copies == copies[:, :1]).all():
         warnings.warn(
             f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
             'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '

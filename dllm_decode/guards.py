@@ -40,8 +40,6 @@ def require_opening(opening: object, row: Row, align: int, *, owner: BlockSchedu
 
 def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
     """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
-    if numbers is None:
-        return
     if isinstance(numbers, Tensor):
         is_right = numbers.ndim == 2 and len(numbers) == num_rows
         if is_right and not numbers.is_floating_point():
@@ -79,14 +77,10 @@ def require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> N
         )
 
 
-def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
-    """Returns what `hidden` of a cache policy returned.
-
-    Raises:
-        RuntimeError: Unless it is one range of columns, or none, and not all of them.
-    """
+def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
+    """Raises RuntimeError unless hidden columns are one range, or none, and not all columns."""
     if hidden == () or (are_columns(hidden, end) and len(hidden) == 1 and len(hidden[0]) < end):
-        return hidden
+        return
     raise RuntimeError(
         f"hidden of {decoder.cache!r} must return one range of columns, or none, within "
         f"[0, {end}) and not all of it, got {shown(hidden)} ({type(hidden).__name__})."

@@ -14,6 +14,7 @@ from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.decoder import Decoder
 from dllm_decode.guards import require_numbers
+from dllm_decode.prompt_slots import with_prompts
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state
 
@@ -26,8 +27,8 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
     canvas = blank(decoder, new)
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
-    require_numbers(numbers, len(canvas), owner=decoder.schedule)
     if numbers is not None:
+        require_numbers(numbers, len(canvas), owner=decoder.schedule)
         own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
         new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
     device, more = state.device, len(new)
@@ -38,7 +39,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     commits = None
     if decoder.records_commits:
         commits = CommitState.joined(state.commits, more, whole.tokens)
-    return state._replace(
+    state = state._replace(
         rows=(*state.rows, *new),
         canvas=whole,
         noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
@@ -53,6 +54,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         window=None,
         layout=None,
     )
+    return with_prompts(decoder, state, more) if decoder.shares_prompts else state
 
 
 def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:

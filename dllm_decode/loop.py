@@ -22,7 +22,7 @@ from dllm_decode.decoder import Decoder, Verifier
 from dllm_decode.join import Ended, answers_of, blank, ended_at_once, join, leave
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
-from dllm_decode.prompt_slots import joining, with_prompts
+from dllm_decode.prompt_slots import joining
 from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
 from dllm_decode.round import one_round
 from dllm_decode.uniform_state import check_commits
@@ -221,9 +221,11 @@ def rounds(
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             state = leave(state, gone)
-            now, later = joining(decoder, state, taken, {request.index for request in later})
-            queue.put_back(later)
-            state = with_prompts(decoder, join(decoder, state, now), len(now))
+            now = taken
+            if decoder.shares_prompts:
+                now, later = joining(decoder, state, taken, {request.index for request in later})
+                queue.put_back(later)
+            state = join(decoder, state, now)
             state, answers = _ended(state, ended_at_once(decoder, state, len(now)))
             if not state.rows and not taken:
                 return

@@ -91,14 +91,10 @@ def by_our_names(
                 "out, since temperature=0 is greedy and any other samples."
             )
         given["temperature"] = temperature if temperature is not None else float(do_sample)
-    strings = (found,) if isinstance(found, str) else tuple(_listed(found))
-    return Named(inputs, strings, cast(DecodeOptions, given))
-
-
-def _listed(strings: Any) -> Sequence[str]:
-    if isinstance(strings, Sequence) and all(isinstance(one, str) for one in strings):
-        return strings
-    raise ValueError(f"stop_strings must be a text or texts, got {strings!r}.")
+    strings = (found,) if isinstance(found, str) else found
+    if not isinstance(strings, Sequence) or not all(isinstance(one, str) for one in strings):
+        raise ValueError(f"stop_strings must be a text or texts, got {strings!r}.")
+    return Named(inputs, tuple(strings), cast(DecodeOptions, given))
 
 
 def _one_of(first: Any, name: str, second: Any, other: str) -> Any:

@@ -13,15 +13,11 @@ class AnswerProgress:
 
     Args:
         num_answers: Number of answers in the end.
-        is_shown: True if a bar is shown.
         console: Console of the bar; `None` is standard error.
     """
 
-    def __init__(
-        self, num_answers: int, *, is_shown: bool = True, console: Console | None = None
-    ) -> None:
+    def __init__(self, num_answers: int, *, console: Console | None = None) -> None:
         self._finished: set[int] = set()
-        self._is_shown = is_shown
         self._bar = Progress(
             TextColumn("answers"),
             BarColumn(bar_width=30),
@@ -29,13 +25,10 @@ class AnswerProgress:
             TextColumn("{task.fields[forwards]} forwards"),
             TimeRemainingColumn(),
             console=Console(stderr=True) if console is None else console,
-            disable=not is_shown,
         )
         self._task = self._bar.add_task("answers", total=num_answers, forwards=0)
 
     def __call__(self, event: StepEvent) -> None:
-        if not self._is_shown:
-            return
         for request, has_ended in zip(event.requests.tolist(), event.ended.tolist(), strict=True):
             if has_ended:
                 self._finished.add(request)

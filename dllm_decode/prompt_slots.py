@@ -1,8 +1,9 @@
 """Rows with equal prompts: keys and values of the prompt are computed once, and copied.
 
-This is exact where a prompt's keys and values depend on the prompt alone: for the whole blocks of a
-block-causal model, and on uniform-state models. It is done if the cache policy computes a prompt in
-the first forward of a row and never again, as `FreeCache` does.
+This is exact where a prompt's keys and values depend on the prompt alone, see
+`Decoder.shares_prompts`: for the whole blocks of a block-causal model, and on uniform-state models.
+It is done if the cache policy computes a prompt in the first forward of a row and never again, as
+`FreeCache` does.
 """
 
 from collections.abc import Collection, Sequence
@@ -74,8 +75,7 @@ def _with_slots(row: Row) -> Row:
 
 def _can_copy(decoder: Decoder, row: Row) -> bool:
     """Returns whether the first forward of a row leaves out a prompt whose slots are filled."""
-    depends_on_answer = decoder.align == 1 and not decoder.starts_as_noise
-    if depends_on_answer or not row.first or not decoder.cache.needs_kv_cache:
+    if not row.first:
         return False
     opening = Opening.of_block(row.first, row.first + decoder.block_length)
     opened = _with_slots(row)._replace(opening=opening)

@@ -40,7 +40,9 @@ def one_round(
     Returns:
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
-    state = with_noise(decoder, open_blocks(decoder, state))
+    state = open_blocks(decoder, state)
+    if decoder.starts_as_noise:
+        state = with_noise(decoder, state)
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas
@@ -71,7 +73,8 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening; the same object if the opening has not changed."""
     opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
     require_opening(opening, row, decoder.align, owner=decoder.schedule)
-    opening = _with_scope(decoder, row, opening)
+    if decoder.sampler.scope != "block":
+        opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         error = (
             f"{decoder.sampler!r} promises to finish a block within {row.limit} steps, but masks "
@@ -90,13 +93,8 @@ def _opened(decoder: Decoder, row: Row) -> Row:
 
 def _with_scope(decoder: Decoder, row: Row, opening: Opening) -> Opening:
     """Returns the opening whose block has all the columns that the sampler reads."""
-    match decoder.sampler.scope:
-        case "block":
-            return opening
-        case "suffix":
-            return opening._replace(block=(opening.block[0], row.end))
-        case "answer":
-            return opening._replace(block=(row.first, row.end))
+    start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
+    return opening._replace(block=(start, row.end))
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
@@ -163,8 +161,9 @@ def _host_numbers(
         verified,
     ]
     for asked, owner in zip(numbers, (schedule, cache, verifier), strict=True):
-        require_numbers(asked, len(canvas), owner=owner)
-    broken = [breach.by_entry() for breach in state.breaches]
+        if asked is not None:
+            require_numbers(asked, len(canvas), owner=owner)
+    broken = [breach.found for breach in state.breaches]
     unsettled, ended, *found = _on_host([first, has_ended, *numbers, *broken])
     by_plugin = [[()] * B if listed is None else listed for listed in found[:3]]
     by_row = [Numbers(*own) for own in zip(*by_plugin, strict=True)]

@@ -42,17 +42,6 @@ def check_commits(model: MaskPredictor) -> None:
         )
 
 
-def check_prompt(model: MaskPredictor, prompt: Sequence[int]) -> None:
-    """Raises ValueError if a prompt has a token that the model does not read, as of an image."""
-    unread = model.unread_ids if isinstance(model, UniformState) else ()
-    found = [token for token in unread if token in prompt]
-    if found:
-        raise ValueError(
-            f"A prompt must be text alone with {model.name}, got token {found[0]} of an image. "
-            "Leave images out."
-        )
-
-
 def check_config(
     model: MaskPredictor, config: DecodeConfig, template: Sequence[object] = ()
 ) -> None:
@@ -79,3 +68,23 @@ def check_config(
             raise ValueError(
                 f"{name} must be left out with {model.name}, a uniform-state model. {because}"
             )
+
+
+def check_request(
+    model: MaskPredictor,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    template: Sequence[int],
+    block_length: int,
+) -> None:
+    """Raises ValueError if a request has no meaning on a uniform-state model."""
+    if not isinstance(model, UniformState):
+        return
+    canvas_length_of(model, block_length, config.gen_length)
+    check_config(model, config, template)
+    found = [token for token in model.unread_ids if token in prompt]
+    if found:
+        raise ValueError(
+            f"A prompt must be text alone with {model.name}, got token {found[0]} of an image. "
+            "Leave images out."
+        )

@@ -42,7 +42,7 @@ def look(
         asked,
         leave_one_out=sampler.leave_one_out,
         causal_until=causal_until,
-        belief=_belief(decoder, state),
+        belief=None if state.sampler is None else _belief(decoder, state),
     )
     state, logits = forward(decoder, state, spec)
     leave_one_out = None
@@ -57,7 +57,7 @@ def look(
 
 def with_noise(decoder: Decoder, state: State) -> State:
     """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
-    if not decoder.starts_as_noise or not any(row.is_fresh for row in state.rows):
+    if not any(row.is_fresh for row in state.rows):
         return state
     state, window = with_window(decoder, state)
     canvas = state.canvas
@@ -73,8 +73,6 @@ def with_noise(decoder: Decoder, state: State) -> State:
 
 def _belief(decoder: Decoder, state: State) -> Float[Tensor, "B W V"] | None:
     """Returns the logits of the last step that the model reads; -inf in rows without any."""
-    if state.sampler is None:
-        return None
     belief, fresh = decoder.sampler.belief(state.sampler), [row.is_fresh for row in state.rows]
     if belief is None or not any(fresh):
         return belief

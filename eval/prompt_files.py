@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -207,8 +208,9 @@ def _decode(
     progress: bool,
 ) -> None:
     queue = RequestQueue(one.request for one in left.values())
-    with file.open("ab") as out, AnswerProgress(len(left), is_shown=progress) as counted:
-        for ended in raise_errors(run(decoder, queue, num_rows, [counted])):
+    counted = AnswerProgress(len(left)) if progress else nullcontext()
+    with file.open("ab") as out, counted as bar:
+        for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
             asked, request, key = left[ended.request]
             answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
             line = Ended(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())

@@ -64,7 +64,7 @@ class RequestQueue:
         """Returns the next requests, at most so many; an empty list if none is left or wanted."""
         taken: list[Request] = []
         while len(taken) < most:
-            request = self._next()
+            request = self._waiting.popleft() if self._waiting else next(self._later, None)
             if request is None:
                 # No request is left that a mark could be meant for.
                 self._cancelled.clear()
@@ -80,11 +80,6 @@ class RequestQueue:
         found = [index for index in indices if index in self._cancelled]
         self._cancelled.difference_update(found)
         return found
-
-    def _next(self) -> Request | None:
-        if self._waiting:
-            return self._waiting.popleft()
-        return next(self._later, None)
 
 
 class Opening(NamedTuple):

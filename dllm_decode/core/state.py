@@ -71,14 +71,10 @@ class Breach(NamedTuple):
         rows: The row of each entry of `found`; `None`: all rows, in order.
     """
 
-    found: Bool[Tensor, "N ..."]
+    found: Bool[Tensor, " N"]
     culprit: object
     duty: str
-    rows: Sequence[int] | None = None
-
-    def by_entry(self) -> Bool[Tensor, " N"]:
-        """Returns the entries in which the rule was broken."""
-        return self.found if self.found.ndim == 1 else self.found.flatten(1).any(-1)
+    rows: Sequence[int] | None
 
 
 class State(NamedTuple):
@@ -146,7 +142,8 @@ class State(NamedTuple):
         rows: Sequence[int] | None = None,
     ) -> "State":
         """Returns the state with a breach, see `Breach`; the round ends the rows where it is."""
-        return self._replace(breaches=(*self.breaches, Breach(found, culprit, duty, rows)))
+        by_row = found if found.ndim == 1 else found.flatten(1).any(-1)
+        return self._replace(breaches=(*self.breaches, Breach(by_row, culprit, duty, rows)))
 
     def with_drafts(
         self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
