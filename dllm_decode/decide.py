@@ -15,8 +15,9 @@ from samplers.view import View
 
 
 def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Decision]:
-    """Asks the sampler for its decision, between the schedule's two hooks.
+    """Asks the sampler for its decision.
 
+    The schedule may narrow the view before, and add commits of its own afterwards.
     A verifier may have done so already; then the look has a decision.
 
     Returns:

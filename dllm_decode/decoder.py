@@ -61,8 +61,8 @@ class Decoder:
         model, own, asked = self.model, self.schedule.block_length, self.config.block_length
         if own is not None and asked not in (None, own):
             raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
-        own = canvas_length_of(model, asked or own, self.config.gen_length)
-        config = self.config if own is None else replace(self.config, block_length=own)
+        length = canvas_length_of(model, asked or own, self.config.gen_length)
+        config = self.config if length is None else replace(self.config, block_length=length)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
     @cached_property
@@ -117,9 +117,9 @@ class Decoder:
         return Fact.FINAL_TOKENS in self.sampler.gives
 
     @cached_property
-    def opens_whole_blocks(self) -> bool:
-        """True if every unsettled position of a block is open."""
-        return Fact.WHOLE_BLOCKS in self.schedule.gives
+    def reads_committed(self) -> bool:
+        """True if the sampler needs the model's logits at committed positions."""
+        return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
 
     @cached_property
     def edits(self) -> bool:
@@ -209,7 +209,7 @@ class Verifier(PlugIn, ABC):
 
     @property
     def num_branches(self) -> int:
-        """States of one row that are rows of one forward, at most."""
+        """Branches of one row that are rows of one forward, at most."""
         return 1
 
     @property

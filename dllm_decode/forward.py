@@ -30,7 +30,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
     """Calls the model once, with guidance twice, and counts the calls.
 
     Returns:
-        The state afterwards, and for each row, or each of the drafts, the logits that predict the
+        The state afterwards, and for each row, or each of the branches, the logits that predict the
         columns of `spec`: -inf for banned tokens, truncated as the request says. With
         `leave_one_out`, as many columns follow, predicted without being seen.
     """
@@ -46,7 +46,8 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
         # A difference from -inf is no number; the token keeps its logit.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
-    return _finished(decoder, _counted(decoder, state, call), call, logits)
+    state = _counted(decoder, state, call)
+    return _finished(decoder, state, call, logits)
 
 
 class _Call(NamedTuple):
@@ -104,7 +105,7 @@ def _layout(
         return state.layout
     if spec.branches is not None:
         window = Window.of(starts, window.width, state.canvas)
-    return Layout.of(decoder.sight, own, window)
+    return Layout.of(key, decoder.sight, own, window)
 
 
 def _without_given(canvas: Canvas, branches: Branches) -> Branches:

@@ -24,7 +24,7 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Array, Prompt, check_number
+from dllm_decode.prompts import Array, Prompt, check_one_template_each
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from dllm_decode.uniform_state import check_config, default_sampler
@@ -111,30 +111,29 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    named = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, options = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
-    listed = [templates] if isinstance(templates, str) else templates
-    filled = [template_ids(tokenizer, text, model) for text in listed]
-    config = config.updated(**named.options)
-    if filled:
-        check_config(model, config, filled)
-        config = _as_long_as(filled, config, named.options)
+    texts = [templates] if isinstance(templates, str) else templates
+    blanks = [template_ids(tokenizer, text, model) for text in texts]
+    config = config.updated(**options)
+    if blanks:
+        check_config(model, config, blanks)
+        config = _as_long_as(blanks, config, options)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
         verifier=verifier, blocks=blocks, config=config, records_commits=return_logprobs,
     )  # fmt: skip
-    if named.inputs is None and filled:
-        prompts: list[Prompt] = [start_ids(tokenizer)] * len(filled)
+    if inputs is None and blanks:
+        prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
     else:
-        prompts = prompt_ids(tokenizer, named.inputs, attention_mask, chat=chat)
-    check_number(len(filled), len(prompts))
-    strings = named.stop_strings
+        prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
+    check_one_template_each(len(blanks), len(prompts))
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
     prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-    if filled:
-        filled = [template for template in filled for _ in range(num_return_sequences)]
-        requests = _filling(decoder, prompts, filled, stop)
+    if blanks:
+        blanks = [template for template in blanks for _ in range(num_return_sequences)]
+        requests = _filling(decoder, prompts, blanks, stop)
     else:
         requests = list(requests_of(decoder, prompts, (), stop))
     streams = [] if streamer is None else [_Stream(streamer, requests)]
@@ -142,7 +141,7 @@ def generate(
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
         observers += [] if bar is None else [bar]
         found = raise_errors(run(decoder, RequestQueue(requests), num_rows, observers))
-        decoded = gathered(_of_one_length(found, config.gen_length) if filled else found)
+        decoded = gathered(_of_one_length(found, config.gen_length) if blanks else found)
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -158,7 +157,7 @@ def _as_long_as(
 ) -> DecodeConfig:
     """Returns the config with the length of the longest template."""
     length = config.gen_length
-    if options.get("gen_length") is not None or length != DecodeConfig().gen_length:
+    if options.get("gen_length") is not None or length != DecodeConfig.gen_length:
         raise ValueError(
             "gen_length must be left out with templates, whose answers are as long as they are, "
             f"got {length}. End a template with [MASK:{length}] to let the model go on."
@@ -182,7 +181,7 @@ def _filling(
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
-    """Yields answers with EOS in the positions that shorter templates do not have."""
+    """Pads answers to shorter templates with EOS, so that all have one length."""
     for answer in answers:
         output = answer.output
         missing = length - output.tokens.shape[1]

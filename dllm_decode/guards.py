@@ -7,7 +7,6 @@ noted where they are found (`State.with_breach`) and end their rows at the end o
 from jaxtyping import Bool
 from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.layout import Group
 from dllm_decode.core.passes import Branches, Pass
@@ -18,8 +17,9 @@ from samplers.checks import shown
 from samplers.facts import Fact
 
 
-def require_opening(opening: object, row: Row, align: int, *, owner: BlockSchedule) -> None:
+def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
     """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
+    owner, align = decoder.schedule, decoder.align
     if not isinstance(opening, Opening):
         raise RuntimeError(
             f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
@@ -89,7 +89,7 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
 
 def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
     """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
-    if group.on_device is not None:
+    if group.index is not None:
         raise RuntimeError(
             "attend of Pass must be None where rows compute different numbers of columns."
         )

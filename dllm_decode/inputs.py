@@ -20,25 +20,24 @@ def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> For
     tokens, belief = branches.tokens, spec.belief
     if spec.attend is not None:
         require_attend(spec.attend, group)
-    if group.on_device is not None:
-        tokens = tokens[group.on_device]
-        asked = None if asked is None else asked[group.on_device]
-        belief = None if belief is None else belief[group.on_device]
+    if group.index is not None:
+        tokens = tokens[group.index]
+        asked = None if asked is None else asked[group.index]
+        belief = None if belief is None else belief[group.index]
     tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
-    inputs = ForwardInputs(
+    cache, rows = state.cache.kv_cache, None
+    if cache is not None and not branches.in_columns:
+        rows = cache_rows(state, *branches.of(group.members))
+    return ForwardInputs(
         tokens=tokens,
         positions=group.positions,
         wanted=part_of(group.predictors, asked),
         attend=group.attend if spec.attend is None else spec.attend,
+        kv_cache=None if cache is None else cache.first(group.num_keys),
+        slots=None if cache is None else columns,
+        rows=rows,
         belief=belief,
     )
-    cache = state.cache.kv_cache
-    if cache is None:
-        return inputs
-    inputs = replace(inputs, kv_cache=cache.first(group.num_keys), slots=columns)
-    if branches.in_columns:
-        return inputs
-    return replace(inputs, rows=cache_rows(state, *branches.of(group.members)))
 
 
 def cache_rows(

@@ -50,7 +50,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         schedule=pad_state(state.schedule, more),
         verifier=pad_state(state.verifier, more),
         commits=commits,
-        cache=_with_room(decoder, state, new, canvas),
+        cache=_cache_with(decoder, state, new, canvas),
         window=None,
         layout=None,
     )
@@ -69,7 +69,7 @@ def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
     )
 
 
-def _with_room(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
+def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
     """Returns the cache with slots for new rows."""
     cache = state.cache
     num_slots = max([cache.num_slots, *(row.end for row in new)])
@@ -145,25 +145,25 @@ class Ended(NamedTuple):
     error: str = ""
 
 
-def ended_at_once(decoder: Decoder, state: State, num_joined: int) -> list[int]:
+def ended_at_once(state: State, num_joined: int) -> list[int]:
     """Returns which of the rows that have joined last are answered by their template.
 
     It leaves nothing open, or has an EOS before its first open position.
     """
-    ends = decoder.verifier.eos_ids(decoder.model)
     found = []
     for number in range(len(state.rows) - num_joined, len(state.rows)):
         row = state.rows[number]
         request = row.request
         given = request.template[: row.unsettled - row.prompt_length]
-        has_ended = request.config.stop_at_eos and any(token in ends for token in given)
+        is_over = any(token in state.canvas.eos_ids for token in given)
+        has_ended = request.config.stop_at_eos and is_over
         if has_ended or row.unsettled >= row.answer_end:
             found.append(number)
     return found
 
 
-def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
-    """Returns the answers of rows that have ended."""
+def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
+    """Returns the outputs of rows that have ended."""
     if not rows:
         return []
     index = torch.tensor(rows, device=state.device)
@@ -172,8 +172,8 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
     unsettled = canvas.unsettled.cpu()
     drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
     commits = take_state(state.commits, index)
-    answers = []
-    for number, row in enumerate(state.rows[row] for row in rows):
+    cost, ended = state.cost, []
+    for number, row in enumerate(state.rows[n] for n in rows):
         bounds = row.prompt_length, row.answer_end
         output = DecodeOutput(
             tokens=tokens[number : number + 1, : row.config.gen_length],
@@ -189,8 +189,7 @@ def answers_of(state: State, rows: Sequence[int]) -> list[Ended]:
             eos_ids=canvas.eos_ids,
             commits=None if commits is None else commits.of_answer(number, *bounds),
         )
-        cost = state.cost
-        answers.append(
+        ended.append(
             Ended(row.request.index, output, cost.forwards, cost.target_forwards, error=row.error)
         )
-    return answers
+    return ended

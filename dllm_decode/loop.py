@@ -19,11 +19,11 @@ from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier
-from dllm_decode.join import Ended, answers_of, blank, ended_at_once, join, leave
+from dllm_decode.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.prompt_slots import joining
-from dllm_decode.prompts import Prompt, Prompts, check_number, token_lists
+from dllm_decode.prompts import Prompt, Prompts, check_one_template_each, token_lists
 from dllm_decode.round import one_round
 from dllm_decode.uniform_state import check_commits
 from dllm_decode.verify import NoVerifier
@@ -85,7 +85,7 @@ def decode(
     listed = token_lists(prompts, attention_mask)
     if not listed:
         raise ValueError("decode needs at least one prompt, got none.")
-    check_number(len(templates), len(listed))
+    check_one_template_each(len(templates), len(listed))
     requests = requests_of(decoder, listed, templates, stop)
     return gathered(raise_errors(run(decoder, RequestQueue(requests), len(listed), observers)))
 
@@ -136,7 +136,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     elif isinstance(prompts, Sequence):
         prompts = token_lists(prompts)
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
-        check_number(len(templates), len(prompts))
+        check_one_template_each(len(templates), len(prompts))
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), records_commits=return_logprobs,
@@ -198,8 +198,8 @@ def rounds(
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
-    with `Ended.error`; the other requests do not change. A plug-in that returns what it must not,
-    such as columns that are none, ends all of them with a RuntimeError.
+    with `Ended.error`; the other requests do not change. A plug-in that returns a value of a wrong
+    kind, such as columns that are no ranges, ends all of them with a RuntimeError.
 
     Args:
         decoder: As `new_decoder` returns it.
@@ -226,7 +226,7 @@ def rounds(
                 now, later = joining(decoder, state, taken, {request.index for request in later})
                 queue.put_back(later)
             state = join(decoder, state, now)
-            state, answers = _ended(state, ended_at_once(decoder, state, len(now)))
+            state, answers = _ended(state, ended_at_once(state, len(now)))
             if not state.rows and not taken:
                 return
             if state.rows:
@@ -238,7 +238,7 @@ def rounds(
 
 def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
     """Returns the state without the rows that have ended, and their answers."""
-    return leave(state, rows), answers_of(state, rows)
+    return leave(state, rows), outputs_of(state, rows)
 
 
 def requests_of(

@@ -155,9 +155,9 @@ class DecodeConfig:
 
 def _refusal(name: str, known: list[str]) -> str:
     """Returns what is said of a keyword that is no option."""
-    from dllm_decode.other_names import hint_of
+    from dllm_decode.other_names import HINTS
 
-    if hint := hint_of(name):
+    if hint := HINTS.get(name):
         return f"{name} is no option of a decode: {hint}"
     similar = ", ".join(get_close_matches(name, known) or known)
     return f"A keyword must be an option of the decode, such as {similar}, got {name!r}."

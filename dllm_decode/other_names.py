@@ -1,11 +1,11 @@
 """Names that other libraries have for options: those that mean the same here are taken."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_number
 
-_HINTS = {
+HINTS = {
     "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
     "are n * gen_length / block_length.",
     "remasking": 'the sampler has it. FixedSchedule(n) is LLaDA\'s "low_confidence", '
@@ -28,11 +28,6 @@ _HINTS = {
 }
 
 
-def hint_of(name: str) -> str:
-    """Returns what to use for an option of LLaDA, Dream, transformers or vLLM; else nothing."""
-    return _HINTS.get(name, "")
-
-
 class GenerateOptions(DecodeOptions, total=False):
     """The options of a decode, and the names that transformers has for some of them.
 
@@ -51,23 +46,9 @@ class GenerateOptions(DecodeOptions, total=False):
     stop: str | Sequence[str]
 
 
-class Named(NamedTuple):
-    """The arguments of `generate`, by our names.
-
-    Attributes:
-        inputs: Texts, chats or ids; `None` if none were given.
-        stop_strings: Texts that end an answer.
-        options: The options of the decode.
-    """
-
-    inputs: Any
-    stop_strings: tuple[str, ...]
-    options: DecodeOptions
-
-
 def by_our_names(
     inputs: Any, stop_strings: str | Sequence[str], config: DecodeConfig, options: GenerateOptions
-) -> Named:
+) -> tuple[Any, tuple[str, ...], DecodeOptions]:
     """Returns the arguments of `generate` by our names.
 
     Raises:
@@ -94,7 +75,7 @@ def by_our_names(
     strings = (found,) if isinstance(found, str) else found
     if not isinstance(strings, Sequence) or not all(isinstance(one, str) for one in strings):
         raise ValueError(f"stop_strings must be a text or texts, got {strings!r}.")
-    return Named(inputs, tuple(strings), cast(DecodeOptions, given))
+    return inputs, tuple(strings), cast(DecodeOptions, given)
 
 
 def _one_of(first: Any, name: str, second: Any, other: str) -> Any:

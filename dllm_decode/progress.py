@@ -13,10 +13,9 @@ class AnswerProgress:
 
     Args:
         num_answers: Number of answers in the end.
-        console: Console of the bar; `None` is standard error.
     """
 
-    def __init__(self, num_answers: int, *, console: Console | None = None) -> None:
+    def __init__(self, num_answers: int) -> None:
         self._finished: set[int] = set()
         self._bar = Progress(
             TextColumn("answers"),
@@ -24,7 +23,7 @@ class AnswerProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[forwards]} forwards"),
             TimeRemainingColumn(),
-            console=Console(stderr=True) if console is None else console,
+            console=Console(stderr=True),
         )
         self._task = self._bar.add_task("answers", total=num_answers, forwards=0)
 

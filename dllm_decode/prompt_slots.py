@@ -74,7 +74,7 @@ def _with_slots(row: Row) -> Row:
 
 
 def _can_copy(decoder: Decoder, row: Row) -> bool:
-    """Returns whether the first forward of a row leaves out a prompt whose slots are filled."""
+    """Returns whether the cache policy leaves out the prompt once its slots are copied."""
     if not row.first:
         return False
     opening = Opening.of_block(row.first, row.first + decoder.block_length)

@@ -51,7 +51,7 @@ def token_lists(
         return _rows_of(*_as_batch(prompts, attention_mask))
     _require_rows(prompts)
     rows = [prompt.tolist() if isinstance(prompt, np.ndarray) else prompt for prompt in prompts]
-    return rows if attention_mask is None else masked_rows(rows, attention_mask)
+    return rows if attention_mask is None else _without_padding(rows, attention_mask)
 
 
 def _as_batch(prompts: Any, attention_mask: Any) -> tuple[Any, Any]:
@@ -83,7 +83,9 @@ def _hint(found: object) -> str:
     return " A single prompt is a batch of one: [prompt]." if isinstance(found, int) else ""
 
 
-def masked_rows(prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Array) -> list[Prompt]:
+def _without_padding(
+    prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Array
+) -> list[Prompt]:
     """Returns the tokens of each row where its mask is not 0."""
     if len(prompts) != len(attention_mask):
         raise ValueError(
@@ -115,7 +117,7 @@ def _rows_of(
     rows: list[Prompt] = ids.tolist()
     if attention_mask is not None:
         masks = attention_mask.tolist() if isinstance(attention_mask, Array) else attention_mask
-        return masked_rows(rows, masks)
+        return _without_padding(rows, masks)
     if len(rows) > 1:
         raise ValueError(
             "attention_mask must be given with a tensor of several prompts, so that padding is "
@@ -182,7 +184,7 @@ def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
     return tokens
 
 
-def check_number(num_templates: int, num_prompts: int) -> None:
+def check_one_template_each(num_templates: int, num_prompts: int) -> None:
     """Raises ValueError unless there are no templates, or one for each prompt."""
     if num_templates not in (0, num_prompts):
         raise ValueError(

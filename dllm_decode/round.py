@@ -8,9 +8,9 @@
 Each function takes the state and returns the next one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -25,6 +25,7 @@ from dllm_decode.decoder import Decoder, Look
 from dllm_decode.guards import require_look, require_numbers, require_opening
 from dllm_decode.settle import settle
 from dllm_decode.views import with_noise
+from samplers.facts import Fact
 
 
 def one_round(
@@ -64,15 +65,13 @@ def open_blocks(decoder: Decoder, state: State) -> State:
         RuntimeError: If the schedule opens nothing.
     """
     rows = tuple(_opened(decoder, row) for row in state.rows)
-    if all(new is old for new, old in zip(rows, state.rows, strict=True)):
-        return state
-    return state._replace(rows=rows, window=None)
+    return state if rows == state.rows else state._replace(rows=rows, window=None)
 
 
 def _opened(decoder: Decoder, row: Row) -> Row:
-    """Returns a row with its new opening; the same object if the opening has not changed."""
+    """Returns a row with its new opening."""
     opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
-    require_opening(opening, row, decoder.align, owner=decoder.schedule)
+    require_opening(decoder, opening, row)
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
@@ -81,8 +80,6 @@ def _opened(decoder: Decoder, row: Row) -> Row:
             f"are left after {row.steps}; its `max_steps` or its rule is wrong."
         )
         return row._replace(error=error)
-    if opening == row.opening:
-        return row
     was, row = row.opening, row._replace(opening=opening)
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
@@ -104,51 +101,34 @@ def _num_masks(row: Row, mask_id: int) -> int:
     return stop - start - sum(token != mask_id for token in given)
 
 
-class _HostNumbers(NamedTuple):
-    """All that the host reads after a round, one entry a row.
-
-    Attributes:
-        unsettled: First unsettled column; the canvas' width if there is none.
-        has_ended: True if an EOS is settled before that column.
-        asked: Numbers that plug-ins asked for.
-        errors: The rule that was broken, as a sentence; empty: none.
-    """
-
-    unsettled: list[int]
-    has_ended: list[bool]
-    asked: list[Numbers]
-    errors: list[str]
-
-
 def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
     """Reads on the host how far the rows have come; returns the state and the rows that ended.
 
     A row ends with an error if a plug-in broke its contract there.
     """
-    state, numbers = decoder.verifier.after(decoder, state)
-    found = _host_numbers(decoder, state, seen, numbers)
-    stepping = seen.stepping(len(state.rows))
-    rows, done = list(state.rows), []
-    for n, row in enumerate(rows):
-        rows[n] = row._replace(
-            unsettled=found.unsettled[n],
+    state, verified = decoder.verifier.after(decoder, state)
+    stepping, rows, done = seen.stepping(len(state.rows)), [], []
+    read = _read_on_host(decoder, state, seen, verified)
+    for n, (unsettled, has_ended, numbers, error) in enumerate(read):
+        row = state.rows[n]
+        row = row._replace(
+            unsettled=unsettled,
             steps=row.steps + (n in stepping),
-            numbers=found.asked[n],
+            numbers=numbers,
+            error=row.error or error,
         )
-        if row.error or found.errors[n]:
-            rows[n] = rows[n]._replace(error=row.error or found.errors[n])
-            done.append(n)
+        rows.append(row)
         # A block-causal model decodes its whole last block, also the columns after the answer.
-        is_full = found.unsettled[n] >= max(row.answer_end, row.opening.phase[1])
-        if is_full or (row.config.stop_at_eos and found.has_ended[n]):
+        is_full = unsettled >= max(row.answer_end, row.opening.phase[1])
+        if row.error or is_full or (row.config.stop_at_eos and has_ended):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
     return state, sorted({*done, *_stopped(decoder, state, stepping)})
 
 
-def _host_numbers(
+def _read_on_host(
     decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
-) -> _HostNumbers:
+) -> Iterable[tuple[int, bool, Numbers, str]]:
     """Reads everything at once: in plain decoding the one time that the host waits in a round."""
     canvas, history, B = state.canvas, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
@@ -173,7 +153,7 @@ def _host_numbers(
         for row, is_broken in zip(rows, listed, strict=True):
             if is_broken and not errors[row]:
                 errors[row] = _error(decoder, state, seen, breach, row)
-    return _HostNumbers(unsettled, ended, by_row, errors)
+    return zip(unsettled, ended, by_row, errors, strict=True)
 
 
 def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
@@ -196,9 +176,10 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
     culprit, duty = breach.culprit, breach.duty
     stepping = seen.stepping(len(state.rows))
     # Only now may the host ask: no sampler can commit where nothing is eligible.
-    is_asked = culprit is decoder.sampler and row in stepping
-    if is_asked and not seen.view.eligible[stepping.index(row)].any():
-        culprit = decoder.verifier if decoder.opens_whole_blocks else decoder.schedule
+    has_decided = culprit is decoder.sampler and row in stepping
+    if has_decided and not seen.view.eligible[stepping.index(row)].any():
+        opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.schedule.gives
+        culprit = decoder.verifier if opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"
     return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 

@@ -42,7 +42,6 @@ def prompt_ids(
     attention_mask: Any = None,
     *,
     chat: UseTemplate = "auto",
-    warn: bool = True,
 ) -> list[Prompt]:
     """Returns token ids of texts, chats or ids, one sequence per input; see `generate`.
 
@@ -51,8 +50,6 @@ def prompt_ids(
         inputs: As in `generate`, as are the next two.
         attention_mask: For token ids.
         chat: How texts are read.
-        warn: Warn if the tokenizer does not know a word of a text or chat, and name it; also if
-            texts are not put through the chat template that the tokenizer has.
 
     Raises:
         ValueError: If there is no input, the inputs are of different kinds, a text cannot be
@@ -75,7 +72,7 @@ def prompt_ids(
     if not (is_text or is_chat or is_chats):
         return token_lists(listed, attention_mask)
     if is_text:
-        texts, adds_special = _texts_of(tokenizer, listed, chat, warn=warn)
+        texts, adds_special = _texts_of(tokenizer, listed, chat)
     else:
         texts = [_text_of_chat(tokenizer, one) for one in ([listed] if is_chat else listed)]
         adds_special = [False] * len(texts)
@@ -83,8 +80,7 @@ def prompt_ids(
         text_ids(tokenizer, text, add_special_tokens=adds)
         for text, adds in zip(texts, adds_special, strict=True)
     ]
-    if warn:
-        warn_of_unknown_words(tokenizer, texts, prompts, stacklevel=4)
+    warn_of_unknown_words(tokenizer, texts, prompts, stacklevel=4)
     return prompts
 
 
@@ -130,7 +126,7 @@ def _require(kind: type, value: Any, what: str) -> Any:
 
 
 def _texts_of(
-    tokenizer: Tokenizer, given: Sequence[Any], chat: UseTemplate, *, warn: bool
+    tokenizer: Tokenizer, given: Sequence[Any], chat: UseTemplate
 ) -> tuple[list[str], list[bool]]:
     """Returns texts, through the chat template or as they are, and which need special tokens."""
     if chat not in ("auto", True, False):
@@ -139,7 +135,7 @@ def _texts_of(
     special = tuple(getattr(tokenizer, "all_special_tokens", ()))
     is_done = [chat is not True and text.startswith(special) for text in texts]
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    if warn and chat is False and has_template and not all(is_done):
+    if chat is False and has_template and not all(is_done):
         warnings.warn(
             "The tokenizer has a chat template, and the texts are not put through it, as "
             "chat=False says; a model that was trained on chats may answer nothing.",

@@ -14,7 +14,6 @@ from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.forward import forward, per_row
 from dllm_decode.sizes import round_up
-from samplers.facts import Fact
 from samplers.logits import noise
 from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
@@ -61,7 +60,7 @@ def with_noise(decoder: Decoder, state: State) -> State:
         return state
     state, window = with_window(decoder, state)
     canvas = state.canvas
-    starts = by_row(window.starts_on_device - canvas.prompt_lengths)
+    starts = by_row(window.first_columns - canvas.prompt_lengths)
     positions = torch.arange(window.width, device=state.device) + starts
     # A sampler counts its steps from 1, so that it does not draw these tokens again.
     step = torch.zeros_like(state.noise_keys)
@@ -125,31 +124,30 @@ def view_of(
     sampler = decoder.sampler
     own = state.rows if rows is None else [state.rows[row] for row in rows]
     # Where tokens are final, unsettled columns are all masked, and one operation is saved.
-    every = canvas.unsettled if decoder.tokens_are_final else canvas.masked
-    masked, eligible = window.part(every), window.part(canvas.unsettled)
+    not_written = canvas.unsettled if decoder.tokens_are_final else canvas.masked
+    masked, eligible = window.part(not_written), window.part(canvas.unsettled)
     if window.open is not None:
         eligible = eligible & window.open
         masked = masked & eligible if sampler.scope == "block" else masked
     prompts = canvas.prompt_lengths
     starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in own]
+    size = _shared(sizes, lambda: canvas.ends - prompts)
     offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
     return View(
         tokens=window.part(canvas.tokens),
         computed=computed,
         masked=masked,
         eligible=eligible,
-        start=_shared(starts, lambda: window.starts_on_device - prompts),
+        start=_shared(starts, lambda: window.first_columns - prompts),
         gen_length=_shared([row.config.gen_length for row in own], lambda: canvas.gen_lengths),
-        committed=(_shared(sizes, lambda: canvas.ends - prompts) - every.sum(-1)).minimum(
-            canvas.gen_lengths
-        ),
+        committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(own, masked.device),
         noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
-        reads_committed=Fact.LOGITS_OF_COMMITTED in sampler.needs,
+        reads_committed=decoder.reads_committed,
         leave_one_out=leave_one_out,
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
@@ -159,11 +157,10 @@ def view_of(
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
     """Returns offsets of the window's columns whose logits are read; `None`: all.
 
-    At least the unsettled open columns are among them.
+    Each row has its unsettled open columns first, then others, so that all rows have equally many.
     """
     sampler = decoder.sampler
-    reads_all = sampler.leave_one_out or Fact.LOGITS_OF_COMMITTED in sampler.needs
-    if reads_all or sampler.scope != "block":
+    if sampler.leave_one_out or decoder.reads_committed or sampler.scope != "block":
         return None
     unsettled = window.part(state.canvas.unsettled)
     if unsettled.device.type != "cpu":
@@ -192,8 +189,10 @@ def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
     """Returns the temperature of draws; tempered logits are already divided by the temperature."""
-    configs = [row.config for row in rows]
-    values = [float(c.temperature > 0.0 if c.is_tempered else c.temperature) for c in configs]
+    values = []
+    for config in (row.config for row in rows):
+        is_divided = config.is_tempered and config.temperature > 0.0
+        values.append(1.0 if is_divided else float(config.temperature))
     return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 

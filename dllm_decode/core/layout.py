@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
     Attributes:
         members: Which of the branches.
-        on_device: The members as a tensor; `None`: all of them, in order.
+        index: The members as a tensor; `None`: all of them, in order.
         columns: The columns to compute; a slice if they are the same for all members.
         positions: Rotary positions of these columns.
         predictors: For each column of the window, which of the computed columns predicts it.
@@ -36,20 +36,13 @@ class Group(NamedTuple):
     """
 
     members: tuple[int, ...]
-    on_device: Int[Tensor, " N"] | None
+    index: Int[Tensor, " N"] | None
     columns: slice | Int[Tensor, "N Q"]
     positions: Int[Tensor, "N Q"]
     predictors: Int[Tensor, "N W"]
     known: Bool[Tensor, "N W"] | None
     attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
     num_keys: int
-
-    @property
-    def known_columns(self) -> Bool[Tensor, "N W"]:
-        """Columns of the window that a computed column predicts."""
-        if self.known is not None:
-            return self.known
-        return torch.ones_like(self.predictors, dtype=torch.bool)
 
 
 LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns, int], ...], tuple[int, ...], int]
@@ -78,17 +71,17 @@ class Layout(NamedTuple):
         return own, starts, width
 
     @staticmethod
-    def of(sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
+    def of(key: LayoutKey, sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
         """Lays out a forward.
 
         Args:
+            key: The layout's key.
             sight: How the model sees and predicts.
             plans: The columns of each branch.
             window: The columns to predict, for each branch.
         """
         every = tuple(range(len(plans)))
         widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
-        key = Layout.key_of(plans, window.starts, window.width)
         if len(widths) <= 1:
             return Layout(key, window, (_group(sight, plans, window, every, None),), None)
         groups, parts = [], []
@@ -106,7 +99,11 @@ class Layout(NamedTuple):
         """Returns where a computed column predicts the window; `None`: everywhere."""
         if all(group.known is None for group in self.groups):
             return None
-        return self.merged([group.known_columns for group in self.groups])
+        parts = []
+        for group in self.groups:
+            every = torch.ones_like(group.predictors, dtype=torch.bool)
+            parts.append(every if group.known is None else group.known)
+        return self.merged(parts)
 
 
 def _group(
@@ -114,7 +111,7 @@ def _group(
     plans: Sequence[Plan],
     window: Window,
     members: tuple[int, ...],
-    on_device: Int[Tensor, " N"] | None,
+    index: Int[Tensor, " N"] | None,
 ) -> Group:
     own = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
@@ -128,7 +125,7 @@ def _group(
     predictors, known = _predictors(sight, own, starts, window.width, columns)
     return Group(
         members=members,
-        on_device=on_device,
+        index=index,
         columns=columns,
         positions=positions,
         predictors=predictors,
@@ -212,27 +209,22 @@ def _attend(
     """Returns the mask of a group; `None`: every column sees every key."""
     length, ends = sight.causal_block_length, [plan.end for plan in plans]
     first, last = min(plan.first for plan in plans), num_keys - 1
-    masks = []
+    keys, masks = torch.arange(num_keys, device=sight.device), []
     if length and first // length != last // length:
         masks.append(attention_mask(positions, num_keys, length))
     # The rule of blocks implies the end of a row, unless the end is inside a block.
     if min(ends) != num_keys and (not length or any(end % length for end in ends)):
-        masks.append((_keys(sight, num_keys) < _each(sight, ends))[:, None])
+        masks.append((keys < _each(sight, ends))[:, None])
     if any(plan.hidden for plan in plans):
         # A policy hides one range at most.
         parts = [plan.hidden[0] if plan.hidden else range(0) for plan in plans]
         starts, stops = zip(*((part.start, part.stop) for part in parts), strict=True)
-        keys = _keys(sight, num_keys)
         masks.append(((keys < _each(sight, starts)) | (keys >= _each(sight, stops)))[:, None])
     untils = [plan.causal_until for plan in plans]
     if any(untils):
         is_later = (positions >= _each(sight, untils))[..., None]
-        masks.append(is_later | (_keys(sight, num_keys) <= positions[..., None]))
+        masks.append(is_later | (keys <= positions[..., None]))
     return reduce(and_, masks) if masks else None
-
-
-def _keys(sight: Sight, num_keys: int) -> Int[Tensor, " K"]:
-    return torch.arange(num_keys, device=sight.device)
 
 
 def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:

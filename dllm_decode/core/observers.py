@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.output import before_end
 from dllm_decode.core.rows import Row
 from samplers.view import View
 
@@ -219,12 +220,10 @@ def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list
         is_final: True if a settled token never changes; otherwise the open block is left out until
             it is finished.
     """
-    ends = set(canvas.eos_ids)
     found = []
     for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
         is_open = row.unsettled < row.opening.stop
         stop = row.unsettled if is_final or not is_open else row.opening.start
         answer = tokens[row.prompt_length : min(stop, row.answer_end)]
-        first = next((at for at, token in enumerate(answer) if token in ends), len(answer))
-        found.append(answer[:first])
+        found.append(before_end(answer, canvas.eos_ids))
     return found

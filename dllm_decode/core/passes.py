@@ -1,4 +1,4 @@
-"""One forward, described: the window to predict, and which states, columns and keys."""
+"""One forward, described: the window to predict, and which branches, columns and keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class Window:
         return Window(tuple(starts), width, index, offsets.clamp(0, width - 1), inside)
 
     @property
-    def starts_on_device(self) -> int | Int[Tensor, " B"]:
+    def first_columns(self) -> int | Int[Tensor, " B"]:
         """First column of each row; one number if a slice serves."""
         return self.starts[0] if self.index is None else self.index[:, 0]
 

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of columns that the row has in a forward; the last one is repeated to fill up."""
+        """Columns of the row in a forward; the last one is repeated to fill up."""
         number = count(self.columns)
         return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
 

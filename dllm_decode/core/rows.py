@@ -66,7 +66,7 @@ class RequestQueue:
         while len(taken) < most:
             request = self._waiting.popleft() if self._waiting else next(self._later, None)
             if request is None:
-                # No request is left that a mark could be meant for.
+                # No request is left, so that no cancellation can be meant for one.
                 self._cancelled.clear()
                 break
             if request.index not in self.take_cancelled([request.index]):

@@ -125,6 +125,7 @@ class State(NamedTuple):
             decode: As the attribute.
             reserve: As in `CacheState`.
         """
+        # An empty tensor of integers on the device.
         none = canvas.prompt_lengths
         cost = Cost(0, 0, none, none)
         return State((), canvas, none, cost, CacheState(capacity, reserve=reserve), decode=decode)

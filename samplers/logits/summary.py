@@ -48,10 +48,12 @@ class Summary:
             return statistics.top_k(self.logits, n)
         return TopK(self.top.logits[..., :n], self.top.tokens[..., :n])
 
-    @property
+    @cached_property
     def most_likely(self) -> Int[Tensor, "B N"]:
         """The token of the largest logit; of ties the lowest id."""
-        return self.top.tokens[..., 0] if self._knows("top") else self._most_likely
+        if self._knows("top"):
+            return self.top.tokens[..., 0]
+        return statistics.most_likely(self.logits)
 
     @property
     def odds_against(self) -> Float[Tensor, "B N"]:
@@ -69,10 +71,6 @@ class Summary:
     def entropy(self) -> Float[Tensor, "B N"]:
         """Entropy in nats."""
         return self._spread.entropy
-
-    @cached_property
-    def _most_likely(self) -> Int[Tensor, "B N"]:
-        return statistics.most_likely(self.logits)
 
     @cached_property
     def _odds_against(self) -> Float[Tensor, "B N"]:

@@ -35,9 +35,9 @@ class WindowLogits:
         """See `View.logits`."""
         if self.reads_committed:
             return self.raised
-        spread = self.spread(self.raised)
-        only = torch.full_like(spread, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
-        return self.certain(spread, only)
+        logits = self.scattered(self.raised)
+        only = torch.full_like(logits, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
+        return self.certain(logits, only)
 
     @property
     def raised(self) -> Float[Tensor, "B N V"]:
@@ -54,32 +54,32 @@ class WindowLogits:
     def most_likely(self) -> Int[Tensor, "B W"]:
         """The token of the highest logit, the lowest id of ties."""
         plain, bias = self.computed, self.bias
-        found = self.spread(plain.most_likely) if bias is None else bias.most_likely()
+        found = self.scattered(plain.most_likely) if bias is None else bias.most_likely()
         return self.certain(found, self.tokens)
 
     @cached_property
     def largest(self) -> Float[Tensor, "B W"]:
         """The largest logit."""
         plain, bias = self.computed, self.bias
-        found = self.spread(plain.largest) if bias is None else bias.largest()
+        found = self.scattered(plain.largest) if bias is None else bias.largest()
         return self.certain(found, 0.0)
 
     @cached_property
     def odds_against(self) -> Float[Tensor, "B W"]:
         """(1 - p) / p of the most likely token."""
         plain, bias = self.computed, self.bias
-        found = self.spread(plain.odds_against) if bias is None else bias.odds_against()
+        found = self.scattered(plain.odds_against) if bias is None else bias.odds_against()
         return self.certain(found, 0.0)
 
     @property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
-        plain = self.spread(self.computed.entropy)
+        plain = self.scattered(self.computed.entropy)
         return self.certain(plain if self.bias is None else self.bias.entropy(plain), 0.0)
 
     def top_k(self, n: int) -> TopK:
         """Returns the n largest logits, descending, and their tokens."""
-        plain = TopK(*(self.spread(part) for part in self.computed.top_k(n)))
+        plain = TopK(*(self.scattered(part) for part in self.computed.top_k(n)))
         logits, tokens = plain if self.bias is None else self.bias.top_k(plain)
         only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
         return TopK(
@@ -104,7 +104,7 @@ class WindowLogits:
             plain, bias=LogitBias(tokens, values, logits, plain.largest, plain.odds_against)
         )
 
-    def spread(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
+    def scattered(self, part: Shaped[Tensor, "B N *rest"]) -> Shaped[Tensor, "B W *rest"]:
         """Scatters values of the computed columns to the window; the other columns get 0."""
         columns = self.computed.columns
         if columns is None:
@@ -126,7 +126,7 @@ class WindowLogits:
         columns, looked_up = self.computed.columns, tokens
         if columns is not None:
             looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
-        found = self.spread(widen(self.computed.logits.gather(-1, looked_up)))
+        found = self.scattered(widen(self.computed.logits.gather(-1, looked_up)))
         if self.reads_committed:
             return found
         only = torch.zeros_like(found).masked_fill(tokens != self.tokens[..., None], -torch.inf)

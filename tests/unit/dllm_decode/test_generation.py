@@ -499,8 +499,3 @@ def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:
     frame = out.to_pandas()
     assert frame["text"].tolist() == out.texts
     assert {"finish_reason", "forwards", "token_ids"} < set(frame.columns)
-
-
-def test_prompt_ids_need_not_warn(recwarn: pytest.WarningsRecorder) -> None:
-    prompt_ids(TOKENIZER, f"zorblax {OTHER}", chat=False, warn=False)
-    assert not recwarn

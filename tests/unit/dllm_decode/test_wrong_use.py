@@ -112,7 +112,7 @@ def test_a_number_of_rows_that_is_not_whole_is_refused() -> None:
 def test_do_sample_keeps_the_temperature_of_the_config() -> None:
     """Once the temperature was 1, whatever the config said."""
     config = DecodeConfig(temperature=0.7)
-    assert by_our_names([[3]], (), config, {"do_sample": True}).options["temperature"] == 0.7
+    assert by_our_names([[3]], (), config, {"do_sample": True})[2]["temperature"] == 0.7
     with pytest.raises(ValueError, match="temperature must be a finite number, got '1'"):
         by_our_names([[3]], (), config, {"temperature": "1"})  # type: ignore[typeddict-item]
     with pytest.raises(ValueError, match="stop_strings must be a text or texts, got 5"):
