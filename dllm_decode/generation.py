@@ -111,15 +111,15 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    inputs, strings, options = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, named = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     texts = [templates] if isinstance(templates, str) else templates
     blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**options)
+    config = config.updated(**named)
     if blanks:
         check_config(model, config, blanks)
-        config = _as_long_as(blanks, config, options)
+        config = _as_long_as(blanks, config, named)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
         verifier=verifier, blocks=blocks, config=config, records_commits=return_logprobs,

@@ -89,7 +89,7 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
 
 def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
     """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
-    if group.index is not None:
+    if group.indices is not None:
         raise RuntimeError(
             "attend of Pass must be None where rows compute different numbers of columns."
         )

@@ -20,10 +20,10 @@ def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> For
     tokens, belief = branches.tokens, spec.belief
     if spec.attend is not None:
         require_attend(spec.attend, group)
-    if group.index is not None:
-        tokens = tokens[group.index]
-        asked = None if asked is None else asked[group.index]
-        belief = None if belief is None else belief[group.index]
+    if group.indices is not None:
+        tokens = tokens[group.indices]
+        asked = None if asked is None else asked[group.indices]
+        belief = None if belief is None else belief[group.indices]
     tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
     cache, rows = state.cache.kv_cache, None
     if cache is not None and not branches.in_columns:

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
     Attributes:
         members: Which of the branches.
-        index: The members as a tensor; `None`: all of them, in order.
+        indices: The members as a tensor; `None`: all of them, in order.
         columns: The columns to compute; a slice if they are the same for all members.
         positions: Rotary positions of these columns.
         predictors: For each column of the window, which of the computed columns predicts it.
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     """
 
     members: tuple[int, ...]
-    index: Int[Tensor, " N"] | None
+    indices: Int[Tensor, " N"] | None
     columns: slice | Int[Tensor, "N Q"]
     positions: Int[Tensor, "N Q"]
     predictors: Int[Tensor, "N W"]
@@ -111,7 +111,7 @@ def _group(
     plans: Sequence[Plan],
     window: Window,
     members: tuple[int, ...],
-    index: Int[Tensor, " N"] | None,
+    indices: Int[Tensor, " N"] | None,
 ) -> Group:
     own = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
@@ -125,7 +125,7 @@ def _group(
     predictors, known = _predictors(sight, own, starts, window.width, columns)
     return Group(
         members=members,
-        index=index,
+        indices=indices,
         columns=columns,
         positions=positions,
         predictors=predictors,

@@ -99,7 +99,8 @@ def understand(words: list[str]) -> None:
         return
     options = make_command_parser().parse_args(words)
     if words[0] in ("generate", "chat"):
-        parse_sampler(options.sampler)
+        if options.sampler is not None:
+            parse_sampler(options.sampler)
         parse_cache(options.cache)
         parse_blocks(options.blocks)
         check_verifier(options.verifier)
