@@ -1,5 +1,7 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
+from typing import get_args
+
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.decoder import Verifier
@@ -9,6 +11,7 @@ from dllm_decode.uniform_state import check_config
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact, Giver, PlugIn
+from samplers.view import Scope
 
 _WORDS: dict[Giver, str] = {"cache": "cache policy", "blocks": "block schedule"}
 _PARSERS = {"sampler": "samplers.parse", "blocks": "dllm_decode.blocks.parse"}
@@ -34,6 +37,22 @@ def require_plugins(
             raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
         if not isinstance(given, kind):
             raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
+
+
+def require_declared(sampler: Sampler, *others: PlugIn) -> None:
+    """Raises ValueError unless plug-ins declare facts, and the sampler a scope that exists."""
+    for plugin in (sampler, *others):
+        for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
+            if not isinstance(facts, frozenset) or not all(isinstance(one, Fact) for one in facts):
+                raise ValueError(
+                    f"{name} of {plugin!r} must be a property with a frozenset of Fact, got "
+                    f"{shown(facts)}."
+                )
+    if sampler.scope not in get_args(Scope):
+        raise ValueError(
+            f"scope of {sampler!r} must be one of {', '.join(get_args(Scope))}, got "
+            f"{shown(sampler.scope)}."
+        )
 
 
 def _hint(name: str, given: object) -> str:

@@ -23,6 +23,7 @@ from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
 from dllm_decode.uniform_state import canvas_length_of, check_request
 from samplers.base import Decision, Sampler
+from samplers.checks import require_plugin
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
 
@@ -156,6 +157,7 @@ class Decoder:
                     f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
                     "all rows of a decode."
                 )
+        require_plugin("stop", stop, StopRule, "StopStrings(tokenizer, strings)")
         config = self.config.updated(**options)
         if config.gen_length > self.config.gen_length:
             raise ValueError(

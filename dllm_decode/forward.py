@@ -38,7 +38,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
     plans = _plans(decoder, state, spec)
     call = _Call(spec, branches, plans, _layout(decoder, state, spec, branches, plans))
     if spec.branches is not None:
-        state = with_room(state, branches, call.layout)
+        state = with_room(decoder, state, branches, call.layout)
     state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
         unread = _without_given(state.canvas, branches)

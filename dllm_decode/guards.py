@@ -4,7 +4,7 @@
 noted where they are found (`State.with_breach`) and end their rows at the end of the round.
 """
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.columns import Columns, are_columns
@@ -13,8 +13,10 @@ from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look, Verifier
+from samplers.base import require_decision
 from samplers.checks import shown
 from samplers.facts import Fact
+from samplers.state import check_state
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
@@ -25,16 +27,37 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
             f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
             f"got {shown(opening)} ({type(opening).__name__})."
         )
-    is_inside = row.first <= opening.start < opening.stop <= row.end
-    if not is_inside or opening.stop <= row.unsettled:
+    start, stop, block, phase = opening[:4]
+    bounds = (start, stop, *block, *phase)
+    if not all(isinstance(bound, int) for bound in bounds):
+        raise RuntimeError(f"opening of {owner!r} must give whole columns, got {opening}.")
+    if not row.first <= start < stop <= row.end or stop <= row.unsettled:
         raise RuntimeError(
             f"opening of {owner!r} must open at least one unsettled position, so columns of "
             f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
+        )
+    for name, (first, last) in (("block", block), ("phase", phase)):
+        if not first <= start < stop <= last:
+            raise RuntimeError(
+                f"opening of {owner!r} must open columns of its {name} alone, got {opening}."
+            )
+    if phase[1] - phase[0] > decoder.window_length:
+        raise RuntimeError(
+            f"phase of the opening of {owner!r} must have at most {decoder.window_length} columns, "
+            f"as window_length says, got {opening}."
         )
     if Fact.WHOLE_BLOCKS in owner.gives and opening.stop % align:
         raise RuntimeError(
             f"opening of {owner!r} must end where a block of the model ends, at a multiple of "
             f"{align} columns, got {opening}. Override needs with Fact.SEES_BOTH_WAYS."
+        )
+
+
+def require_max_steps(limit: object, *, owner: object) -> None:
+    """Raises RuntimeError unless `max_steps` returned a number of steps."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise RuntimeError(
+            f"max_steps of {owner!r} must return a number of steps, got {shown(limit)}."
         )
 
 
@@ -52,11 +75,35 @@ def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
 
 def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
     """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Look):
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Look):
+        raise RuntimeError(
+            f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
+            f"{type(found).__name__}."
+        )
+    state, look = found
+    most = len(state.rows)
+    if look.rows is not None and (not look.rows or not set(look.rows) <= set(range(most))):
+        raise RuntimeError(
+            f"rows of the Look of {owner!r} must be some of the {most} rows, or None for all of "
+            f"them, got {look.rows}."
+        )
+    if len(look.view.tokens) != len(look.stepping(most)):
+        raise RuntimeError(
+            f"view of the Look of {owner!r} must have its {len(look.stepping(most))} rows, got "
+            f"{len(look.view.tokens)}."
+        )
+    if look.decision is not None:
+        require_decision(f"look of {owner!r}", look.decision, look.view)
+    check_state(state.verifier, most, owner=owner)
+    return state, look
+
+
+def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor, "B N"] | None]:
+    """Returns what `after` of a verifier returned; raises RuntimeError if it is no pair."""
+    if isinstance(found, tuple) and len(found) == 2:
         return found
     raise RuntimeError(
-        f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
-        f"{type(found).__name__}."
+        f"after of {owner!r} must return the pair (state, numbers), got a {type(found).__name__}."
     )
 
 
@@ -101,8 +148,8 @@ def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
         )
 
 
-def require_branches(state: State, branches: Branches) -> None:
-    """Raises RuntimeError unless branches are whole canvases, and the cache has rows for them."""
+def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
+    """Raises RuntimeError unless branches are whole canvases, as many as the verifier says."""
     if branches.causal_from is not None and not branches.in_columns:
         raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
     if branches.in_columns and not set(branches.rows) <= branches.writers:
@@ -116,9 +163,8 @@ def require_branches(state: State, branches: Branches) -> None:
             f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
             f"shape {tuple(branches.tokens.shape)}."
         )
-    cache, highest = state.cache, max(branches.numbers)
-    most = max(1, cache.num_rows // max(1, cache.capacity))
-    if cache.kv_cache is not None and not branches.in_columns and highest >= most:
+    highest, most = max(branches.numbers), decoder.verifier.num_branches
+    if not branches.in_columns and highest >= most:
         raise RuntimeError(
             f"numbers of Branches must be below num_branches of the verifier, {most}, got "
             f"{highest}. Override num_branches, or use in_columns=True."

@@ -28,7 +28,7 @@ from dllm_decode.round import one_round
 from dllm_decode.uniform_state import check_commits
 from dllm_decode.verify import NoVerifier
 from samplers.base import Sampler
-from samplers.checks import require_bool
+from samplers.checks import require_bool, shown
 
 _DECODES = count()
 
@@ -161,6 +161,7 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.require_plugins(model, sampler, cache, verifier, blocks)
+    compatibility.require_declared(sampler, cache, verifier, blocks)
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
     decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
@@ -210,6 +211,7 @@ def rounds(
             allocated for so many at once. Without, they are copied when a longer row joins.
     """
     require_integer("num_rows", num_rows, least=1)
+    require_observers(observers)
     with torch.inference_mode():
         state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
     later: list[Request] = []
@@ -234,6 +236,15 @@ def rounds(
                 state, more = _ended(state, done)
                 answers += more
         yield answers
+
+
+def require_observers(observers: object) -> None:
+    """Raises ValueError unless observers are a sequence of functions."""
+    if not isinstance(observers, Sequence) or not all(map(callable, observers)):
+        raise ValueError(
+            "observers must be a sequence of functions that take a StepEvent, such as [watch], got "
+            f"{shown(observers)}."
+        )
 
 
 def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
@@ -286,7 +297,7 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
     """
     for answer in answers:
         if answer.error:
-            raise RuntimeError(answer.error)
+            raise RuntimeError(f"{answer.error} (request {answer.request})")
         yield answer
 
 

@@ -159,7 +159,8 @@ def _refusal(name: str, known: list[str]) -> str:
 
     if hint := HINTS.get(name):
         return f"{name} is no option of a decode: {hint}"
-    similar = ", ".join(get_close_matches(name, known) or known)
+    plugins = ["sampler", "cache", "verifier", "blocks", "observers", "stop", "templates"]
+    similar = ", ".join(get_close_matches(name, [*known, *plugins]) or known)
     return f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_number
+from samplers.checks import shown
 
 HINTS = {
     "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
@@ -74,7 +75,10 @@ def by_our_names(
         given["temperature"] = temperature if temperature is not None else float(do_sample)
     strings = (found,) if isinstance(found, str) else found
     if not isinstance(strings, Sequence) or not all(isinstance(one, str) for one in strings):
-        raise ValueError(f"stop_strings must be a text or texts, got {strings!r}.")
+        raise ValueError(
+            f"stop_strings must be a text or texts, got {shown(strings)}. A StopRule is given to "
+            "decode or decode_many, as stop."
+        )
     return inputs, tuple(strings), cast(DecodeOptions, given)
 
 

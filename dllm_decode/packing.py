@@ -28,15 +28,16 @@ from torch import Tensor
 from dllm_decode.core.layout import Group, Layout
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.state import State
+from dllm_decode.decoder import Decoder
 from dllm_decode.guards import require_branches
 from dllm_decode.inputs import cache_rows
 from dllm_decode.models.base import ForwardInputs
 
 
-def with_room(state: State, branches: Branches, layout: Layout) -> State:
+def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout) -> State:
     """Returns the state whose cache has room for branches: slots, or copies of the row's slots."""
     cache = state.cache.kv_cache
-    require_branches(state, branches)
+    require_branches(decoder, state, branches)
     if cache is None:
         return state
     if branches.in_columns:

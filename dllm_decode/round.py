@@ -22,9 +22,16 @@ from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.guards import require_look, require_numbers, require_opening
+from dllm_decode.guards import (
+    require_after,
+    require_look,
+    require_max_steps,
+    require_numbers,
+    require_opening,
+)
 from dllm_decode.settle import settle
 from dllm_decode.views import with_noise
+from samplers.checks import shown
 from samplers.facts import Fact
 
 
@@ -75,15 +82,17 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
+        culprit = decoder.sampler if decoder.verifier.asks_sampler else decoder.verifier
         error = (
-            f"{decoder.sampler!r} promises to finish a block within {row.limit} steps, but masks "
-            f"are left after {row.steps}; its `max_steps` or its rule is wrong."
+            f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
+            f"after {row.steps}; its `max_steps` or its rule is wrong."
         )
         return row._replace(error=error)
     was, row = row.opening, row._replace(opening=opening)
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.sampler, masks)
+        require_max_steps(limit, owner=decoder.sampler)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
 
@@ -106,11 +115,17 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
 
     A row ends with an error if a plug-in broke its contract there.
     """
-    state, verified = decoder.verifier.after(decoder, state)
+    verifier = decoder.verifier
+    state, verified = require_after(verifier.after(decoder, state), owner=verifier)
     stepping, rows, done = seen.stepping(len(state.rows)), [], []
     read = _read_on_host(decoder, state, seen, verified)
     for n, (unsettled, has_ended, numbers, error) in enumerate(read):
         row = state.rows[n]
+        if n in stepping and not row.nfe and not row.target_nfe:
+            error = (
+                f"look of {verifier!r} must return the state that forward returned; no forward is "
+                "counted."
+            )
         row = row._replace(
             unsettled=unsettled,
             steps=row.steps + (n in stepping),
@@ -193,7 +208,14 @@ def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[in
     if not asking:
         return []
     texts = final_tokens(state.rows, state.canvas, is_final=decoder.tokens_are_final)
-    return [n for n in asking if state.rows[n].request.stop.stops(texts[n])]
+    stopped = []
+    for n in asking:
+        rule = state.rows[n].request.stop
+        stops: object = rule.stops(texts[n])
+        if not isinstance(stops, bool):
+            raise RuntimeError(f"stops of {rule!r} must return True or False, got {shown(stops)}.")
+        stopped += [n] * stops
+    return stopped
 
 
 def _event(

@@ -123,6 +123,10 @@ def _checked(
     where = "masked" if decoder.sampler.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)
+    if decision.tokens is not None:
+        is_token = (decision.tokens >= 0) & (decision.tokens < seen.view.vocab_size)
+        duty = f"commit tokens of the model only, below {seen.view.vocab_size}"
+        state = state.with_breach(moves.commit & ~is_token, culprit, duty, seen.rows)
     if decision.settle is not None:
         empty = decision.settle & seen.view.masked & ~moves.commit
         duty = "settle positions only that hold a token"

@@ -182,7 +182,8 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
             f"{type(returned).__name__}. Without a state, return (Decision(...), None)."
         )
     decision, after = returned
-    _require_decision(sampler, decision, view)
+    require_decision(f"step of {sampler!r}", decision, view)
+    _require_facts(sampler, decision)
     check_state(after, len(view.tokens), owner=sampler)
     if not same_structure(state, after):
         raise RuntimeError(
@@ -193,14 +194,19 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
     return decision, after
 
 
-def _require_decision(sampler: Sampler, decision: object, view: View) -> None:
-    """Raises RuntimeError unless a decision's tensors are of the view's shape and of their kind."""
+def require_decision(source: str, decision: object, view: View) -> None:
+    """Raises RuntimeError unless a decision's tensors are of the view's shape and of their kind.
+
+    Args:
+        source: Who decides, for the message.
+        decision: The decision.
+        view: The view that it is about.
+    """
     if not isinstance(decision, Decision):
         raise RuntimeError(
-            f"step of {sampler!r} must return the pair (Decision, state), got a "
-            f"{type(decision).__name__} in place of the Decision."
+            f"{source} must return a Decision, got a {type(decision).__name__} in place of the "
+            "Decision."
         )
-    _require_facts(sampler, decision)
     shape = tuple(view.tokens.shape)
     masks = (
         ("commit", decision.commit),
@@ -208,8 +214,8 @@ def _require_decision(sampler: Sampler, decision: object, view: View) -> None:
         ("remask", decision.remask),
     )
     for name, mask in masks:
-        _require_tensor(sampler, name, mask, "bool", shape, optional=name != "commit")
-    _require_tensor(sampler, "tokens", decision.tokens, "integer", shape)
+        _require_tensor(source, name, mask, "bool", shape, optional=name != "commit")
+    _require_tensor(source, "tokens", decision.tokens, "integer", shape)
 
 
 def _require_facts(sampler: Sampler, decision: Decision) -> None:
@@ -219,7 +225,7 @@ def _require_facts(sampler: Sampler, decision: Decision) -> None:
     if Fact.FINAL_TOKENS in sampler.gives:
         raise RuntimeError(
             f"{sampler!r} gives FINAL_TOKENS, so its step must return neither settle nor remask. "
-            "Override `gives` without Fact.FINAL_TOKENS."
+            "Derive it from RevisingSampler, or override `gives` without Fact.FINAL_TOKENS."
         )
     if not sampler.leave_one_out and Fact.LOGITS_OF_COMMITTED not in sampler.needs:
         raise RuntimeError(
@@ -229,7 +235,7 @@ def _require_facts(sampler: Sampler, decision: Decision) -> None:
 
 
 def _require_tensor(
-    sampler: Sampler,
+    source: str,
     name: str,
     found: object,
     wanted: Literal["bool", "integer"],
@@ -247,7 +253,7 @@ def _require_tensor(
     # A tensor is described by its shape, because showing its numbers would wait for the device.
     got = _described(found) if isinstance(found, Tensor) else shown(found)
     raise RuntimeError(
-        f"step of {sampler!r} must return {name} of kind {wanted} and shape {shape}, got {got}."
+        f"{source} must return {name} of kind {wanted} and shape {shape}, got {got}."
     )
 
 

@@ -131,7 +131,8 @@ def _built(text: str, constructors: Constructors) -> Any:
 def _call(node: ast.Call, constructors: Constructors) -> Any:
     name = ast.unparse(node.func)
     if name not in constructors:
-        raise ValueError(f"{shown(name)} is not known here; {_suggest(name, constructors)}")
+        own = " A class of your own is written module:Class()." if "." in name else ""
+        raise ValueError(f"{shown(name)} is not known here; {_suggest(name, constructors)}{own}")
     constructor = constructors[name]
     arguments = [_value(argument, constructors) for argument in node.args]
     options = {word.arg or "**": _value(word.value, constructors) for word in node.keywords}

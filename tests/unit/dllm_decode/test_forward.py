@@ -1,13 +1,13 @@
 """Forwards of drafts, of columns and masks of a verifier's own, and wrong ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import tiny
 
-from dllm_decode import CachePolicy, DualCache, NoCache, Verifier, decode
+from dllm_decode import CachePolicy, DualCache, NoCache, SelfVerify, Verifier, decode
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import RequestQueue
@@ -41,6 +41,7 @@ def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
 def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
     """The layout was kept although the drafts, as many as before, were of other rows."""
     decoder, state = begun()
+    decoder = replace(decoder, verifier=SelfVerify(2))
     window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
     found: dict[tuple[int, ...], list[Any]] = {}
     for keeps_layout in (True, False):
@@ -90,14 +91,6 @@ def test_a_wrong_look_is_named(kind: str, message: str) -> None:
             tiny("llada"), [[1, 2]], ConfidenceThreshold(), cache=DualCache(),
             verifier=Wrong(kind), gen_length=8, block_length=4,
         )  # fmt: skip
-
-
-def test_a_cache_of_no_policy_has_room_for_any_branch() -> None:
-    decoder, state = begun()
-    assert isinstance(decoder.cache, NoCache)
-    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
-    drafts = Branches(state.canvas.tokens[:1], (0,), (3,))
-    assert forward(decoder, state, Pass(window, branches=drafts))[1].shape[:2] == (1, 4)
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:
