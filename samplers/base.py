@@ -42,12 +42,14 @@ class Sampler(PlugIn, ABC, Generic[State]):
     """A rule for unmasking: which positions to commit, given one view of the canvas.
 
     Concrete samplers are frozen dataclasses of hyper-parameters whose repr is their configuration.
-    `step` is pure: it changes nothing it is given. The memory of a rule is its `State`: None, a
-    tensor, or a NamedTuple of tensors (nested as needed), batch axis first. The state starts anew
-    at every block, or, if the schedule opens several at once, with the answer; rows that have
-    finished leave it. Apart from the batch axis, the shapes of a
-    state depend on the columns of the view, on `View.block_width` and on V alone, because rows that
-    join a batch bring states of their own.
+    `step` is pure: it changes nothing that it is given. A tensor of the view may be the canvas
+    itself, or be shared by several views.
+
+    The memory of a rule is its `State`: None, a tensor, or a NamedTuple of tensors (nested as
+    needed), batch axis first. The state starts anew at every block, or, if the schedule opens
+    several at once, with the answer; rows that have finished leave it. Apart from the batch axis,
+    the shapes of a state depend on the columns of the view, on `View.block_width` and on V alone,
+    because rows that join a batch bring states of their own.
 
     A rule without a state is a `Sampler[None]`:
 

@@ -97,6 +97,11 @@ class BlockSchedule(PlugIn, ABC):
 
 
 def block_of(row: Row, block_length: int) -> tuple[int, int]:
-    """Returns the block of a row's first unsettled column: its bounds, if all are equally long."""
+    """Returns the block of a row's first unsettled column; it never ends after `row.end`.
+
+    Args:
+        row: The row.
+        block_length: Tokens of each block, counted from `row.first`.
+    """
     start = row.unsettled - (row.unsettled - row.first) % block_length
     return start, min(start + block_length, row.end)

@@ -24,7 +24,8 @@ class Window:
             column.
         offsets: For each column of the canvas its offset in the window; arbitrary if outside.
         inside: Columns of the canvas that are in the window.
-        open: Columns of the window that may be settled now, if they are unsettled; `None`: all.
+        open: Columns of the window that may be settled now, if they are unsettled; `None`: all,
+            whatever the schedule has opened.
     """
 
     starts: tuple[int, ...]
@@ -83,7 +84,8 @@ class Branches(NamedTuple):
 
     Attributes:
         tokens: The canvases.
-        rows: Row of each canvas: first those of branch 0, then those of branch 1, and so on.
+        rows: Row of each canvas: first those of branch 0, then those of branch 1, and so on. The
+            logits of a forward are in this order.
         numbers: Number of each canvas among those of its row; below `Verifier.num_branches`, unless
             `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
             uncommitted draft there lasts until its columns are computed again; the others leave no
