@@ -34,8 +34,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
-from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
-from dllm_decode.training.block_diffusion import BlockDiffusion
+from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of, hidden_of_copies
 from dllm_decode.training.from_model import write_fast_dllm_v2
 from dllm_decode.training.saving import read_family, save_like
 from samplers import ConfidenceThreshold, FixedSchedule

@@ -7,8 +7,7 @@ from tiny_models import load_tiny
 from dllm_decode.core.layout import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
-from dllm_decode.training.block_copies import blocks_of, hidden_of_copies
-from dllm_decode.training.block_diffusion import BlockDiffusion
+from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of, hidden_of_copies
 
 GEN_LENGTH = 21
 LENGTHS = (9, 14, 16, 3)
