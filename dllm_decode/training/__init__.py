@@ -1,12 +1,10 @@
 """Trains models: one loop for causal, masked and block-wise models, filters and distillation."""
 
-from dllm_decode.training.causal import Causal
 from dllm_decode.training.checkpoints import Progress
-from dllm_decode.training.examples import Batch, Kind, KindRows, Pair
+from dllm_decode.training.examples import Batch, Kind, KindRows, Objective, Pair, Part, Source
 from dllm_decode.training.loop import Report, Settings, train
-from dllm_decode.training.masked_diffusion import MaskedDiffusion, MaskSampler
+from dllm_decode.training.masked_diffusion import Causal, MaskedDiffusion, MaskSampler
 from dllm_decode.training.muon import Muon, make_optimisers
-from dllm_decode.training.objective import Objective, Part, Source
 from dllm_decode.training.progress_bar import ProgressBar
 
 __all__ = [

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.training.examples import Batch
-from dllm_decode.training.objective import Objective
+from dllm_decode.training.examples import Batch, Objective
 
 
 def hidden_of_copies(

@@ -1,6 +1,6 @@
 """Distillation that makes a masked-diffusion model sure of several tokens at a time.
 
-dParallel, here, and d3LLM, in `trajectories.py`, train on a model's own answers. Of each, one block
+dParallel and d3LLM, whose masks are those of a teacher's own states, train on a model's own answers. Of each, one block
 is masked in two ways that complement each other; what lies behind it is masked and not in the loss.
 A block-causal model learns every block of an answer at once, for none sees those behind it. Beside
 the cross-entropy, the entropy of those predictions that are right already is lowered, so that more
@@ -8,6 +8,7 @@ of them pass a decoder's threshold in the same forward.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,12 +20,12 @@ from torch.nn import functional as F
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.answer_blocks import (
     BlockMasks,
+    Blocks,
     blocks_of_answers,
     logits_of_both,
     split,
 )
-from dllm_decode.training.examples import Batch
-from dllm_decode.training.objective import Objective
+from dllm_decode.training.examples import Batch, Objective
 
 ENTROPY_FLOOR = 1e-12
 """Added to probabilities inside the logarithm, as in the authors' code."""
@@ -196,3 +197,149 @@ class CertaintyForcing(Objective[Batch]):
         blocks = blocks_of_answers(self.model, batch, self._block_length)
         learned = blocks.learned(None if self.model.causal_block_length else uniform)
         return split(learned, coins < 0.5)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """How much of a teacher's trajectory is left to do, as a run goes on.
+
+    The share of a block that is masked is uniform between a floor and `greatest_share`; the floor
+    rises from 0 to `greatest_share` over the run. The block grows through `block_lengths`, one for
+    each equal part of the run, linearly from the length before to its own within a part.
+
+    Source: As `TrajectoryLoss`: curriculum noise level and curriculum window size.
+
+    Attributes:
+        greatest_share: In (0, 1]; 0.8 in the authors' configuration.
+        block_lengths: In tokens, none smaller than the one before.
+    """
+
+    greatest_share: float = 0.8
+    block_lengths: tuple[int, ...] = (16, 16, 24, 24, 32, 32)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.greatest_share <= 1.0:
+            raise ValueError(f"greatest_share must be in (0, 1], got {self.greatest_share}.")
+        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
+        if not self.block_lengths or self.block_lengths[0] < 1 or not rising:
+            raise ValueError(
+                "block_lengths must be lengths of at least 1 that do not fall, got "
+                f"{self.block_lengths}."
+            )
+
+    def share(self, spent: float, uniform: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Returns the masked share of each block, `spent` of the run being over."""
+        floor = self.greatest_share * min(1.0, spent)
+        return floor + uniform * (self.greatest_share - floor)
+
+    def block_length(self, spent: float) -> int:
+        """Returns the length of blocks, `spent` of the run being over."""
+        num_parts = len(self.block_lengths)
+        part = min(int(spent * num_parts), num_parts - 1)
+        target = self.block_lengths[part]
+        before = self.block_lengths[max(0, part - 1)]
+        return round(before + (target - before) * min(1.0, spent * num_parts - part))
+
+
+class TrajectoryForcing(Objective[Batch]):
+    """d3LLM: a block is masked as it was when the teacher decoded the same answer.
+
+    The state of the teacher is the one in which it had committed all before the block and a share
+    1 - t of it, t drawn by the curriculum. Only the masks are the teacher's; what is not masked
+    shows the final answer. A block-causal model learns every block at once, each with a t of its
+    own.
+
+    Call `advance` as the run goes on; the curriculum follows.
+
+    Source: As `TrajectoryLoss`.
+
+    Differs: A row without a recorded order is an error; the authors' code masks it at random.
+
+    Args:
+        model: The model that is distilled.
+        ranks: For the tokens of a row, prompt and answer without padding, the rank of each answer
+            position in the teacher's order of commits, first EOS included.
+        curriculum: How masks change over the run.
+        loss: How the parts are weighted.
+    """
+
+    model: MaskedTransformer
+
+    def __init__(
+        self,
+        model: MaskedTransformer,
+        ranks: Mapping[tuple[int, ...], tuple[int, ...]],
+        *,
+        curriculum: Curriculum,
+        loss: TrajectoryLoss,
+    ) -> None:
+        self.model = model
+        self._ranks = ranks
+        self._curriculum = curriculum
+        self._loss = loss
+        self._spent = 0.0
+
+    def advance(self, spent: float) -> None:
+        """Says which share of the run is over, in [0, 1]."""
+        self._spent = spent
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Masks blocks of every answer as the teacher had them, and returns the loss."""
+        block_length = self._block_length()
+        masks = self.draw(batch, generator, block_length)
+        return loss_of_both(self.model, batch, masks, block_length, self._loss)
+
+    def draw(self, batch: Batch, generator: torch.Generator, block_length: int) -> BlockMasks:
+        """Draws states of the teacher for each row, of one block or of every block."""
+        answers = batch.tokens[:, batch.start :]
+        uniform = torch.rand(answers.shape[0], 1, generator=generator, device=answers.device)
+        blocks = blocks_of_answers(self.model, batch, block_length)
+        learned = blocks.learned(None if self.model.causal_block_length else uniform)
+        drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
+        share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))
+        return masks_of_states(self._ranks_of(batch), blocks, learned, share, block_length)
+
+    def _block_length(self) -> int:
+        """Returns that of the curriculum, in whole blocks of a block-causal model."""
+        own = max(1, self.model.causal_block_length)
+        return max(own, self._curriculum.block_length(self._spent) // own * own)
+
+    def _ranks_of(self, batch: Batch) -> Int[Tensor, "B G"]:
+        found = torch.full_like(batch.tokens[:, batch.start :], batch.gen_length)
+        rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
+        for i, (row, pads) in enumerate(rows):
+            answer = row[batch.start :]
+            ends = (i for i, token in enumerate(answer) if token in self.model.eos_ids)
+            length = next(ends, len(answer))
+            key = tuple(row[pads : batch.start + length])
+            if key not in self._ranks:
+                raise ValueError(
+                    "Every row must have the order in which the teacher committed it, got one "
+                    f"without: {key}. Record it when the answers are drawn."
+                )
+            ranks = self._ranks[key][: found.shape[1]]
+            found[i, : len(ranks)] = torch.tensor(ranks, device=found.device)
+        return found
+
+
+def masks_of_states(
+    ranks: Int[Tensor, "B G"],
+    blocks: Blocks,
+    learned: Bool[Tensor, "B G"],
+    share: Float[Tensor, "B G"],
+    block_length: int,
+) -> BlockMasks:
+    """Masks of each block what the teacher had not committed yet.
+
+    The teacher commits one token a step, so the state with c commits masks the ranks from c on. It
+    is looked at when it has committed all before the block and 1 - share of a whole block.
+
+    Args:
+        ranks: Of each position in the order of commits; beyond the answer's, any greater number.
+        blocks: Where the blocks are.
+        learned: The positions of those that are learned.
+        share: How much of a whole block is to be left, the same at all positions of a block.
+        block_length: Of a whole block; the last of an answer may be shorter.
+    """
+    committed = blocks.start + ((1.0 - share) * block_length).long()
+    return split(learned, ranks >= committed.minimum(blocks.last))

@@ -1,16 +1,57 @@
-"""Rows of token ids for training, drawn afresh for each step."""
+"""A loss, and the batches of a step: rows of token ids, drawn afresh for each step."""
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from dllm_decode.training.objective import Part, Source
+BatchT = TypeVar("BatchT")
+
+
+class Objective(ABC, Generic[BatchT]):
+    """A model, of which all that requires gradients is trained, and its loss."""
+
+    model: nn.Module
+
+    @abstractmethod
+    def loss(self, batch: BatchT, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Returns the mean loss of a batch, in nats; random only by the generator."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[BatchT]):
+    """One forward of a step on one process.
+
+    Attributes:
+        batch: Given to the objective.
+        key: Of the noise of the loss, another one for each forward of a run.
+        weight: Of its loss in the step.
+        num_rows: Samples that it counts as.
+    """
+
+    batch: BatchT
+    key: str
+    weight: float
+    num_rows: int
+
+
+class Source(ABC, Generic[BatchT]):
+    """Where the batches of a run come from."""
+
+    @abstractmethod
+    def parts(self, step: int, rank: int, world_size: int) -> Sequence[Part[BatchT]]:
+        """Returns the forwards of a step on one of several processes.
+
+        They depend on the arguments alone, so that a run that was killed goes on as it would have.
+        """
+
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its answer, without the EOS that ends it."""

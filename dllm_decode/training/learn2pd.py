@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from dllm_decode.options import require_integer
 from dllm_decode.training.checkpoints import Progress
+from dllm_decode.training.examples import Objective, Part, Source
 from dllm_decode.training.learn2pd_examples import FilterExamples
 from dllm_decode.training.loop import Report, Settings, require_finite, train
-from dllm_decode.training.objective import Objective, Part, Source
 from samplers.learn2pd import new_network
 
 Counted = Literal["all", "masked"]

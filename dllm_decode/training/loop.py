@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Checkpoints, Progress
-from dllm_decode.training.objective import BatchT, Objective, Source
+from dllm_decode.training.examples import BatchT, Objective, Source
 
 WARMUP = 0.01
 """Share of a run in which the learning rate rises."""

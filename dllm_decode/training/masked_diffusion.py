@@ -1,4 +1,4 @@
-"""The loss of a masked-diffusion model, over the states that decoding passes through."""
+"""The losses of a causal model and of a masked-diffusion model that answer the same prompts."""
 
 from dataclasses import dataclass, replace
 
@@ -6,10 +6,46 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from dllm_decode.models.masked_transformer import MaskedTransformer
-from dllm_decode.training.examples import Batch
-from dllm_decode.training.objective import Objective
+from dllm_decode.training.examples import Batch, Objective
+
+IGNORED = -100
+
+
+class Causal(Objective[Batch]):
+    """Mean cross-entropy of the answer's tokens and of the EOS that ends it.
+
+    Prompts are not learned. Rows are moved to the left, so that there is no padding to attend to:
+    position 0 is the first token of the prompt.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel, eos_id: int) -> None:
+        self.model = model
+        self.eos_id = eos_id
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
+        """Returns the mean loss in nats; nothing about it is random."""
+        tokens, labels = align_left(batch, self.eos_id)
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED)
+
+
+def align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
+    """Returns tokens without left padding, and for each the next one where that is learned."""
+    length = batch.tokens.shape[1]
+    columns = torch.arange(length, device=batch.tokens.device)
+    source = columns + batch.pads[:, None]
+    tokens = batch.tokens.gather(1, source.clamp(max=length - 1))
+    tokens = tokens.masked_fill(source >= length, eos_id)
+    following = tokens.roll(-1, dims=1)
+    in_answer = (source + 1 >= batch.start) & (source + 1 < length)
+    # Of the EOS tokens only the first is learned: the position before it holds none.
+    ended = in_answer & (source >= batch.start) & (tokens == eos_id)
+    return tokens, following.masked_fill(~in_answer | ended, IGNORED)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,20 @@
-"""Writes a trained model of any family beside the files of the checkpoint it came from."""
+"""Starts a model from another one, and writes a trained one in its checkpoint's own format."""
 
+import json
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.families import Family, family_of
+from dllm_decode.models import MaskedTransformer, load_model
+from dllm_decode.models.families import FAMILIES, Family, family_of
 from dllm_decode.models.loading.export import MAX_SHARD_BYTES, write_weights
 from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.masked_transformer import own_network
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _OTHERS = (
@@ -61,3 +67,154 @@ def save_like(
         for name, tensor in family.tensors(model.transformer).items()
     }
     write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
+
+
+_BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+_WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Copies the weights of a masked-diffusion model, or of a causal one over the same tokens.
+
+    A causal model's embeddings and layers carry over. It learned to predict the next token from
+    earlier ones only; training unlearns that.
+
+    Source: Ye et al. 2025, "Dream 7B", https://arxiv.org/abs/2508.15487, which starts from an
+    autoregressive model; unlike Dream, the logits are not shifted here.
+
+    Args:
+        model: Of the same sizes; a causal model may have fewer layers. Its weights are written.
+        tokenizer: Of the model; a masked-diffusion model to start from may know other words.
+        folder: With the model to start from, in a format that `load_model` reads or, causal,
+            in transformers' format of Llama.
+
+    Raises:
+        ValueError: If names or sizes differ, or no word is common.
+    """
+    words = tokenizer.get_vocab()
+    if read_json(folder / "config.json").get("model_type") == "llama":
+        stored = _deepened(load_file(folder / "model.safetensors"), len(model.transformer.layers))
+        # By transformers' names.
+        weights = FAMILIES["a2d_llama"].tensors(model.transformer)
+        copy_by_words(weights, words, stored, words, by_word=())
+        return
+    known, known_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
+    assert known_tokenizer is not None
+    source, known_words = own_network(known).transformer.parts(), known_tokenizer.get_vocab()
+    copy_by_words(model.transformer.parts(), words, source, known_words)
+
+
+def copy_by_words(
+    weights: Mapping[str, Tensor],
+    words: Mapping[str, int],
+    source: Mapping[str, Tensor],
+    source_words: Mapping[str, int],
+    *,
+    by_word: Collection[str] = ("embedding.weight", "head.weight"),
+) -> int:
+    """Copies all weights; those `by_word` have a row for each word that both vocabularies have.
+
+    The vectors of other words are drawn with the mean and the deviation of those copied, in each
+    dimension, from torch's global generator.
+
+    Args:
+        weights: Of the model, by name; written.
+        words: Token ids of the model.
+        source: Weights of the model to start from, by the same names.
+        source_words: Token ids of the model to start from.
+        by_word: Names of the weights that have one row a token.
+
+    Returns:
+        How many words were found.
+
+    Raises:
+        ValueError: If names or sizes differ, or no word is common.
+    """
+    common = [word for word in words if word in source_words]
+    if not common:
+        raise ValueError("The vocabularies must share words, got none in common.")
+    rows = torch.tensor([words[word] for word in common])
+    source_rows = torch.tensor([source_words[word] for word in common])
+    for name, values in weights.items():
+        found, has_words = source.get(name), name in by_word
+        if found is None or found.shape[has_words:] != values.shape[has_words:]:
+            raise ValueError(
+                f"{name} must have the size of the model to start from, got {tuple(values.shape)} "
+                f"and {None if found is None else tuple(found.shape)}; choose its sizes."
+            )
+        with torch.no_grad():
+            if not has_words:
+                values.copy_(found)
+                continue
+            known = found[source_rows].to(values)
+            values.normal_().mul_(known.std(0)).add_(known.mean(0))
+            values[rows] = known
+    return len(common)
+
+
+def write_fast_dllm_v2(
+    source: Path, folder: Path, *, mask_id: int, num_layers: int, block_length: int
+) -> None:
+    """Writes a Llama checkpoint as one of Fast-dLLM v2, to go on training as a diffusion model.
+
+    Fast-dLLM v2 predicts the next column, as a causal model does, and each block sees the blocks
+    before it. So the model begins as its source where only earlier columns matter. Layers that the
+    source lacks begin as the identity, biases as zero. Configuration, tokenizer and weights are
+    written.
+
+    Source: Wu et al. 2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328.
+
+    Args:
+        source: Folder of a Llama with plain rotations, in one `model.safetensors`.
+        folder: Made if it does not exist.
+        mask_id: A token of the source's vocabulary, the [MASK] from now on.
+        num_layers: At least as many as the source has.
+        block_length: Of the blocks in which the model attends, in tokens.
+
+    Raises:
+        ValueError: If the source is another kind of model or has more layers.
+    """
+    config = read_json(source / "config.json")
+    if config.get("model_type") != "llama" or config["num_hidden_layers"] > num_layers:
+        raise ValueError(
+            f"The source must be a Llama of at most {num_layers} layers, got "
+            f"{config.get('model_type')!r} with {config.get('num_hidden_layers')} in "
+            f"{str(source)!r}."
+        )
+    kept = (
+        "attention_dropout", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size",
+        "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "pad_token_id",
+        "rms_norm_eps", "tie_word_embeddings", "vocab_size",
+    )  # fmt: skip
+    written = {name: config[name] for name in kept} | {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "bd_size": block_length,
+        "mask_token_id": mask_id,
+        "model_type": "Fast_dLLM_Qwen",
+        "num_hidden_layers": num_layers,
+        "rope_scaling": None,
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "use_sliding_window": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(written, indent=1, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
+        shutil.copyfile(file, folder / file.name)
+    tensors = _deepened(load_file(source / "model.safetensors"), num_layers)
+    for name, weight in list(tensors.items()):
+        if name.endswith(_BIASED):
+            tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _deepened(stored: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """Adds layers to the weights of a Llama that begin as the identity: they write nothing."""
+    known = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
+    last, tensors = f"model.layers.{known - 1}.", dict(stored)
+    for name, weight in stored.items():
+        if name.startswith(last):
+            for i in range(known, num_layers):
+                part = name.removeprefix(last)
+                tensors[f"model.layers.{i}.{part}"] = weight * (part not in _WRITES)
+    return tensors

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from dllm_decode.training.examples import Batch, lay_out
-from dllm_decode.training.objective import Part, Source
+from dllm_decode.training.examples import Batch, Part, Source, lay_out
 
 
 class Demonstration(NamedTuple):

@@ -15,12 +15,11 @@ from rich.console import Console
 
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.training import Progress, ProgressBar, Settings, train
-from dllm_decode.training.certainty import require_weights
+from dllm_decode.training.certainty import Curriculum, require_weights
 from dllm_decode.training.loop import NotFiniteError
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import save_like
 from dllm_decode.training.teacher import Demonstration, Lessons
-from dllm_decode.training.trajectories import Curriculum
 from eval.runs.command import code_for
 from eval.runs.files import write_json
 from eval.runs.models import parse_model

@@ -15,10 +15,15 @@ from dllm_decode.models.families import Family
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.training import Batch, Objective, make_optimisers
-from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
+from dllm_decode.training.certainty import (
+    CertaintyForcing,
+    CertaintyLoss,
+    Curriculum,
+    TrajectoryForcing,
+    TrajectoryLoss,
+)
 from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, ranks_of
-from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from eval.runs.command import load
 from eval.runs.models import parse_model
 from eval.runs.options import LENGTHS, given_of

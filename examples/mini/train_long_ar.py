@@ -25,7 +25,7 @@ from vocabulary import build_ledger_tokenizer
 
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.training import Causal
-from dllm_decode.training.from_model import copy_by_words
+from dllm_decode.training.saving import copy_by_words
 
 
 def main() -> None:

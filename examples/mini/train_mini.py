@@ -35,7 +35,7 @@ from dllm_decode import MaskPredictor, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.training import MaskedDiffusion, MaskSampler
-from dllm_decode.training.from_model import start_from
+from dllm_decode.training.saving import start_from
 from eval.tasks import ListTask
 from samplers import ConfidenceThreshold, FixedSchedule
 

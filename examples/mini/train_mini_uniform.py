@@ -43,8 +43,8 @@ from dllm_decode import FreeCache, load_model
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
-from dllm_decode.training.causal import align_left
 from dllm_decode.training.examples import lay_out
+from dllm_decode.training.masked_diffusion import align_left
 from samplers import AcceptAndRenoise
 
 CANVAS_LENGTH = 8

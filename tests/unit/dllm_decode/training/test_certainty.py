@@ -15,12 +15,10 @@ from dllm_decode.training.certainty import (
     Certainty,
     CertaintyForcing,
     CertaintyLoss,
-    TrajectoryLoss,
-    certainty,
-)
-from dllm_decode.training.trajectories import (
     Curriculum,
     TrajectoryForcing,
+    TrajectoryLoss,
+    certainty,
     masks_of_states,
 )
 

@@ -19,12 +19,17 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import Progress, Report, Settings, train
 from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
-from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, TrajectoryLoss
+from dllm_decode.training.certainty import (
+    CertaintyForcing,
+    CertaintyLoss,
+    Curriculum,
+    TrajectoryForcing,
+    TrajectoryLoss,
+)
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, Lessons, ranks_of
-from dllm_decode.training.trajectories import Curriculum, TrajectoryForcing
 from samplers import EntropyThreshold, FixedSchedule
 
 EOS, MASK, VOCAB = 0, 1, 24

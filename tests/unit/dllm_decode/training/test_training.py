@@ -33,9 +33,9 @@ from dllm_decode.training import (
     make_optimisers,
     train,
 )
-from dllm_decode.training.causal import IGNORED, align_left
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.loop import linear_decay
+from dllm_decode.training.masked_diffusion import IGNORED, align_left
 from dllm_decode.training.muon import orthogonalise
 from samplers import FixedSchedule
 
