@@ -26,15 +26,15 @@ from eval.calibrate.calibration import BatchDecoder, calibrate
 from eval.calibrate.ladders import LADDERS
 from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
+from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter, reporter_for
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, Record, Settings
-from eval.runs.runner import plan_of
+from eval.runs.records import Folder, Settings
+from eval.runs.runner import Checked, plan_of
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
-from eval.runs.worker import Checked
 
 # Tasks in which some setting loses too much.
 TASKS = (

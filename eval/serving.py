@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dllm_decode.serve.limits import Limits
 from eval.conversation import load_speaker
-from eval.runs.models import parse_model
-from eval.runs.plugins import parse_sampler
+from eval.runs.plugins import parse_model, parse_sampler
 from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")

@@ -22,8 +22,9 @@ from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
+from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.records import Record, Settings
+from eval.runs.records import Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
 from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs

@@ -1,10 +1,10 @@
 """Distillation that makes a masked-diffusion model sure of several tokens at a time.
 
-dParallel and d3LLM, whose masks are those of a teacher's own states, train on a model's own answers. Of each, one block
-is masked in two ways that complement each other; what lies behind it is masked and not in the loss.
-A block-causal model learns every block of an answer at once, for none sees those behind it. Beside
-the cross-entropy, the entropy of those predictions that are right already is lowered, so that more
-of them pass a decoder's threshold in the same forward.
+dParallel and d3LLM train on a model's own answers. In each, one block is masked in two ways that
+complement each other; the blocks after it are masked and not in the loss. A block-causal model
+learns every block of an answer at once, for none sees those after it. Beside the cross-entropy, the
+entropy of those predictions that are right already is lowered, so that more of them pass a
+decoder's threshold in the same forward.
 """
 
 import math

@@ -11,8 +11,8 @@ from eval.metrics.statistics import mean
 from eval.runs.lines import Record, score_of
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import now
+from eval.runs.runner import Checked, Worker
 from eval.runs.settings import ALONE
-from eval.runs.worker import Checked, Worker
 from eval.tasks import Task
 
 

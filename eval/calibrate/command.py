@@ -20,10 +20,9 @@ from eval.runs.options import given_of
 from eval.runs.progress import reporter_for
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Settings, digest
-from eval.runs.runner import done_of, plan_of
+from eval.runs.runner import Checked, done_of, plan_of
 from eval.runs.settings import Place
 from eval.runs.sweep import Parts
-from eval.runs.worker import Checked
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 

@@ -19,8 +19,8 @@ from eval.runs.plugins import (
     parse_sampler,
     parse_verifier,
 )
+from eval.runs.prompts import Tokenizer
 from eval.runs.records import digest
-from eval.tasks import tokenizer
 from samplers import Sampler
 from samplers.checks import require_choice
 
@@ -29,7 +29,7 @@ _STAMP = "settings of dllm_decode"
 
 
 @runtime_checkable
-class LmTokenizer(tokenizer.Tokenizer, Protocol):
+class LmTokenizer(Tokenizer, Protocol):
     """A tokenizer with the names and special tokens that the adapter needs."""
 
     name_or_path: str

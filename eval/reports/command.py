@@ -19,7 +19,8 @@ from eval.reports.table import bold, commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.files import require_file, write_text
-from eval.runs.records import Folder, Record, Settings
+from eval.runs.lines import Record
+from eval.runs.records import Folder, Settings
 
 
 def run_and_report(options: argparse.Namespace) -> int:

@@ -27,8 +27,9 @@ from eval.reports.replay import replay_page
 from eval.reports.summary import Measured
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.runs.files import write_json, write_text
+from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.records import Record, Settings
+from eval.runs.records import Settings
 from eval.tasks import ListTask
 
 PAGE = "report.html"

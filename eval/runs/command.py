@@ -13,15 +13,14 @@ from rich.console import Console
 
 from dllm_decode import load_target
 from eval.runs.crew import Crew
-from eval.runs.models import DTYPES, open_address
 from eval.runs.options import axes_of
+from eval.runs.plugins import DTYPES, open_address
 from eval.runs.progress import reporter_for
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
-from eval.runs.runner import RunPlan, execute
+from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded, Sweep, read_sweep
-from eval.runs.worker import Checked, Decoding, in_turn
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
 

@@ -13,9 +13,8 @@ from eval.runs.lines import Record
 from eval.runs.progress import SILENT
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, digest
-from eval.runs.runner import plan_of
+from eval.runs.runner import Batch, Decoding, Worker, plan_of
 from eval.runs.settings import Run
-from eval.runs.worker import Batch, Decoding, Worker
 
 _LOG = logging.getLogger(__name__)
 LOCAL = "local"

@@ -1,12 +1,30 @@
-"""From an example's prompt to token ids."""
+"""From an example's prompt to token ids, by any tokenizer."""
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from dllm_decode.unknown_words import unknown_id_of, unknown_words
-from eval.tasks.base import Example
-from eval.tasks.tokenizer import Tokenizer
+from eval.tasks.base import Example, Turn
 
-__all__ = ["Tokenizer", "encode_prompt", "require_template", "said_of_unknown_words"]
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Encodes prompts, as they are or in the chat template, and decodes answers."""
+
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[Turn],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+    ) -> str: ...
 
 
 def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list[int]:

@@ -1,17 +1,30 @@
-"""The origin of a run: package, versions, device, threads, date."""
+"""The origin of a run: package, versions and device, and the code and the files that it read.
+
+Records are found again by names: of a model, of a filter, of a plug-in's class. The thing that has
+the name may change. Because of this a results folder keeps digests, by setting: `own_code.json`
+those of the user's own plug-ins, `own_files.json` those of weights and other files that were read.
+A folder without such notes goes on, and gets them.
+"""
 
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+
+from eval.runs.files import read_object, write_json
+from eval.runs.plugins import parse_model
+from eval.runs.settings import Run
 
 PACKAGE = "dllm-decode"
 _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
@@ -101,3 +114,165 @@ def _installed_commit() -> str | None:
         return None
     commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
     return str(commit) if commit else None
+
+
+CODE_NOTE = "own_code.json"
+FILES_NOTE = "own_files.json"
+
+_PACKAGES = ("samplers", "dllm_decode", "eval")
+_NUM_PIECES = 1024
+_PIECE_BYTES = 16 * 1024
+
+Digests: TypeAlias = Mapping[str, str]
+"""By module or by file."""
+
+Notes: TypeAlias = Mapping[str, Mapping[str, Digests]]
+"""By name of the note and by setting, what the records of a folder were made of."""
+
+
+def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
+    """Checks that records which are kept were made by the code and files that are there now.
+
+    Raises ValueError if the code of a plug-in, or a file that was read, changed since.
+
+    Args:
+        folder: The results folder.
+        runs: By setting (`Settings.key("")`) the run.
+        kept: Settings that have records which will not be decoded anew.
+
+    Returns:
+        The notes of all settings of the folder, to be written by `write_notes`.
+    """
+    files = {setting: files_of(run) for setting, run in runs.items()}
+    # Each file is read once, however many settings read it.
+    known = {file: digest_of(file) for own in files.values() for file in own.values()}
+    now = {
+        CODE_NOTE: {setting: sources_of(run) for setting, run in runs.items()},
+        FILES_NOTE: {
+            setting: {name: known[file] for name, file in own.items()}
+            for setting, own in files.items()
+        },
+    }
+    before = {name: _read(folder / name) for name in now}
+    for setting in (one for one in runs if one in kept):
+        changes = {
+            name: _changes(before[name].get(setting, {}), now[name][setting]) for name in now
+        }
+        for module in changes[CODE_NOTE]:
+            is_task = module in _own_modules(runs[setting].selection.task)
+            other = ", or raise `version` of the task" if is_task else ""
+            raise ValueError(_refusal(module, folder, "its file was edited", other))
+        for file, what in changes[FILES_NOTE].items():
+            raise ValueError(_refusal(files[setting].get(file, file), folder, f"it was {what}"))
+    return {
+        name: {**before[name], **{setting: own for setting, own in new.items() if own}}
+        for name, new in now.items()
+    }
+
+
+def write_notes(folder: Path, notes: Notes) -> None:
+    """Writes the notes of a folder."""
+    for name, found in notes.items():
+        if found:
+            write_json(folder / name, found)
+
+
+def sources_of(run: Run) -> dict[str, str]:
+    """Returns, by module, digests of the files that define the user's own classes in a run.
+
+    These are its plug-ins, its task and its model family. The imports of their files do not count,
+    nor does a class that no file defines.
+    """
+    plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
+    modules = {module for plugin in plugins for module in _own_modules(plugin)}
+    own_family = parse_model(run.model_source).own_module if run.model_source else None
+    modules |= {own_family} if own_family else set()
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    return {
+        module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
+        for module, file in sorted(files.items())
+        if file is not None and Path(file).is_file()
+    }
+
+
+def files_of(run: Run) -> dict[str, Path]:
+    """Returns the files that the model, the sampler and the verifier of a run were read from.
+
+    Names are such as "model/config.json", wherever the folder is: a copy is the same model. A name
+    that comes again is numbered.
+    """
+    parts = {
+        "model": run.files,
+        "sampler": run.sampler.files if run.verifier.asks_sampler else (),
+        "verifier": run.verifier.files,
+    }
+    found: dict[str, Path] = {}
+    for part, own in parts.items():
+        for index, file in enumerate(own):
+            num_before = sum(other.name == file.name for other in own[:index])
+            found[f"{part}/{file.name}" + f" ({num_before + 1})" * bool(num_before)] = file
+    return found
+
+
+def digest_of(file: Path) -> str:
+    """Returns a digest of a file's size and contents; when it was written does not count.
+
+    Up to 16 MiB are read whole. A larger file, such as 16 GB of weights, is known by 1024 pieces of
+    16 KiB, evenly from its first byte to its last: training changes weights nearly everywhere. A
+    change that misses every piece, such as that of a single norm in a large file, is not noticed.
+    """
+    size = file.stat().st_size
+    found = blake2b(str(size).encode(), digest_size=12)
+    starts: Iterable[int] = range(0, size, _PIECE_BYTES)
+    if size > _NUM_PIECES * _PIECE_BYTES:
+        starts = (i * (size - _PIECE_BYTES) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES))
+    with file.open("rb", buffering=0) as opened:
+        for start in starts:
+            opened.seek(start)
+            found.update(opened.read(_PIECE_BYTES))
+    return found.hexdigest()
+
+
+def _own_modules(plugin: object) -> Iterator[str]:
+    """Yields the modules of a plug-in's own classes, and of those that it holds."""
+    for kind in type(plugin).__mro__:
+        if not _is_ours(kind) and any(_is_ours(base) for base in kind.__mro__):
+            yield kind.__module__
+    if is_dataclass(plugin):
+        for field in fields(plugin):
+            yield from _own_modules(getattr(plugin, field.name))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _PACKAGES
+
+
+def _changes(before: Digests, now: Digests) -> dict[str, str]:
+    """Returns by name how a digest changed since a note, if there was one."""
+    # A run in Python need not say which files its model, "model/...", was read from.
+    known, told = ({name.partition("/")[0] for name in names} for names in (before, now))
+    return {
+        name: "added" if name not in before else "changed" if name in now else "removed"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+        and (name.partition("/")[0] in known & told if "/" in name else before)
+    }
+
+
+def _refusal(name: object, folder: Path, change: str, other: str = "") -> str:
+    return (
+        f"{name} must be as it was when the records in {folder} were decoded, but {change} since: "
+        f"old answers would be taken for new ones. Choose another folder{other}. If all records "
+        "are errors, --retry-errors decodes them anew."
+    )
+
+
+def _read(file: Path) -> dict[str, Digests]:
+    if not file.is_file():
+        return {}
+    remedy = (
+        "without it nobody knows what the records were made of: choose another folder, or remove "
+        "the file if nothing has changed since"
+    )
+    found: dict[str, Digests] = read_object(file, dict[str, dict[str, str]], remedy=remedy)
+    return found

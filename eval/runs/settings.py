@@ -10,10 +10,9 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder
 from eval.runs.names import Selection, digest_of
-from eval.runs.prompts import require_template
+from eval.runs.prompts import Tokenizer, require_template
 from eval.runs.records import Settings, named_parts
 from eval.tasks import Example
-from eval.tasks.tokenizer import Tokenizer
 from samplers import Sampler
 
 _LAUNCH_VARIABLES = {

@@ -21,9 +21,9 @@ from eval.runs.plugins import (
     parse_sampler,
     parse_verifier,
 )
+from eval.runs.prompts import Tokenizer
 from eval.runs.settings import Run, require_batches
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
-from eval.tasks.tokenizer import Tokenizer
 from samplers.checks import shown
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]

@@ -22,8 +22,7 @@ from dllm_decode.training.saving import save_like
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.command import code_for
 from eval.runs.files import write_json
-from eval.runs.models import parse_model
-from eval.runs.plugins import parse_cache, parse_sampler
+from eval.runs.plugins import parse_cache, parse_model, parse_sampler
 from eval.runs.settings import Place, Run
 from eval.training.curve import draw_curve, require_package
 from eval.training.held_out import (

@@ -8,14 +8,12 @@ from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.loop import new_decoder
-from eval.runs.addresses import split_address
-from eval.runs.names import Selection, digest_of, parse_task
-from eval.runs.prompts import encode_prompt, said_of_unknown_words
+from eval.runs.names import Selection, digest_of, parse_task, split_address
+from eval.runs.prompts import Tokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run
 from eval.runs.sweep import Loaded, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example
-from eval.tasks.tokenizer import Tokenizer
 from eval.training.run_folder import DIGEST
 from samplers import Sampler
 

@@ -25,9 +25,8 @@ from dllm_decode.training.certainty import (
 from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, ranks_of
 from eval.runs.command import load
-from eval.runs.models import parse_model
 from eval.runs.options import LENGTHS, given_of
-from eval.runs.plugins import parse_sampler
+from eval.runs.plugins import parse_model, parse_sampler
 from eval.runs.sweep import Loaded
 from eval.training.questions import Questions, config_of
 from samplers import FixedSchedule, Sampler

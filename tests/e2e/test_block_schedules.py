@@ -15,14 +15,13 @@ from eval import cli
 from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
 from eval.cli import evaluate as main
-from eval.runs.cache_error import error_of
+from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.plugins import parse_blocks, parse_sampler
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
-from eval.runs.token_prompts import TokenIds, TokenPrompts
 from samplers import ConfidenceThreshold
 
 TASK = "word_problems?split=test&limit=3"

@@ -15,8 +15,8 @@ from dllm_decode import load_model, load_target
 from dllm_decode.training.learn2pd import FilterSettings, save_filter
 from dllm_decode.verify import ARVerify, Guided
 from eval.cli import evaluate as main
-from eval.runs import origins
-from eval.runs.origins import CODE_NOTE, FILES_NOTE, digest_of, files_of
+from eval.runs import provenance
+from eval.runs.provenance import CODE_NOTE, FILES_NOTE, digest_of, files_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import CreditDecoding, Learn2PD
@@ -135,8 +135,8 @@ def test_models_targets_and_wrapped_filters_say_what_they_were_read_from() -> No
 
 
 def test_large_files_are_known_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origins, "_NUM_PIECES", 4)
-    monkeypatch.setattr(origins, "_PIECE_BYTES", 2)
+    monkeypatch.setattr(provenance, "_NUM_PIECES", 4)
+    monkeypatch.setattr(provenance, "_PIECE_BYTES", 2)
     file = tmp_path / "weights"
 
     def digest(contents: bytes) -> str:

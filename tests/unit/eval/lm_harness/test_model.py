@@ -31,8 +31,8 @@ from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.settings import LmSettings, Opened, open_model
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
+from eval.runs.cache_error import TokenIds
 from eval.runs.settings import Place
-from eval.runs.token_prompts import TokenIds
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

@@ -11,7 +11,8 @@ from eval.cli import evaluate
 from eval.metrics.costs import COSTS, usual_cost
 from eval.reports.advice import advice
 from eval.reports.summary import summarise
-from eval.runs.records import Folder, Settings, append
+from eval.runs.lines import append
+from eval.runs.records import Folder, Settings
 
 
 def folder_of(path: Path, num_examples: int) -> Folder:

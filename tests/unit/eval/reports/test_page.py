@@ -19,7 +19,8 @@ from eval.reports.plots import places_of, ticks
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.templates import ASSETS
-from eval.runs.records import Folder, append
+from eval.runs.lines import append
+from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.traces import RunnersUp
 from samplers import ConfidenceThreshold, Wino

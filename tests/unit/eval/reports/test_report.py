@@ -18,8 +18,9 @@ from eval.reports.report import write_report
 from eval.reports.summary import measured, summarise
 from eval.reports.table import other_scores
 from eval.reports.terminal import picture_of
+from eval.runs.lines import Record, append
 from eval.runs.names import parse_task
-from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.records import Folder, Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from eval.tasks.lists import Request, valid_outputs

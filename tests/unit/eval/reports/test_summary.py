@@ -16,7 +16,8 @@ from eval.reports.pooling import per_example
 from eval.reports.report import write_report
 from eval.reports.summary import measured, summarise
 from eval.reports.table import table
-from eval.runs.records import Folder, Record, Settings, append
+from eval.runs.lines import Record, append
+from eval.runs.records import Folder, Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule

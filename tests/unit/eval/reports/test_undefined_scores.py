@@ -11,7 +11,8 @@ from eval.reports.report import write_report
 from eval.reports.summary import measured, summarise
 from eval.reports.table import table
 from eval.runs.cache_error import error_of
-from eval.runs.records import Folder, append
+from eval.runs.lines import append
+from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.tasks import text_scores
 from samplers import FixedSchedule

@@ -6,9 +6,15 @@ from tiny_models import MODELS
 
 from dllm_decode import NoCache, NoVerifier
 from dllm_decode.blocks import MultiBlock, Sequential
-from eval.runs.models import ModelAddress, open_address, parse_model
 from eval.runs.names import digest_of, parse_task
-from eval.runs.plugins import parse_blocks, parse_cache, parse_verifier
+from eval.runs.plugins import (
+    ModelAddress,
+    open_address,
+    parse_blocks,
+    parse_cache,
+    parse_model,
+    parse_verifier,
+)
 from eval.runs.sweep import read_sweep
 from eval.tasks import LatinSquare, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines

@@ -13,8 +13,7 @@ from eval.__main__ import evaluate
 from eval.runs.crew import Actor, Decoded, shared
 from eval.runs.lines import Record
 from eval.runs.records import Folder
-from eval.runs.runner import execute
-from eval.runs.worker import Batch, Worker
+from eval.runs.runner import Batch, Worker, execute
 
 
 class LostError(Exception):

@@ -10,7 +10,7 @@ import pytest
 
 from eval.cli import main
 from eval.reports.command import show
-from eval.runs.origins import CODE_NOTE, FILES_NOTE, sources_of
+from eval.runs.provenance import CODE_NOTE, FILES_NOTE, sources_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
