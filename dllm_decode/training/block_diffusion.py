@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training.examples import Batch, Objective
+from samplers.checks import require_probability
 
 
 def hidden_of_copies(
@@ -128,10 +129,8 @@ class BlockDiffusion(Objective[Batch]):
         lengths = (model.causal_block_length,) if block_lengths is None else block_lengths
         if not lengths or min(lengths) < 1:
             raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
-        shares = {"ordered_share": ordered_share, "confident_share": confident_share}
-        for name, share in shares.items():
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name} must be a probability in [0, 1], got {share}.")
+        require_probability("ordered_share", ordered_share)
+        require_probability("confident_share", confident_share)
         self.model = model
         self.eos_id = model.eos_ids[0]
         self._block_lengths = lengths

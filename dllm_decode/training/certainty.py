@@ -8,9 +8,8 @@ decoder's threshold in the same forward.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +25,7 @@ from dllm_decode.training.answer_blocks import (
     split,
 )
 from dllm_decode.training.examples import Batch, Objective
+from samplers.checks import require_count, require_non_negative, require_positive
 
 ENTROPY_FLOOR = 1e-12
 """Added to probabilities inside the logarithm, as in the authors' code."""
@@ -63,87 +63,54 @@ def certainty(
     return Certainty(losses, entropies.sum() / max(1, len(entropies)))
 
 
-def require_weights(temperature: float, entropy_weight: float) -> None:
-    """Raises ValueError if a setting of a loss is out of range."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}.")
-    if not entropy_weight >= 0:
-        raise ValueError(f"entropy_weight must be at least 0, got {entropy_weight}.")
-    if math.inf in (temperature, entropy_weight):
-        raise ValueError(
-            f"temperature and entropy_weight must be finite, got {temperature} and "
-            f"{entropy_weight}."
-        )
-
-
 @dataclass(frozen=True)
 class CertaintyLoss:
-    """The loss of dParallel: both canvases count alike.
+    """The loss of two canvases, A and A', from their cross-entropies and entropies.
 
-        loss = CE(A) + CE(A') + entropy_weight (H(A) + H(A'))
+        dparallel: CE(A) + CE(A') + entropy_weight (H(A) + H(A'))
+        d3llm: (CE(A) + CE(A') + entropy_weight H(A)) / 4
+
+    In dParallel both canvases count alike; in d3LLM only the teacher's own state is to be more
+    certain.
 
     Source: Chen et al. 2025, "dParallel: Learnable Parallel Decoding for dLLMs",
-    https://arxiv.org/abs/2509.26488, certainty-forcing distillation.
+    https://arxiv.org/abs/2509.26488, certainty-forcing distillation; Qian et al. 2026, "d3LLM:
+    Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation",
+    https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
 
     Attributes:
-        temperature: Of the entropy, above 0; 0.5 in the paper.
-        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
+        method: "dparallel" or "d3llm".
+        temperature: Of the entropy, above 0; 0.5 in the papers.
+        entropy_weight: At least 0 and finite; 2 for LLaDA and 1 for Dream in the authors' code.
     """
 
+    method: Literal["dparallel", "d3llm"]
     temperature: float = 0.5
     entropy_weight: float = 2.0
 
     def __post_init__(self) -> None:
-        require_weights(self.temperature, self.entropy_weight)
+        require_positive("temperature", self.temperature)
+        require_non_negative("entropy_weight", self.entropy_weight)
+        if self.entropy_weight == math.inf:
+            raise ValueError("entropy_weight must be finite, got inf.")
 
     def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
-        """Adds up what the two canvases say."""
-        entropy = first.entropy + second.entropy
-        return first.cross_entropy + second.cross_entropy + self.entropy_weight * entropy
+        """Adds up the measurements of the two canvases."""
+        losses = first.cross_entropy + second.cross_entropy
+        if self.method == "d3llm":
+            return (losses + self.entropy_weight * first.entropy) / 4
+        return losses + self.entropy_weight * (first.entropy + second.entropy)
 
-
-@dataclass(frozen=True)
-class TrajectoryLoss:
-    """The loss of d3LLM: only the teacher's own state is to be more certain.
-
-        loss = (CE(A) + CE(A') + entropy_weight H(A)) / 4
-
-    Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
-    Distillation", https://arxiv.org/abs/2601.07568, and its code, whose divisor is 4.
-
-    Attributes:
-        temperature: Of the entropy, above 0.
-        entropy_weight: At least 0; 2 for LLaDA and 1 for Dream in the authors' code.
-        complementary: Whether the second canvas counts.
-    """
-
-    temperature: float = 0.5
-    entropy_weight: float = 2.0
-    complementary: bool = True
-
-    def __post_init__(self) -> None:
-        require_weights(self.temperature, self.entropy_weight)
-
-    def __call__(self, first: Certainty, second: Certainty) -> Float[Tensor, ""]:
-        """Adds up what the two canvases say."""
-        total = first.cross_entropy + self.entropy_weight * first.entropy
-        return (total + second.cross_entropy if self.complementary else total) / 4
-
-
-def loss_of_both(
-    model: MaskedTransformer,
-    batch: Batch,
-    masks: BlockMasks,
-    block_length: int,
-    loss: CertaintyLoss | TrajectoryLoss,
-) -> Float[Tensor, ""]:
-    """Returns the loss of two canvases that mask complementary parts of the answers' blocks."""
-    answers = batch.tokens[:, batch.start :]
-    one, other = logits_of_both(model, batch, masks, block_length)
-    return loss(
-        certainty(one, answers, masks.first, loss.temperature),
-        certainty(other, answers, masks.second, loss.temperature),
-    )
+    def of(
+        self, model: MaskedTransformer, batch: Batch, masks: BlockMasks, block_length: int
+    ) -> Float[Tensor, ""]:
+        """Returns the loss of two canvases that mask complementary parts of the answers' blocks."""
+        answers = batch.tokens[:, batch.start :]
+        one, other = logits_of_both(model, batch, masks, block_length)
+        return self(
+            certainty(one, answers, masks.first, self.temperature),
+            certainty(other, answers, masks.second, self.temperature),
+        )
 
 
 class CertaintyForcing(Objective[Batch]):
@@ -172,8 +139,7 @@ class CertaintyForcing(Objective[Batch]):
     def __init__(
         self, model: MaskedTransformer, block_length: int = 32, *, loss: CertaintyLoss
     ) -> None:
-        if block_length < 1:
-            raise ValueError(f"block_length must be at least 1, got {block_length}.")
+        require_count("block_length", block_length, 1)
         own = model.causal_block_length
         if own and block_length % own:
             raise ValueError(
@@ -187,7 +153,7 @@ class CertaintyForcing(Objective[Batch]):
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer and returns the loss."""
         masks = self.draw(batch, generator)
-        return loss_of_both(self.model, batch, masks, self._block_length, self._loss)
+        return self._loss.of(self.model, batch, masks, self._block_length)
 
     def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
         """Draws a block of each answer, or takes every block, and splits it at random."""
@@ -207,7 +173,7 @@ class Curriculum:
     rises from 0 to `greatest_share` over the run. The block grows through `block_lengths`, one for
     each equal part of the run, linearly from the length before to its own within a part.
 
-    Source: As `TrajectoryLoss`: curriculum noise level and curriculum window size.
+    Source: As `CertaintyLoss`: curriculum noise level and curriculum window size.
 
     Attributes:
         greatest_share: In (0, 1]; 0.8 in the authors' configuration.
@@ -249,16 +215,12 @@ class TrajectoryForcing(Objective[Batch]):
     shows the final answer. A block-causal model learns every block at once, each with a t of its
     own.
 
-    Call `advance` as the run goes on; the curriculum follows.
-
-    Source: As `TrajectoryLoss`.
+    Source: As `CertaintyLoss`.
 
     Differs: A row without a recorded order is an error; the authors' code masks it at random.
 
     Args:
-        model: The model that is distilled.
-        ranks: For the tokens of a row, prompt and answer without padding, the rank of each answer
-            position in the teacher's order of commits, first EOS included.
+        model: The model that is distilled; batches have the teacher's `ranks`.
         curriculum: How masks change over the run.
         loss: How the parts are weighted.
     """
@@ -266,60 +228,38 @@ class TrajectoryForcing(Objective[Batch]):
     model: MaskedTransformer
 
     def __init__(
-        self,
-        model: MaskedTransformer,
-        ranks: Mapping[tuple[int, ...], tuple[int, ...]],
-        *,
-        curriculum: Curriculum,
-        loss: TrajectoryLoss,
+        self, model: MaskedTransformer, *, curriculum: Curriculum, loss: CertaintyLoss
     ) -> None:
         self.model = model
-        self._ranks = ranks
         self._curriculum = curriculum
         self._loss = loss
         self._spent = 0.0
 
     def advance(self, spent: float) -> None:
-        """Says which share of the run is over, in [0, 1]."""
         self._spent = spent
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer as the teacher had them, and returns the loss."""
         block_length = self._block_length()
         masks = self.draw(batch, generator, block_length)
-        return loss_of_both(self.model, batch, masks, block_length, self._loss)
+        return self._loss.of(self.model, batch, masks, block_length)
 
     def draw(self, batch: Batch, generator: torch.Generator, block_length: int) -> BlockMasks:
         """Draws states of the teacher for each row, of one block or of every block."""
+        if batch.ranks is None:
+            raise ValueError("Every row must have the order in which the teacher committed it.")
         answers = batch.tokens[:, batch.start :]
         uniform = torch.rand(answers.shape[0], 1, generator=generator, device=answers.device)
         blocks = blocks_of_answers(self.model, batch, block_length)
         learned = blocks.learned(None if self.model.causal_block_length else uniform)
         drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
         share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))
-        return masks_of_states(self._ranks_of(batch), blocks, learned, share, block_length)
+        return masks_of_states(batch.ranks, blocks, learned, share, block_length)
 
     def _block_length(self) -> int:
         """Returns that of the curriculum, in whole blocks of a block-causal model."""
         own = max(1, self.model.causal_block_length)
         return max(own, self._curriculum.block_length(self._spent) // own * own)
-
-    def _ranks_of(self, batch: Batch) -> Int[Tensor, "B G"]:
-        found = torch.full_like(batch.tokens[:, batch.start :], batch.gen_length)
-        rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
-        for i, (row, pads) in enumerate(rows):
-            answer = row[batch.start :]
-            ends = (i for i, token in enumerate(answer) if token in self.model.eos_ids)
-            length = next(ends, len(answer))
-            key = tuple(row[pads : batch.start + length])
-            if key not in self._ranks:
-                raise ValueError(
-                    "Every row must have the order in which the teacher committed it, got one "
-                    f"without: {key}. Record it when the answers are drawn."
-                )
-            ranks = self._ranks[key][: found.shape[1]]
-            found[i, : len(ranks)] = torch.tensor(ranks, device=found.device)
-        return found
 
 
 def masks_of_states(

@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from samplers.checks import require_count
+
 BatchT = TypeVar("BatchT")
 
 
@@ -23,6 +25,9 @@ class Objective(ABC, Generic[BatchT]):
     @abstractmethod
     def loss(self, batch: BatchT, generator: torch.Generator) -> Float[Tensor, ""]:
         """Returns the mean loss of a batch, in nats; random only by the generator."""
+
+    def advance(self, spent: float) -> None:  # most losses stay the same
+        """Learns before each step which share of the run is over, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,8 @@ class Kind:
     period: int = 1
 
     def __post_init__(self) -> None:
-        if self.prompt_length < 1 or self.num_rows < 1 or self.period < 1:
-            raise ValueError(
-                "prompt_length, num_rows and period are at least 1, got "
-                f"{self.prompt_length}, {self.num_rows} and {self.period}."
-            )
+        for name in ("prompt_length", "num_rows", "period"):
+            require_count(name, vars(self)[name], 1)
         if not self.gen_lengths or min(self.gen_lengths) < 1:
             raise ValueError(f"gen_lengths are one or more lengths, got {self.gen_lengths}.")
 
@@ -114,11 +116,14 @@ class Batch:
         tokens: Prompts, left-padded with EOS, then answers, padded with EOS.
         pads: Columns of left padding.
         gen_length: Columns of the answer.
+        ranks: Of each answer position in the order in which a teacher committed the answer, from 0;
+            positions after it have any greater number. `None`: there was no teacher.
     """
 
     tokens: Int[Tensor, "B L"]
     pads: Int[Tensor, " B"]
     gen_length: int
+    ranks: Int[Tensor, "B G"] | None = None
 
     @property
     def start(self) -> int:
@@ -127,7 +132,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch on a device."""
-        return Batch(self.tokens.to(device), self.pads.to(device), self.gen_length)
+        ranks = None if self.ranks is None else self.ranks.to(device)
+        return Batch(self.tokens.to(device), self.pads.to(device), self.gen_length, ranks)
 
 
 def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int = 0) -> Batch:

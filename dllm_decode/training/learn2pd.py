@@ -20,6 +20,7 @@ from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.examples import Objective, Part, Source
 from dllm_decode.training.learn2pd_examples import FilterExamples
 from dllm_decode.training.loop import Report, Settings, require_finite, train
+from samplers.checks import require_count, require_positive
 from samplers.learn2pd import new_network
 
 Counted = Literal["all", "masked"]
@@ -49,10 +50,8 @@ class FilterSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
-        if not 0.0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be above 0 and finite, got {self.learning_rate}.")
+        require_count("num_steps", self.num_steps, 1)
+        require_positive("learning_rate", self.learning_rate)
         require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
 
 

@@ -102,7 +102,6 @@ def train(
     evaluate: Evaluate,
     measures: Collection[str] = (),
     observe: Callable[[Report], None] = lambda report: None,
-    advance: Callable[[float], None] = lambda spent: None,
     resume: bool = True,
 ) -> Progress:
     """Trains until the run ends or the session is to pause.
@@ -122,7 +121,6 @@ def train(
             now and then, and at the end.
         measures: Names that every evaluation has.
         observe: Told how it goes, on the first process, about once a second.
-        advance: Told before each step which share of the run is over.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -138,7 +136,7 @@ def train(
     clock = _Clock(settings, run.progress)
     turn = _Turn(settings.spent(run.progress))
     while turn.spent < 1 and not turn.pauses:
-        advance(turn.spent)
+        objective.advance(turn.spent)
         loss = run.step(turn.spent)
         # The clocks of processes differ, so the first one decides.
         (turn,) = broadcast_object_list([clock.turn(run.progress)])

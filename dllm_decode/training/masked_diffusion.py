@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.training.examples import Batch, Objective
+from samplers.checks import require_count, require_probability
 
 IGNORED = -100
 
@@ -79,11 +80,9 @@ class MaskSampler:
     ordered_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.block_length < 1:
-            raise ValueError(f"block_length must be at least 1, got {self.block_length}.")
-        for name in ("block_share", "ordered_share"):
-            if not 0.0 <= vars(self)[name] <= 1.0:
-                raise ValueError(f"{name} must be a probability in [0, 1], got {vars(self)[name]}.")
+        require_count("block_length", self.block_length, 1)
+        require_probability("block_share", self.block_share)
+        require_probability("ordered_share", self.ordered_share)
 
     def draw(
         self, answers: Int[Tensor, "B G"], eos_id: int, generator: torch.Generator

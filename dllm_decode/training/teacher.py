@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from dllm_decode.training.examples import Batch, Part, Source, lay_out
+from samplers.checks import require_count
 
 
 class Demonstration(NamedTuple):
@@ -55,9 +57,8 @@ class Lessons(Source[Batch]):
     ) -> None:
         if not demonstrations:
             raise ValueError("Answers to learn from must be at least one, got none.")
-        for name, number in (("num_rows", num_rows), ("num_forwards", num_forwards)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}.")
+        require_count("num_rows", num_rows, 1)
+        require_count("num_forwards", num_forwards, 1)
         self._demonstrations = demonstrations
         self._gen_length = gen_length
         self._eos_id = eos_id
@@ -73,23 +74,16 @@ class Lessons(Source[Batch]):
         first = (step * world_size + rank) * self._num_forwards
         for number in range(first, first + self._num_forwards):
             places = range(number * self._num_rows, (number + 1) * self._num_rows)
-            chosen = [self._order(place // num_all)[place % num_all] for place in places]
-            pairs = [self._demonstrations[i][:2] for i in chosen]
-            batch = lay_out(pairs, self._gen_length, self._eos_id).to(self._device)
+            rows = [self._order(place // num_all)[place % num_all] for place in places]
+            batch = lay_out([one[:2] for one in rows], self._gen_length, self._eos_id)
+            ranks = torch.full((len(rows), self._gen_length), self._gen_length)
+            for row, one in zip(ranks, rows, strict=True):
+                row[: len(one.ranks)] = torch.tensor(one.ranks)
+            batch = replace(batch, ranks=ranks).to(self._device)
             found.append(Part(batch, f"masks;{number}", 1 / self._num_forwards, self._num_rows))
         return found
 
-    def _order_of(self, epoch: int) -> Sequence[int]:
-        order = list(range(len(self._demonstrations)))
+    def _order_of(self, epoch: int) -> Sequence[Demonstration]:
+        order = list(self._demonstrations)
         random.Random(f"{self._seed};order;{epoch}").shuffle(order)
         return order
-
-
-def ranks_of(
-    demonstrations: Sequence[Demonstration], eos_ids: tuple[int, ...]
-) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Returns the teacher's orders as `TrajectoryForcing` wants them: by tokens without the EOS."""
-    return {
-        (*one.prompt, *(t for t in one.answer if t not in eos_ids)): one.ranks
-        for one in demonstrations
-    }

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.training import Progress, ProgressBar, Settings, train
-from dllm_decode.training.certainty import Curriculum, require_weights
+from dllm_decode.training.certainty import CertaintyLoss, Curriculum
 from dllm_decode.training.loop import NotFiniteError
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import save_like
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     judging = judged.run(student.loaded, sampler, cache, student.config, size)
     teacher = teacher_of(options, student)
     teaching = asked.run(student.loaded, teacher, cache, student.config, size)
-    objective_of(student, (), options)
+    objective_of(student, options)
     if options.lora_rank:
         require_lora(student.model, rank=options.lora_rank, alpha=alpha_of(options))
     accelerator = accelerator_of(options, student.model)
@@ -101,7 +101,7 @@ def check(options: argparse.Namespace) -> None:
         if value is not None and not 0 < value <= MOST:
             limit = f"at most {MOST:g}" if value > MOST else "above 0"
             raise ValueError(f"--{name.replace('_', '-')} must be {limit}, got {value}.")
-    require_weights(options.temperature, options.entropy_weight)
+    CertaintyLoss(options.method, options.temperature, options.entropy_weight)
     Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
@@ -199,7 +199,6 @@ class Distillation:
             lora = LoRA(student.model, student.family, rank=rank, alpha=alpha)
         else:
             student.model.requires_grad_(True)
-        objective, advance = objective_of(student, demonstrations, options)
         lessons = Lessons(
             demonstrations, gen_length=student.config.gen_length,
             eos_id=student.model.eos_ids[0], num_rows=options.rows,
@@ -220,8 +219,8 @@ class Distillation:
                 return measured.point
 
             progress = train(
-                objective, optimisers_of(student.model, options), lessons, settings,
-                accelerator=accelerator, evaluate=evaluate, observe=shown, advance=advance,
+                objective_of(student, options), optimisers_of(student.model, options), lessons,
+                settings, accelerator=accelerator, evaluate=evaluate, observe=shown,
                 measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
         on_first(accelerator, lambda: self.write_weights(lora))

@@ -46,6 +46,7 @@ from eval.training.held_out import (
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
+from samplers.checks import require_probability
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 """Thresholds of the table of held-out blocks."""
@@ -60,8 +61,7 @@ def run(options: argparse.Namespace) -> int:
     require_output(Path(options.output), work_of(options))
     options.threshold = list(dict.fromkeys(options.threshold))
     for threshold in options.threshold:
-        if not 0.0 <= threshold <= 1.0:
-            raise ValueError(f"--threshold must be a probability in [0, 1], got {threshold}.")
+        require_probability("--threshold", threshold)
     against, cache = parse_sampler(options.against), parse_cache(options.cache)
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", least=LEAST_PROMPTS

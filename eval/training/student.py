@@ -1,7 +1,7 @@
 """The model that is distilled, and what the options say of its training."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,8 @@ from dllm_decode.training.certainty import (
     CertaintyLoss,
     Curriculum,
     TrajectoryForcing,
-    TrajectoryLoss,
 )
 from dllm_decode.training.saving import read_family
-from dllm_decode.training.teacher import Demonstration, ranks_of
 from eval.runs.command import load
 from eval.runs.options import LENGTHS, given_of
 from eval.runs.plugins import parse_model, parse_sampler
@@ -98,25 +96,17 @@ def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
     return parse_sampler(given) if given else FixedSchedule(student.config.block_length)
 
 
-def objective_of(
-    student: Student, demonstrations: Sequence[Demonstration], options: argparse.Namespace
-) -> tuple[Objective[Batch], Callable[[float], None]]:
-    """Returns the loss of the method, and what tells it how far the run is."""
-    weights = (options.temperature, options.entropy_weight)
-    assert student.config.block_length is not None
+def objective_of(student: Student, options: argparse.Namespace) -> Objective[Batch]:
+    """Returns the loss of the method."""
+    length = student.config.block_length
+    assert length is not None
+    loss = CertaintyLoss(options.method, options.temperature, options.entropy_weight)
     if options.method == "dparallel":
-        loss = CertaintyLoss(*weights)
-        forcing = CertaintyForcing(student.model, student.config.block_length, loss=loss)
-        return forcing, lambda _: None
-    ranks = ranks_of(demonstrations, student.model.eos_ids)
+        return CertaintyForcing(student.model, length, loss=loss)
     # The authors' curriculum, 16 to 32, in proportion to the block length.
-    quarters = (2, 2, 3, 3, 4, 4)
-    lengths = tuple(max(1, student.config.block_length * part // 4) for part in quarters)
+    lengths = tuple(max(1, length * quarters // 4) for quarters in (2, 2, 3, 3, 4, 4))
     curriculum = Curriculum(options.greatest_share, lengths)
-    following = TrajectoryForcing(
-        student.model, ranks, curriculum=curriculum, loss=TrajectoryLoss(*weights)
-    )
-    return following, following.advance
+    return TrajectoryForcing(student.model, curriculum=curriculum, loss=loss)
 
 
 def optimisers_of(model: MaskedTransformer, options: argparse.Namespace) -> Sequence[Optimizer]:

@@ -24,12 +24,11 @@ from dllm_decode.training.certainty import (
     CertaintyLoss,
     Curriculum,
     TrajectoryForcing,
-    TrajectoryLoss,
 )
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
 from dllm_decode.training.saving import read_family, save_like
-from dllm_decode.training.teacher import Demonstration, Lessons, ranks_of
+from dllm_decode.training.teacher import Demonstration, Lessons
 from samplers import EntropyThreshold, FixedSchedule
 
 EOS, MASK, VOCAB = 0, 1, 24
@@ -64,7 +63,7 @@ def run(
     num_rows: int = 4, num_forwards: int = 2, evaluate_every: int = 3, optimiser: Any = None,
 ) -> Progress:  # fmt: skip
     demonstrations = reversals()
-    objective, advance = objective_of(model, demonstrations, method)
+    objective = objective_of(model, method)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     source = Lessons(
         demonstrations, gen_length=GEN_LENGTH, eos_id=EOS, num_rows=num_rows,
@@ -78,20 +77,14 @@ def run(
         accelerator=Accelerator(cpu=True),
         evaluate=evaluate,
         observe=observe,
-        advance=advance,
     )
 
 
-def objective_of(model: MaskedTransformer, demonstrations: Any, method: str) -> Any:
+def objective_of(model: MaskedTransformer, method: str) -> Any:
     if method == "dparallel":
-        return CertaintyForcing(model, 4, loss=CertaintyLoss()), lambda spent: None
-    forcing = TrajectoryForcing(
-        model,
-        ranks_of(demonstrations, (EOS,)),
-        curriculum=Curriculum(block_lengths=(2, 4)),
-        loss=TrajectoryLoss(),
-    )
-    return forcing, forcing.advance
+        return CertaintyForcing(model, 4, loss=CertaintyLoss("dparallel"))
+    curriculum = Curriculum(block_lengths=(2, 4))
+    return TrajectoryForcing(model, curriculum=curriculum, loss=CertaintyLoss("d3llm"))
 
 
 def weights_of(model: MaskedTransformer) -> dict[str, Tensor]:
@@ -238,7 +231,7 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
     prompt = tuple(range(5, 12))
     pairs = [(prompt, (20, 21, 22, model.eos_ids[-1]))] * 2
     batch = lay_out(pairs, own * 2, model.eos_ids[0])
-    objective = CertaintyForcing(model, own, loss=CertaintyLoss())
+    objective = CertaintyForcing(model, own, loss=CertaintyLoss("dparallel"))
     loss = objective.loss(batch, torch.Generator().manual_seed(0))
     loss.backward()
     layers = model.transformer.layers
@@ -270,7 +263,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
     own = max(4, model.causal_block_length)
     batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
-    objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss())
+    objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss("dparallel"))
     optimiser = AdamW(lora.weights, lr=0.05)
     for step in range(3):
         optimiser.zero_grad()

@@ -427,8 +427,8 @@ def test_no_prompt_is_in_two_splits() -> None:
     ("call", "message"),
     [
         (lambda: Learn2PD(threshold=1.5), r"threshold must be a probability in \[0, 1\], got 1.5"),
-        (lambda: FilterSettings(num_steps=0), "num_steps must be at least 1"),
-        (lambda: FilterSettings(learning_rate=0.0), "learning_rate must be above 0"),
+        (lambda: FilterSettings(num_steps=0), "num_steps must be a whole number, at least 1"),
+        (lambda: FilterSettings(learning_rate=0.0), "learning_rate must be a number above 0"),
         (
             lambda: new_network(4, (4,), "swish"),
             'activation must be one of "relu", "tanh", "gelu", got',
