@@ -1,16 +1,15 @@
 """Options of all commands but the training's, as dataclasses. Nothing heavy is imported."""
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from eval.runs.options import above_zero, length, positive, task_names, whole_between
+from msgspec import Meta
 
-Count: TypeAlias = Annotated[int, partial(whole_between, least=0)]
-Positive: TypeAlias = Annotated[int, positive]
-Port: TypeAlias = Annotated[int, partial(whole_between, least=0, most=2**16 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 # OpenMP ends the process where memory lacks for more threads.
-Threads: TypeAlias = Annotated[int, partial(whole_between, least=1, most=1024)]
+Threads: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 Expression: TypeAlias = Annotated[str, "EXPR"]
 File: TypeAlias = Annotated[str, "FILE"]
 Folder: TypeAlias = Annotated[str, "FOLDER"]
@@ -278,14 +277,14 @@ class Harness:
         confirm_run_unsafe_code: Run programs that the model writes, where a task asks for that.
     """
 
-    tasks: Annotated[str, task_names, "NAME,..."] = field(metadata={"required": True})
+    tasks: Annotated[str, "NAME,..."] = field(metadata={"required": True})
     include_path: Folder | None = None
-    limit: Annotated[float, above_zero] | None = None
+    limit: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
     num_fewshot: Count | None = None
     nll: Nll | None = None
     mc_num: Positive | None = None
     batch_size: Positive | None = None
-    gen_length: Annotated[int | str, length, "N"] | None = None
+    gen_length: Positive | Literal["task"] | None = None
     fewshot_seed: int = 1234
     apply_chat_template: bool = False
     system_instruction: Annotated[str, "TEXT"] | None = None

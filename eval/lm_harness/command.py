@@ -36,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
         )
     from eval.lm_harness.model import DecodeLM
 
+    options.tasks = [name for name in map(str.strip, options.tasks.split(",")) if name]
+    if not options.tasks:
+        raise ValueError("--tasks must name at least one task, got none.")
     if options.output:
         options.output = Path(options.output)
         require_folder(options.output)

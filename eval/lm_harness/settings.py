@@ -1,17 +1,17 @@
 """The settings of the harness adapter, and how they are read from text."""
 
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Dtype, Nll
+from eval.arguments import Dtype, Nll, Positive
 from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import load
-from eval.runs.options import OPTIONS, READERS, positive
+from eval.runs.names import read
+from eval.runs.options import OPTIONS
 from eval.runs.plugins import (
     check_verifier,
     parse_blocks,
@@ -185,17 +185,9 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
 }  # fmt: skip
 """By expression the function that refuses mistakes, before a model is loaded."""
 
-_READERS: Mapping[str, Callable[[object], Any]] = {
-    **{name: READERS.get(kind, str) for name, kind in OPTIONS.items()},
-    "mc_num": positive,
-    "batch_size": positive,
-}
+_KINDS: Mapping[str, Any] = {**OPTIONS, "mc_num": Positive, "batch_size": Positive}
 
 
 def _read(name: str, value: Any) -> Any:
-    if name not in _READERS or (name, value) == ("gen_length", "task"):
-        return value
-    try:
-        return _READERS[name](value)
-    except ArgumentTypeError as error:
-        raise ValueError(f"{name} {error}.") from None
+    is_word = name not in _KINDS or (name, value) == ("gen_length", "task")
+    return value if is_word else read(name, value, _KINDS[name])

@@ -1,18 +1,17 @@
 """Tasks by address, as command lines and sweep files name them: `lists/shuffle?limit=9&n=6`."""
 
-import types
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from inspect import Parameter, isabstract, signature
-from operator import or_
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_origin
 from urllib.parse import unquote
 
-import msgspec
-
+from eval.runs.lines import Count
+from eval.runs.options import kinds_of, value_of
 from eval.runs.records import digest
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
@@ -91,19 +90,20 @@ def construct(
                 f"{name} must be given the option {key}, got {', '.join(options) or 'none'}; "
                 f"write {name}?{key}=..."
             )
-    return make(**{key: _value(key, text, known[key].annotation) for key, text in options.items()})
+    return make(**{key: read(key, text, known[key].annotation) for key, text in options.items()})
 
 
-def whole_number(name: str, text: str) -> int:
-    """Reads an integer from 0 on, or raises ValueError if the text is none."""
-    if not text.isascii() or not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {shown(text)}.")
-    return int(text)
+def read(name: str, text: object, kind: Any) -> Any:
+    """Reads an option as a declared type, or raises ValueError, which names the option."""
+    try:
+        return value_of(text, kind)
+    except ArgumentTypeError as error:
+        raise ValueError(f"{name} {error}.") from None
 
 
 def _require_readable(name: str, key: str, annotation: Any) -> None:
     """Raises ValueError if no text can be read as the type that the constructor declares."""
-    if not any(kind in _READABLE or get_origin(kind) is Literal for kind in _kinds(annotation)):
+    if not any(kind in _READABLE or get_origin(kind) is Literal for kind in kinds_of(annotation)):
         declared = "nothing" if annotation is Parameter.empty else f"{annotation!r}"
         raise ValueError(
             f"The option {key} of {name} must be declared as str, int, float, bool, Path, "
@@ -112,34 +112,7 @@ def _require_readable(name: str, key: str, annotation: Any) -> None:
         )
 
 
-def _value(name: str, text: str, annotation: Any) -> object:
-    """Reads an option as the type that the constructor declares for it."""
-    kinds = _kinds(annotation)
-    if type(None) in kinds and text == "None" and str not in kinds:
-        return None
-    if tuple[str, ...] in kinds:
-        return tuple(text.split(","))
-    if Path in kinds and str not in kinds:
-        return Path(text)
-    try:
-        # Without None, which is written as null there.
-        own: Any = reduce(or_, (kind for kind in kinds if kind is not type(None)))
-        return msgspec.convert(text, own, strict=False)
-    except msgspec.ValidationError:
-        literals = [str(one) for kind in kinds for one in get_args(kind)]
-        wanted = f"one of {', '.join(literals)}" if literals else _WORDS[kinds[0]]
-        raise ValueError(f"{name} must be {wanted}, got {shown(text)}.") from None
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types of a union; another type is returned alone."""
-    is_union = get_origin(annotation) in (Union, types.UnionType)
-    return get_args(annotation) if is_union else (annotation,)
-
-
 _READABLE = (tuple[str, ...], str, Path, bool, float, int)
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
-
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
@@ -233,8 +206,8 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
         address=f"{name}?{query}" if query else name,
         task=task,
         split=options.get("split", "test"),
-        limit=whole_number("limit", options["limit"]) if "limit" in options else None,
-        examples_seed=whole_number("examples_seed", options.get("examples_seed", "0")),
+        limit=read("limit", options["limit"], Count) if "limit" in options else None,
+        examples_seed=read("examples_seed", options.get("examples_seed", "0"), Count),
     )
 
 

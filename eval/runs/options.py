@@ -3,15 +3,17 @@
 Nothing heavy is imported, so that help is shown at once.
 """
 
-import argparse
 import re
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Collection, Iterable, Mapping
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
+from functools import partial, reduce
 from inspect import cleandoc
-from math import inf
-from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from operator import or_
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
 
 from dllm_decode.options import DecodeConfig
 
@@ -30,82 +32,52 @@ FIRST = (
 """Options that most users need; help shows them before all groups."""
 
 
-def whole(written: object) -> int:
-    """Reads a whole number."""
-    try:
-        return int(str(written))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {written!r}") from None
-
-
-def whole_between(written: object, least: int, most: int = 2**31 - 1) -> int:
-    """Reads a whole number within limits."""
-    number = whole(written)
-    if number < least:
-        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
-    if number > most:
-        raise argparse.ArgumentTypeError(f"must be at most {most}, got {number}")
-    return number
-
-
-def positive(written: object) -> int:
-    """Reads a whole number of at least 1."""
-    return whole_between(written, 1)
-
-
-def number(written: object) -> float:
-    """Reads a number."""
-    try:
-        return float(str(written))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {written!r}") from None
-
-
-def above_zero(written: object) -> float:
-    """Reads a number above 0."""
-    found = number(written)
-    if not 0 < found < inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {found}")
-    return found
-
-
-def task_names(text: str) -> list[str]:
-    """Reads names of tasks, joined by commas."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("must name at least one task")
-    return found
-
-
-def length(text: str) -> int | str:
-    """Reads an answer length, or the word "task"."""
-    return text if text == "task" else positive(text)
-
-
-def truth(written: object) -> bool:
-    """Reads true or false."""
-    if str(written).lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, got {written!r}")
-    return str(written).lower() == "true"
-
-
-def ids(written: object) -> tuple[int, ...]:
-    """Reads token ids, joined by commas."""
-    return tuple(whole(one) for one in str(written).strip("()[]").split(",") if one.strip())
-
-
-READERS: Mapping[Any, Callable[[object], Any]] = {
-    bool: truth, int: whole, int | None: whole, float: number, tuple[int, ...]: ids,
-}  # fmt: skip
-"""By type of an option how its text is read; all others are texts."""
-
 _METAVARS: Mapping[Any, str] = {int: "N", float: "N", tuple[int, ...]: "N,..."}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "above"}
+
+
+def value_of(written: object, kind: Any) -> Any:
+    """Reads a text as a declared type, such as `int | None`; commas separate the entries of tuples.
+
+    Raises ArgumentTypeError, which says what must be, if it is not of the type.
+    """
+    kinds, given = [bare(one) for one in kinds_of(kind)], written
+    if NoneType in kinds and written == "None" and str not in kinds:
+        return None
+    if isinstance(written, str) and tuple[int, ...] in kinds:
+        given = [part.strip() for part in written.strip("()[]").split(",") if part.strip()]
+    elif isinstance(written, str) and tuple[str, ...] in kinds:
+        given = written.split(",")
+    # Without None, which is written as null there.
+    own: Any = reduce(or_, (one for one in kinds_of(kind) if one is not NoneType))
+    try:
+        return msgspec.convert(given, own, strict=False, dec_hook=lambda kind, text: kind(text))
+    except msgspec.ValidationError as error:
+        bound = re.search(r"(>=|<=|>) (\S+)$", str(error))
+        if bound:
+            limit = f"{_BOUNDS[bound[1]]} {bound[2].removesuffix('.0')}"
+            raise ArgumentTypeError(f"must be {limit}, got {written}") from None
+        texts = [str(text) for one in kinds for text in get_args(one) if get_origin(one) is Literal]
+        wanted = [_WORDS[one] for one in kinds if one in _WORDS]
+        wanted += [f"one of {', '.join(texts)}"] if texts else []
+        raise ArgumentTypeError(f"must be {' or '.join(wanted)}, got {written!r}") from None
+
+
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; another type is returned alone."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def bare(kind: Any) -> Any:
+    """Returns a type without its annotations."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 class Group(NamedTuple):
     """Options of a command: fields of a dataclass, whose documentation is their help.
 
-    `Annotated` adds a reader or a metavar to the type of a field. Metadata of a field are further
+    `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
     keywords of `ArgumentParser.add_argument`, or other "names". A field without a default is
     positional, unless it is "required".
 
@@ -189,22 +161,18 @@ def _default(option: Field[Any]) -> Any:
 def _reading(group: Group, option: Field[Any]) -> dict[str, Any]:
     """Returns how the text of an option becomes its value."""
     kind: Any = option.type
-    added: Iterable[Any] = ()
-    if NoneType in get_args(kind):
-        (kind,) = (one for one in get_args(kind) if one is not NoneType)
-    if get_origin(kind) is list:
-        (kind,) = get_args(kind)
-    if get_origin(kind) is Annotated:
-        kind, *added = get_args(kind)
-    if kind is bool:
+    repeated = {"action": "append"} if group.repeat else {}
+    if get_origin(kinds_of(kind)[0]) is list:
+        (kind,) = get_args(kinds_of(kind)[0])
+    first = bare(kinds_of(kind)[0])
+    if first is bool:
         return {"action": BooleanOptionalAction if group.unset else "store_true"}
-    found: dict[str, Any] = {"type": READERS.get(kind, str), "metavar": _METAVARS.get(kind)}
-    if get_origin(kind) is Literal:
-        found = {"choices": get_args(kind)}
-    elif option.name in LENGTHS:
-        found["type"] = positive
-    found |= {"metavar" if isinstance(one, str) else "type": one for one in added}
-    return found | {"action": "append"} if group.repeat else found
+    if get_origin(first) is Literal:
+        return {"choices": get_args(first), **repeated}
+    annotated = (one for one in kinds_of(kind) if get_origin(one) is Annotated)
+    added = (text for one in annotated for text in get_args(one)[1:] if isinstance(text, str))
+    metavar = next(added, _METAVARS.get(first))
+    return {"type": partial(value_of, kind=kind), "metavar": metavar, **repeated}
 
 
 def _help(group: Group, option: Field[Any], text: str) -> str:

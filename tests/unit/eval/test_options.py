@@ -17,12 +17,13 @@ from rich.console import Console
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.compatibility import require_plugins
 from eval import cli
+from eval.arguments import Positive
 from eval.cli import EVAL_COMMANDS as COMMANDS
 from eval.cli import evaluate as main
 from eval.cli import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import read_arguments
-from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of, positive
+from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of
 from eval.runs.sweep import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -245,7 +246,7 @@ class Oven:
     """
 
     dish: str
-    heat: Annotated[int, positive] = 180
+    heat: Positive = 180
     cover: Annotated[str, "KIND"] | None = None
     minutes: list[float] = field(default_factory=lambda: [30.0, 0.5], metadata={"nargs": "+"})
     grill: bool = False
