@@ -29,7 +29,7 @@ from eval.metrics.statistics import paired_score_interval
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.plugins import parse_sampler
-from eval.runs.progress import Reporter, reporter_for
+from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Settings
 from eval.runs.runner import Checked, plan_of
@@ -112,7 +112,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     torch.set_num_threads(options.threads)
     guarantee = Guarantee(options.max_drop, options.confidence, options.test)
-    with reporter_for(Console(stderr=True)) as reporter:
+    with Reporter(Console(stderr=True)) as reporter:
         findings = [check_task(task, options, guarantee, reporter) for task in options.task]
     rows = [row_of(finding, guarantee.max_drop) for finding in findings]
     text = f"{table_of(rows)}\n{summary_of(findings, options)}\n"

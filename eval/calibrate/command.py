@@ -17,7 +17,7 @@ from eval.runs.command import code_for, open_model, warn_of_unknown_words
 from eval.runs.files import read_object, require_file, write_json
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
-from eval.runs.progress import reporter_for
+from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, Settings, digest
 from eval.runs.runner import Checked, done_of, plan_of
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"WARNING: {warning}\n")
     warn_of_unknown_words(checked)
     machine = machine_of(checked[0].run.model.device)
-    with folder.writing(0) as part, reporter_for(Console(stderr=True)) as reporter:
+    with folder.writing(0) as part, Reporter(Console(stderr=True)) as reporter:
         done = done_of(folder, checked, retry_errors=options.retry_errors)
         decoder = BatchDecoder(part, folder.note_machine(machine), done, reporter)
         card = calibrate(

@@ -15,7 +15,7 @@ from dllm_decode import load_target
 from eval.runs.crew import Crew
 from eval.runs.options import axes_of
 from eval.runs.plugins import DTYPES, open_address
-from eval.runs.progress import reporter_for
+from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
 from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
@@ -72,7 +72,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
             options.out,
             place=place,
             decoded=decoded,
-            reporter=reporter_for(Console(stderr=True)),
+            reporter=Reporter(Console(stderr=True)),
             retry_errors=options.retry_errors,
             skip_impossible=options.skip_impossible,
             drop_others=options.drop_others,

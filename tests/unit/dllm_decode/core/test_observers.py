@@ -36,7 +36,7 @@ from dllm_decode import (
 )
 from dllm_decode.core.observers import final_tokens
 from dllm_decode.streaming import draft_observer, stream_to_terminal
-from eval.runs.progress import Bar
+from eval.runs.progress import Reporter
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
@@ -222,13 +222,13 @@ def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) ->
 
 def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.runs.progress._LOOK_EVERY_S", 0.0)
-    bar, shares = Bar(Console(file=io.StringIO())), []
+    bar, shares = Reporter(Console(file=io.StringIO(), force_terminal=True)), []
     with bar:
         bar.begin("many", len(TINY_PROMPTS), [])
 
         def look(event: StepEvent) -> None:
             bar(event)
-            shares.append(bar._progress.tasks[0].completed)
+            shares.append(bar._bar.tasks[-1].completed)
 
         list(
             decode_many(

@@ -21,7 +21,7 @@ from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
 from eval.reports.summary import summarise
 from eval.runs import provenance
-from eval.runs.progress import Bar, Lines, reporter_for
+from eval.runs.progress import Reporter
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Place
@@ -302,8 +302,7 @@ def test_progress_says_which_setting_of_how_many_and_the_time_left(
     stream = io.StringIO()
     runs = eval_runs.runs()
     execute(runs[:1], tmp_path)
-    reporter = reporter_for(Console(file=stream))
-    assert isinstance(reporter, Lines)
+    reporter = Reporter(Console(file=stream))
     execute(runs, tmp_path, reporter=reporter)
     old, _, *new = stream.getvalue().splitlines()
     assert old.startswith("setting 1 of 2: FixedSchedule(")
@@ -319,8 +318,7 @@ def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_co
     """Bars of complete settings filled the screen, and hid the present one."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, height=24)
-    reporter = reporter_for(console)
-    assert isinstance(reporter, Bar)
+    reporter = Reporter(console)
     execute(eval_runs.runs(), tmp_path, reporter=reporter)
     shown = Text.from_ansi(stream.getvalue()).plain
     # One line each, not several: they fit.
