@@ -21,7 +21,7 @@ from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Prompt
 from dllm_decode.texts import UseTemplate, prompt_ids
 from eval.conversation import Speaker
-from eval.runs.files import decoded, only_writer, require_file
+from eval.files import decoded, only_writer, require_file
 
 _REMEDY = "mend or remove the line"
 

@@ -10,7 +10,7 @@ import msgspec
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
 from eval.calibrate.procedure import Guarantee, Judgement
-from eval.runs.files import converted, read_object, write_json, write_text
+from eval.files import converted, read_object, write_json, write_text
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.plugins import no_target, parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.runs.records import Settings, named_parts

@@ -13,8 +13,8 @@ from rich.console import Console
 from eval.calibrate.calibration import BatchDecoder, calibrate
 from eval.calibrate.ladders import LADDERS, rung_of
 from eval.calibrate.procedure import Guarantee
+from eval.files import read_object, require_file, write_json
 from eval.runs.command import code_for, open_model, warn_of_unknown_words
-from eval.runs.files import read_object, require_file, write_json
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.progress import Reporter

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from eval.files import require_folder
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.settings import DEFAULTS, read_arguments
-from eval.runs.files import require_folder
 from eval.runs.options import OPTIONS
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections import Counter
 from rich.console import Console
 
 from eval.calibrate.card import warn_of_misfits
+from eval.files import require_file, write_text
 from eval.metrics.costs import COSTS, Cost, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
@@ -18,7 +19,6 @@ from eval.reports.summary import measured
 from eval.reports.table import bold, commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
-from eval.runs.files import require_file, write_text
 from eval.runs.lines import Record
 from eval.runs.records import Folder, Settings
 

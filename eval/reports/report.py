@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.files import write_json, write_text
 from eval.grid import markdown_of
 from eval.metrics.costs import COSTS, Cost, Row, usual_cost
 from eval.metrics.curves import (
@@ -26,7 +27,6 @@ from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import Measured
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
-from eval.runs.files import write_json, write_text
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.records import Settings

@@ -26,10 +26,10 @@ from dllm_decode.decide import decide
 from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
 from dllm_decode.views import look
+from eval.files import require_file, write_json
 from eval.grid import markdown_of, show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.files import require_file, write_json
 from eval.runs.lines import ScoredExample
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of

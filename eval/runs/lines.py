@@ -7,7 +7,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from eval.runs.files import decoded
+from eval.files import decoded
 
 # Numbers fit 64 bits: Python reads greater ones, which nothing writes and sums overflow on.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

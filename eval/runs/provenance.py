@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from eval.runs.files import read_object, write_json
+from eval.files import read_object, write_json
 from eval.runs.plugins import parse_model
 from eval.runs.settings import Run
 

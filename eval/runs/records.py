@@ -13,7 +13,7 @@ import msgspec
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
-from eval.runs.files import converted, only_writer, read_object, require_folder, write_json
+from eval.files import converted, only_writer, read_object, require_folder, write_json
 from eval.runs.lines import Record, cut_torn_line, read_lines
 from eval.runs.options import OPTIONS
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.runs.files import is_of
+from eval.files import is_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import OPTIONS
 from eval.runs.plugins import (

@@ -9,9 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from eval.files import REPAIR, converted
 from eval.tasks.base import Example, content_id, cut_at
 from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, Row, write_plain
-from eval.tasks.problem_files import DataSet, PublishedTask, typed
+from eval.tasks.problem_files import DataSet, PublishedTask
 from samplers.checks import require_count
 
 DATA = DataSet(
@@ -114,7 +115,7 @@ class Gsm8k(PublishedTask[Protocol]):
 
     def _rows(self, split: str) -> list[Row]:
         path = None if self.path is None else file_of(self.path, split)
-        problems = (typed(row, Problem, where) for row, where in DATA.rows(path, split))
+        problems = (converted(row, Problem, where, REPAIR) for row, where in DATA.rows(path, split))
         return [Row(one.question, ANNOTATION.sub("", one.answer)) for one in problems]
 
     def _demonstrations(self, rows: list[Row]) -> list[list[Row]]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from eval.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
 from eval.tasks.code import HUMANEVAL, CodeTask, fenced, unix_lines
-from eval.tasks.problem_files import DataSet, typed
+from eval.tasks.problem_files import DataSet
 
 DATA = DataSet(
     "openai/openai_humaneval", None, ("HumanEval.jsonl", "HumanEval.jsonl.gz"),
@@ -53,7 +54,10 @@ class HumanEval(CodeTask):
 
     def read(self, split: str) -> list[Example]:
         found = DATA.rows(self.path, split)
-        return [self._example(typed(unix_lines(one.fields), Problem, one.where)) for one in found]
+        return [
+            self._example(converted(unix_lines(one.fields), Problem, one.where, REPAIR))
+            for one in found
+        ]
 
     def program(self, example: Example, text: str) -> str:
         """Returns prompt and continuation, or the block that defines the function.

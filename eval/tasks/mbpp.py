@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from eval.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
 from eval.tasks.code import MBPP, CodeTask, fenced, unix_lines
-from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found, typed
+from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found
 
 DATA = DataSet(
     "google-research-datasets/mbpp", "full", ("mbpp.jsonl", "sanitized-mbpp.json"),
@@ -139,4 +140,4 @@ def ask(problem: Problem) -> str:
 def problem_of(found: Found) -> Problem:
     """Reads a problem of either official file."""
     fields = {"text": found.fields.get("prompt"), **found.fields}
-    return typed(unix_lines(fields), Problem, found.where)
+    return converted(unix_lines(fields), Problem, found.where, REPAIR)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from eval.tasks.problem_files import Found, read_objects, typed
+from eval.files import REPAIR, converted, decoded
+from eval.tasks.problem_files import Found, read_objects
 
 SPLIT = "test"
 CONFIG = "task_config.yaml"
@@ -100,7 +101,9 @@ def _generated(root: Path) -> Iterator[tuple[str, Source]]:
 
 def _read_generated(file: Path, name: str) -> list[Row]:
     config = file.parent / CONFIG
-    return _read_lines(file, typed(_yaml(config).get(name), Config, f"{name!r} in {config}"))
+    return _read_lines(
+        file, converted(_yaml(config).get(name), Config, f"{name!r} in {config}", REPAIR)
+    )
 
 
 def _read_lines(file: Path, config: Config) -> list[Row]:
@@ -120,7 +123,7 @@ def _read_tables(files: Sequence[Path]) -> list[Row]:
         for file in files
         for number, fields in enumerate(_table(file), start=1)
     ]
-    return [_row(one, typed(one.fields, Config, one.where)) for one in found]
+    return [_row(one, converted(one.fields, Config, one.where, REPAIR)) for one in found]
 
 
 def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
@@ -131,7 +134,7 @@ def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
             is_built = isinstance(given, dict) and given.get("type") == "prebuilt"
             file = root / PREBUILT / str(given.get("source")) if is_built else root
             if file.is_file():
-                config = typed(given, Config, f"{name!r} in {recipe}")
+                config = converted(given, Config, f"{name!r} in {recipe}", REPAIR)
                 yield f"{recipe.stem}/{name}", Source(V2, partial(_read_lines, file, config))
 
 
@@ -143,7 +146,7 @@ def _row(found: Found, config: Config) -> Row:
         )
     # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
     given, answer = (_unpacked(found.fields[name], found.where) for name in ("input", "answer"))
-    shown = typed(given, Input, f"The input of {found.where}").icl_examples or []
+    shown = converted(given, Input, f"The input of {found.where}", REPAIR).icl_examples or []
     inputs = {name: value for name, value in given.items() if name != "icl_examples"}
     return Row(found.where, inputs, shown, answer, config)
 
@@ -151,12 +154,7 @@ def _row(found: Found, config: Config) -> Row:
 def _unpacked(value: Any, where: str) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
-    try:
-        return msgspec.json.decode(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where} must hold JSON in its fields, got {value[:60]!r} ({error}); repair it."
-        ) from None
+    return decoded(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -167,7 +165,9 @@ def _yaml(file: Path) -> Mapping[str, Any]:
             f"{file} is read by the package `pyyaml`, got none; install the extra `eval`."
         ) from error
     try:
-        return typed(yaml.safe_load(file.read_text(encoding="utf-8")), dict[str, Any], str(file))
+        return converted(
+            yaml.safe_load(file.read_text(encoding="utf-8")), dict[str, Any], str(file), REPAIR
+        )
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not valid YAML: {str(error).splitlines()[0]}.") from error
 

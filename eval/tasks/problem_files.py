@@ -11,12 +11,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import msgspec
 
+from eval.files import REPAIR, decoded
 from eval.tasks.base import Example, Task
 from samplers.checks import require_choice, require_count
 
 OF_PROTOCOL = -1
-
-Value = TypeVar("Value")
 
 
 class FileTask(Task):
@@ -162,30 +161,11 @@ def read_objects(file: Path) -> list[Found]:
         ) from error
     # U+2028 is allowed in JSON and must not end a line.
     lines = enumerate(text.split("\n"), start=1)
-    found = [_line(line, f"Line {number} of {file}") for number, line in lines if line.strip()]
+    found = [_found(line, f"Line {n} of {file}") for n, line in lines if line.strip()]
     if not found:
         raise ValueError(f"{file} must hold one JSON object a line, got no line; {remedy}.")
     return found
 
 
-def _line(line: str, where: str) -> Found:
-    try:
-        return Found(msgspec.json.decode(line, type=dict[str, Any]), where)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{where} must be a JSON object, got {line[:60]!r} ({error}); repair or remove it."
-        ) from None
-
-
-def typed(value: object, kind: type[Value], where: str) -> Value:
-    """Reads a value as a declared type; fields that the type does not declare are ignored.
-
-    Raises:
-        ValueError: If a field is missing or of another type; names the place.
-    """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(
-            f"{where} must be in its official form, got: {error}; repair or remove it."
-        ) from None
+def _found(line: str, where: str) -> Found:
+    return Found(decoded(line.encode(), dict[str, Any], where, REPAIR), where)

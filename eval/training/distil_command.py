@@ -20,8 +20,8 @@ from dllm_decode.training.loop import NotFiniteError
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import save_like
 from dllm_decode.training.teacher import Demonstration, Lessons
+from eval.files import write_json
 from eval.runs.command import code_for
-from eval.runs.files import write_json
 from eval.runs.plugins import parse_cache, parse_model, parse_sampler
 from eval.runs.settings import Place, Run
 from eval.training.curve import draw_curve, require_package

@@ -28,8 +28,8 @@ from dllm_decode.training.learn2pd_examples import (
     split,
 )
 from dllm_decode.training.loop import NotFiniteError
+from eval.files import write_json
 from eval.runs.command import open_model
-from eval.runs.files import write_json
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.records import digest

@@ -12,16 +12,15 @@ import msgspec
 from msgspec import Meta
 from rich.table import Table
 
+from eval.files import read_object, write_json
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer
-from eval.runs.files import write_json
 from eval.runs.lines import ScoredExample
 from eval.runs.provenance import machine_of
 from eval.runs.settings import ALONE, Place, Run
 from eval.tasks import Example
 from eval.training.questions import Questions
-from eval.training.run_folder import read_json
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -108,7 +107,7 @@ def measure(
 
 def read_measured(file: Path, questions: Questions) -> Measured:
     """Reads what was measured; ValueError if it is damaged, or of other questions."""
-    found, wanted = read_json(file, Measured), len(questions.examples)
+    found, wanted = read_object(file, Measured), len(questions.examples)
     for name, values in msgspec.structs.asdict(found).items():
         if len(values) != wanted:
             raise ValueError(

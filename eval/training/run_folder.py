@@ -4,13 +4,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from eval.runs.files import only_writer, write_json
+from eval.files import only_writer, read_object, write_json
 
 SETTINGS_FILE = "settings.json"
 TRAINING_FILE = "training_settings.json"
@@ -18,8 +17,6 @@ _LOCK_FILE = ".lock"
 DIGEST = "digest"
 """Ends the name of a setting whose value means nothing to a reader."""
 _UNSET = "unset"
-
-ReadT = TypeVar("ReadT")
 
 
 @contextmanager
@@ -73,7 +70,7 @@ def claim(file: Path, settings: Mapping[str, Any]) -> None:
     if not file.exists():
         write_json(file, wanted)
         return
-    kept = read_json(file, dict, remedy="remove the folder")
+    kept = read_object(file, remedy="remove the folder")
     was, now = dict(_leaves(kept)), dict(_leaves(wanted))
     pairs = [(name, was.get(name, _UNSET), now.get(name, _UNSET)) for name in {**was, **now}]
     changed = [one for one in pairs if one[1] != one[2]]
@@ -95,21 +92,6 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
         else:
             # Nothing was chosen, whether it is written as "" or as null.
             yield f"{before}{name}", _UNSET if value in ("", None) else value
-
-
-def read_json(
-    file: Path,
-    kind: type[ReadT],
-    *,
-    remedy: str = "remove the file, and the same command makes it anew",
-) -> ReadT:
-    """Reads a file of JSON; ValueError names the field if it is damaged or of another kind."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file} must be as this version writes it, got {error}; {remedy}."
-        ) from None
 
 
 def on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:

@@ -8,12 +8,11 @@ import torch
 
 from dllm_decode.core.observers import Trace
 from dllm_decode.training.teacher import Demonstration
+from eval.files import read_object, write_json
 from eval.runs.answers import answer
-from eval.runs.files import write_json
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.held_out import score_of
-from eval.training.run_folder import read_json
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
@@ -84,7 +83,7 @@ def read_answers(
 
 def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Answer]:
     """Reads the answers to a batch; ValueError if they are damaged, or to other prompts."""
-    found = read_json(file, _Answers).answers
+    found = read_object(file, _Answers).answers
     belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]
     if not belongs or any(len(one.answer) != len(one.ranks) for one in found):
         raise ValueError(

@@ -79,7 +79,7 @@ def test_answers_of_other_settings_are_kept(
     ("line", "sentence"),
     [
         ('{"tex": "a"}', "must have the fields of this version, got 'tex' besides"),
-        ('{"text": 5}', "must have 'text' as this version writes it: expected str | null, got int"),
+        ('{"text": 5}', "must have 'text' in its official form: expected str | null, got int"),
         ('{"text": "a"', "must be JSON"),
         ('{"text": "a", "messages": []}', "must have either 'text' or 'messages'"),
         ('{"id": 3}', "must have either 'text' or 'messages', or a 'template'"),

@@ -19,7 +19,7 @@ from dllm_decode import DecodeConfig, StepEvent, decode, load_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from eval.cli import main
-from eval.runs.files import write_json
+from eval.files import write_json
 from eval.runs.settings import Place, Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import Measured, compared, measure, read_measured

@@ -12,8 +12,11 @@ from filelock import FileLock, Timeout
 
 Value = TypeVar("Value")
 
+ANEW = "remove the file, and the same command makes it anew"
+REPAIR = "repair or remove it"
 
-def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str) -> Any:
+
+def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -> Any:
     """Reads a file of JSON, and checks its contents against a type as `decoded` does."""
     return decoded(file.read_bytes(), kind, str(file), remedy)
 
@@ -66,7 +69,7 @@ def _wanted(error: msgspec.ValidationError) -> str:
     said = said[:1].lower() + said[1:]
     # The values of an object without declared fields have no name.
     place = "be" if path.startswith("[") or not path else f"have {path!r}"
-    return f"{place} as this version writes it: {said}"
+    return f"{place} in its official form: {said}"
 
 
 def write_json(file: Path, content: object) -> None:
