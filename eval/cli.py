@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from dllm_decode.own_packages import require_own
@@ -139,51 +140,6 @@ EVAL_COMMANDS = {
     ),
 }  # fmt: skip
 
-_EXAMPLES = """\
-examples:
-  dllm-decode generate "emma has 12 apples. emma finds 5 more apples and then \\
-      gives 2 apples to ben. how many apples does emma have now?"
-  dllm-decode generate --live --sampler "LocalLeap()" "..."
-  dllm-decode generate --template "emma has [MASK:3] apples ."
-  dllm-decode generate --input prompts.jsonl --output answers.jsonl
-  dllm-decode read "#### [14|15]" --question "..."
-  dllm-decode chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda \\
-      --cache "DualCache()"
-  dllm-decode serve --model mini
-  dllm-decode eval run "word_problems?split=test&limit=100" results/a \\
-      --sampler "LocalLeap()"
-  dllm-decode train-filter --task "word_problems?split=train&limit=500"
-  dllm-decode distil --model mini --output runs/distil --learning-rate 0.0003
-  dllm-decode bench
-
-The embedded model `mini` knows a few kinds of word problems only, see
-docs/embedded_models.md. Samplers, caches, verifiers and block schedules are
-expressions, as their repr shows them; your own are named with their module:
-"my_package.my_module:MarginThreshold(0.8)".
-"""
-
-_EVAL_EXAMPLES = """\
-tasks are addresses:
-  word_problems?split=test&limit=200      word_problems?split=test_large
-  ledgers?split=test&limit=100            with --model mini-long
-  lists/shuffle?n=6&limit=100             puzzles/sudoku4
-  gsm8k?path=FOLDER&protocol=llada        jsonl:FILE.jsonl
-  humaneval?path=FILE.jsonl.gz            mbpp?path=FOLDER&protocol=instruct
-  writing/words_to_sentence?n=4           parallelbench:FOLDER#waiting_line/copy
-
-samplers, caches, verifiers and block schedules are expressions, as their repr
-shows them:
-  "ConfidenceThreshold(0.9)"   "Factor(factor=1.0)"   "DualCache()"
-  "SelfVerify(4)"   "ARVerify(CausalTarget('mini-ar'))"   "MultiBlock(16)"
-your own are named with their module, which is imported (the rest is read,
-never evaluated):
-  "my_package.my_module:MarginThreshold(0.8)"   my_tasks:Doubling?most=50
-what was calibrated is named by its card, as --sampler, --blocks and so on:
-  "@card.json"
-
-a run that was stopped goes on where it stopped: give the same command again.
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 if something was refused."""
@@ -231,7 +187,7 @@ def bench(options: argparse.Namespace) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Builds the command line of `dllm-decode`."""
     about = "Decodes masked-diffusion language models."
-    parser = _make_parser("dllm-decode", about, COMMANDS, _EXAMPLES)
+    parser = _make_parser("dllm-decode", about, COMMANDS, _examples("dllm-decode"))
     parser.add_argument("--version", action="version", version=dllm_decode.__version__)
     return parser
 
@@ -239,7 +195,12 @@ def make_parser() -> argparse.ArgumentParser:
 def make_eval_parser(program: str = "dllm-decode eval") -> argparse.ArgumentParser:
     """Builds the command line of `eval`."""
     about = "Measures how well and how fast a decoder fills answers."
-    return _make_parser(program, about, EVAL_COMMANDS, _EVAL_EXAMPLES, epilog=_EVAL_EXAMPLES)
+    examples = _examples("eval")
+    return _make_parser(program, about, EVAL_COMMANDS, examples, epilog=examples)
+
+
+def _examples(program: str) -> str:
+    return (Path(__file__).parent / "help" / f"{program}.txt").read_text(encoding="utf-8")
 
 
 def _make_parser(

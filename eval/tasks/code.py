@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
-from eval.tasks.problem_files import PublishedTask
+from eval.tasks.problem_files import PublishedTask, read_protocols
 
 PYTHON = ("", "python", "python3", "py")
 
@@ -38,34 +38,13 @@ class CodeProtocol(NamedTuple):
     is_chat: bool
     num_fewshot: int
     gen_length: int
-    block_length: int | None
+    block_length: int | None = None
 
 
-HUMANEVAL: Mapping[str, CodeProtocol] = {
-    "lm_eval": CodeProtocol(False, False, 0, 512, None),
-    "instruct": CodeProtocol(True, True, 0, 512, None),
-    # The plain prompt as one user turn.
-    "fast_dllm": CodeProtocol(False, True, 0, 256, 32),
-    "fast_dllm_dream": CodeProtocol(False, False, 0, 256, 32),
-    "llada": CodeProtocol(True, True, 0, 512, 512),
-    "llada_1_5": CodeProtocol(True, True, 0, 512, 32),
-    "llada_base": CodeProtocol(False, False, 0, 1024, 1024),
-    "dparallel": CodeProtocol(False, True, 0, 256, 32),
-    "d2f": CodeProtocol(False, True, 0, 512, 32),
-    "dream": CodeProtocol(True, True, 0, 768, 768),
-    "dream_base": CodeProtocol(False, False, 0, 512, 512),
-}
-
-MBPP: Mapping[str, CodeProtocol] = {
-    "lm_eval": CodeProtocol(False, False, 3, 256, None),
-    "instruct": CodeProtocol(True, True, 3, 256, None),
-    "fast_dllm": CodeProtocol(False, True, 3, 256, 32),
-    "fast_dllm_dream": CodeProtocol(False, False, 3, 256, 32),
-    "llada_base": CodeProtocol(False, False, 3, 1024, 1024),
-    "dparallel": CodeProtocol(False, True, 3, 256, 32),
-    "d2f": CodeProtocol(False, True, 3, 512, 32),
-    "dream": CodeProtocol(True, True, 0, 1024, 1024),
-}
+HUMANEVAL, MBPP = (
+    {name: CodeProtocol(**one) for name, one in read_protocols(task).items()}
+    for task in ("humaneval", "mbpp")
+)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ stay out of the chat template. `docs/evaluation.md` has the settings as a table.
 import random
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eval.tasks.base import Turn, conversation
+from eval.tasks.problem_files import read_protocols
 
 FEWSHOT_SEED = 1234
 ENDS = ("</s>", "<|im_end|>")
@@ -107,24 +108,15 @@ class Protocol(NamedTuple):
     block_length: int
 
 
+_FUNCTIONS: Mapping[str, Mapping[str, Any]] = {
+    "choose": {"anew": choose_anew, "first": choose_first},
+    "write": {"plain": write_plain, "one_turn": write_one_turn, "turns": write_turns},
+    "wording": {
+        "question": QUESTION, "question_steps": QUESTION_STEPS, "short": SHORT,
+        "short_steps": SHORT_STEPS,
+    },
+}  # fmt: skip
 PROTOCOLS: Mapping[str, Protocol] = {
-    # The harness's own task, and Fast-dLLM's use of it for LLaDA-8B-Instruct and Dream-Base.
-    "lm_eval": Protocol(5, choose_anew, write_plain, QUESTION, 256, 32),
-    "fast_dllm": Protocol(5, choose_anew, write_one_turn, QUESTION, 256, 32),
-    "fast_dllm_dream": Protocol(5, choose_anew, write_plain, QUESTION, 256, 32),
-    # LLaDA's authors: Instruct in short blocks and without blocks, 1.5, and Base.
-    "llada": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 256, 8),
-    "llada_pure": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 512, 512),
-    "llada_1_5": Protocol(4, choose_first, write_turns, QUESTION_STEPS, 256, 16),
-    "llada_base": Protocol(5, choose_anew, write_plain, QUESTION, 1024, 1024),
-    # LLaDA-8B-Instruct as later papers measure it.
-    "dparallel": Protocol(0, choose_anew, write_one_turn, QUESTION, 256, 32),
-    "d2f": Protocol(4, choose_anew, write_turns, QUESTION, 512, 64),
-    "d3llm": Protocol(0, choose_first, write_plain, SHORT_STEPS, 256, 32),
-    "dllm": Protocol(5, choose_first, write_turns, SHORT, 512, 512),
-    # Dream: its authors' Instruct and Base, then Instruct as later papers measure it.
-    "dream": Protocol(0, choose_first, write_turns, SHORT, 256, 256),
-    "dream_base": Protocol(8, choose_first, write_plain, SHORT, 256, 256),
-    "dparallel_dream": Protocol(0, choose_first, write_turns, SHORT_STEPS, 256, 256),
-    "d3llm_dream": Protocol(0, choose_first, write_turns, SHORT_STEPS, 256, 256),
+    name: Protocol(**one | {part: known[one[part]] for part, known in _FUNCTIONS.items()})
+    for name, one in read_protocols("gsm8k").items()
 }

@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import tomllib
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,13 @@ class Lengths(Protocol):
 
     @property
     def block_length(self) -> int | None: ...
+
+
+def read_protocols(task: str) -> dict[str, dict[str, Any]]:
+    """Returns by name the published settings of a task, as `protocols.toml` has them."""
+    file = Path(__file__).with_name("protocols.toml")
+    found: dict[str, dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))[task]
+    return found
 
 
 Setting = TypeVar("Setting", bound=Lengths)
