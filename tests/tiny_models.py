@@ -19,7 +19,6 @@ from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.training.tokenizer import word_tokenizer
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
@@ -109,6 +108,8 @@ def write_gemma(folder: Path) -> Path:
     """Writes the tiny DiffusionGemma with a tokenizer, in which token 20 is the word w20."""
     shutil.copytree(GEMMA, folder, dirs_exist_ok=True)
     words = [_GEMMA_WORDS.get(token, f"w{token}") for token in range(tiny_gemma().vocab_size)]
+    from examples.mini.vocabulary import word_tokenizer
+
     tokenizer = word_tokenizer(
         words, eos="<eos>", mask="<unk>", start="<bos>", unknown="<unk>",
         chat_template="{{ bos_token }} {{ messages[-1]['content'] }}",

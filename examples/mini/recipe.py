@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -27,6 +26,7 @@ from dllm_decode.training import (
     train,
 )
 from eval.runs.prompts import encode_prompt
+from eval.runs.provenance import package_commit
 from eval.tasks import Example, Task
 from samplers.base import Sampler
 
@@ -134,7 +134,7 @@ def run(
             "settings": {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()},
             "world": world,
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-            "revision": revision(),
+            "revision": package_commit(),
             "samples": progress.samples,
             "steps": progress.step,
             "elapsed_s": round(progress.elapsed_s, 1),
@@ -145,13 +145,6 @@ def run(
         (folder / "training.json").write_text(text, encoding="utf-8")
         bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
     return progress
-
-
-def revision() -> str:
-    """Returns the commit this is run from, "" outside a repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def compile_layers(layers: Sequence[torch.nn.Module], *, dynamic: bool) -> None:
@@ -212,11 +205,9 @@ def causal_answer(model: PreTrainedModel) -> Answer:
             tokens = torch.tensor([[eos_id] * (width - len(p)) + p for p in batch])
             attend = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
             generated = generate(
-                input_ids=tokens.to(model.device),
-                attention_mask=attend.to(model.device),
-                max_new_tokens=gen_length,
-                do_sample=False,
-            )
+                input_ids=tokens.to(model.device), attention_mask=attend.to(model.device),
+                max_new_tokens=gen_length, do_sample=False,
+            )  # fmt: skip
             for ids in generated[:, width:].tolist():
                 found.append(ids[: ids.index(eos_id)] if eos_id in ids else ids)
         return found

@@ -1,13 +1,13 @@
 """The tokenizers of the embedded models: one token for every word and number of their world."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
-from tokenizers import Regex, pre_tokenizers
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dllm_decode.training import Pair
-from dllm_decode.training.tokenizer import WordTokenizer, word_tokenizer
 from eval.tasks.grammar import cast, sentences
 from eval.tasks.ledgers import months
 from eval.tasks.lists import MAX_SUM, OUTPUTS
@@ -24,16 +24,7 @@ MARKS = (*[".", "?", ",", ":", "+", "-", "*", "/", "=", "####", "[", "]", '"'], 
 ANSWER_MARKER = "answer :"
 MULTIPLE = 8
 
-CHAT_TEMPLATE = (
-    "{% for turn in messages %}"
-    "{{ turn['content'] }}{% if turn['role'] == 'user' %} "
-    + ANSWER_MARKER
-    + "{% else %} "
-    + END_OF_TEXT
-    + "{% endif %}"
-    "{% if not loop.last %} {% endif %}"
-    "{% endfor %}"
-)
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 """A user turn ends with the answer marker, an assistant turn with end-of-text.
 
 The marker belongs to the question, so that a prompt is the same with and without
@@ -43,17 +34,48 @@ The marker belongs to the question, so that a prompt is the same with and withou
 CONNECTIVES = sentences("ledgers", "answer")["gain"].wordings["so"]
 """What may follow the equation of a ledger's line."""
 
+# Words and numbers, the answer marker of GSM8K, and each other mark by itself.
+PIECES = r"####|\w+|[^\w\s]"
 LEDGER_PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"
 """What a token of ledgers is: numbers, words, and punctuation even where no space precedes it."""
 
+
+def word_tokenizer(
+    words: Sequence[str], *, eos: str, mask: str, start: str, unknown: str, chat_template: str,
+    pieces: str = PIECES,
+) -> PreTrainedTokenizerFast:  # fmt: skip
+    """Builds a tokenizer that has one token for every word.
+
+    Text is lower-cased and split at white space and around punctuation, so "12 apples." is the same
+    as "12 apples ." For lower-case words and marks that single spaces separate,
+    `decode(encode(text)) == text`.
+
+    Args:
+        words: In the order of their ids, the four special words included.
+        eos: Ends an answer, and pads.
+        mask: The [MASK] token.
+        start: Begins a text; never added by itself.
+        unknown: Stands for any other word.
+        chat_template: Jinja template of a conversation.
+        pieces: Regular expression of the tokens between white space.
+    """
+    ids = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    tokenizer.normalizer = normalizers.Lowercase()
+    split = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=start, eos_token=eos, pad_token=eos, mask_token=mask,
+        unk_token=unknown, clean_up_tokenization_spaces=False, padding_side="left",
+    )  # fmt: skip
+    wrapped.chat_template = chat_template
+    return wrapped
+
+
 _tokenizer_of = partial(
-    word_tokenizer,
-    eos=END_OF_TEXT,
-    mask=MASK,
-    start=START_OF_TEXT,
-    unknown=UNKNOWN,
+    word_tokenizer, eos=END_OF_TEXT, mask=MASK, start=START_OF_TEXT, unknown=UNKNOWN,
     chat_template=CHAT_TEMPLATE,
-)
+)  # fmt: skip
 
 
 def vocabulary(max_number: int = 200) -> tuple[str, ...]:
@@ -91,7 +113,7 @@ def ordered(marks: Iterable[str], max_number: int, words: set[str]) -> tuple[str
     return (*used, *(f"<|reserved_{i}|>" for i in range(-len(used) % MULTIPLE)))
 
 
-def build_tokenizer(max_number: int = 200) -> WordTokenizer:
+def build_tokenizer(max_number: int = 200) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of `mini` and `mini-ar`.
 
     End-of-text is also the padding token. The chat template writes a question followed by
@@ -103,13 +125,9 @@ def build_tokenizer(max_number: int = 200) -> WordTokenizer:
     return _tokenizer_of(vocabulary(max_number))
 
 
-def build_ledger_tokenizer() -> WordTokenizer:
+def build_ledger_tokenizer() -> PreTrainedTokenizerFast:
     """Returns the tokenizer of the models that answer `Ledgers`."""
-    tokenizer = _tokenizer_of(ledger_vocabulary())
-    split = pre_tokenizers.Split(Regex(LEDGER_PIECES), behavior="isolated")
-    spaces = pre_tokenizers.WhitespaceSplit()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spaces, split])
-    return tokenizer
+    return _tokenizer_of(ledger_vocabulary(), pieces=LEDGER_PIECES)
 
 
 class Encoder:
