@@ -5,8 +5,6 @@ Used by `train_long.py` and `train_long_ar.py`.
 
 import argparse
 import random
-from collections.abc import Callable
-from functools import partial
 
 import recipe
 from recipe import Answer, scores_of
@@ -36,16 +34,6 @@ STORIES = (
 WORLD = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
 
 
-Draw = Callable[[random.Random, tuple[int, int]], tuple[str, str]]
-"""Draws a text and its continuation, of so many steps."""
-
-
-def draw_question(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
-    """Draws a question and its answer."""
-    example = Ledgers(*steps).draw(rng)
-    return str(example.prompt), example.target
-
-
 def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
     """Draws a story that ends without a question, and the lines of its steps.
 
@@ -72,18 +60,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     """Returns what a step is made of."""
 
-    def drawn(draw: Draw, steps: tuple[int, int], rng: random.Random) -> Pair:
-        return encode(*draw(rng, steps))
+    def ledgers(task: Ledgers, prompt_length: int, gen_length: int, share: float) -> Kind:
+        def draw(rng: random.Random) -> Pair:
+            example = task.draw(rng)
+            return encode(str(example.prompt), example.target)
 
-    kinds = []
-    for name, draw, mixture, num_rows in (
-        ("", draw_question, MIXTURE, options.rows),
-        ("stories of ", draw_story, STORIES, options.stories),
-    ):
-        for steps, prompt_length, gen_length, share in mixture if num_rows else ():
-            rows = max(1, round(num_rows * share))
-            title, pair = f"{name}{steps[0]} to {steps[1]} steps", partial(drawn, draw, steps)
-            kinds.append(Kind(title, pair, prompt_length, (gen_length,), rows))
+        name = f"{task.min_steps} to {task.max_steps} steps"
+        num_rows = max(1, round(options.rows * share))
+        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
+
+    def stories(steps: tuple[int, int], prompt_length: int, gen_length: int, share: float) -> Kind:
+        def draw(rng: random.Random) -> Pair:
+            return encode(*draw_story(rng, steps))
+
+        name = f"stories of {steps[0]} to {steps[1]} steps"
+        num_rows = max(1, round(options.stories * share))
+        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
+
+    kinds = [ledgers(Ledgers(*steps), *sizes) for steps, *sizes in MIXTURE]
+    if options.stories:
+        kinds += [stories(*each) for each in STORIES]
     return kinds
 
 
