@@ -23,13 +23,7 @@ from dllm_decode.texts import UseTemplate
 from dllm_decode.uniform_state import default_sampler
 from eval.runs.command import open_model
 from eval.runs.options import given_of
-from eval.runs.plugins import (
-    check_verifier,
-    parse_blocks,
-    parse_cache,
-    parse_sampler,
-    parse_verifier,
-)
+from eval.runs.plugins import CHECKS, built
 from samplers import Sampler
 
 Chat = Sequence[Mapping[str, str]]
@@ -147,14 +141,14 @@ def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     ValueError if something is mistyped or does not fit.
     """
     # Mistyped plug-ins are refused before a model is loaded.
-    sampler = None if options.sampler is None else parse_sampler(options.sampler)
-    cache = parse_cache(options.cache)
-    blocks, config = parse_blocks(options.blocks), DecodeConfig(**{**given_of(options), **given})
-    check_verifier(options.verifier)
+    for name, check in CHECKS.items():
+        if vars(options)[name] is not None:
+            check(vars(options)[name])
+    config = DecodeConfig(**{**given_of(options), **given})
     loaded = open_model(options.model, options, options.revision)
-    verifier = parse_verifier(options.verifier, loaded.target)
-    sampler = default_sampler(loaded.model) if sampler is None else sampler
-    return Speaker(loaded.model, loaded.tokenizer, sampler, cache, verifier, blocks, config)
+    sampler = options.sampler or repr(default_sampler(loaded.model))
+    plugins = built({**vars(options), "sampler": sampler}, loaded.target)
+    return Speaker(loaded.model, loaded.tokenizer, config=config, **plugins)
 
 
 def read_input(read: Callable[[], str]) -> str:

@@ -12,7 +12,7 @@ from dllm_decode.blocks import Sequential
 from eval.calibrate.procedure import Guarantee, Judgement
 from eval.files import converted, read_object, write_json, write_text
 from eval.runs.names import SELECTION, parse_task
-from eval.runs.plugins import no_target, parse_blocks, parse_cache, parse_sampler, parse_verifier
+from eval.runs.plugins import built, no_target
 from eval.runs.records import Settings, named_parts
 
 Format = Literal["dllm-decode calibration card 2"]
@@ -78,13 +78,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         causal model, as `load_target` does.
         """
         own = Settings.of(dict(self.setting), "The card's setting")
-        return {
-            "sampler": parse_sampler(self.expressions["sampler"]),
-            "cache": parse_cache(self.expressions["cache"]),
-            "verifier": parse_verifier(self.expressions["verifier"], target),
-            "blocks": parse_blocks(self.expressions["blocks"]),
-            "config": own.decoding,
-        }
+        return {**built(self.expressions, target), "config": own.decoding}
 
     def misfits(self, settings: Settings) -> list[str]:
         """Says how settings with the card's sampler leave the guarantee; empty if they do not."""

@@ -1,9 +1,8 @@
 """Lists of settings from cautious to bold, by name and by text."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from eval.runs.plugins import TITLES, check_verifier, parse_blocks, parse_cache, parse_sampler
+from eval.runs.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 
@@ -64,14 +63,10 @@ def split_parts(text: str) -> list[str]:
 def _kind_of(part: str) -> tuple[str, str]:
     if part.startswith("model="):
         return "model", part.removeprefix("model=")
-    kinds: Sequence[tuple[str, Callable[[str], Any]]] = (
-        ("sampler", parse_sampler), ("cache", parse_cache), ("verifier", check_verifier),
-        ("blocks", parse_blocks),
-    )  # fmt: skip
     reasons = []
-    for kind, parse in kinds:
+    for kind, check in CHECKS.items():
         try:
-            parse(part)
+            check(part)
         except ValueError as error:
             reasons.append(str(error))
         else:

@@ -1,6 +1,6 @@
 """The settings of the harness adapter, and how they are read from text."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
@@ -12,13 +12,7 @@ from eval.lm_harness.generation import AnswerLength
 from eval.runs.command import load
 from eval.runs.names import read
 from eval.runs.options import OPTIONS
-from eval.runs.plugins import (
-    check_verifier,
-    parse_blocks,
-    parse_cache,
-    parse_sampler,
-    parse_verifier,
-)
+from eval.runs.plugins import CHECKS, built
 from eval.runs.prompts import Tokenizer
 from eval.runs.records import digest
 from samplers import Sampler
@@ -139,7 +133,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if found["dtype"] is not None:
         require_choice("dtype", found["dtype"], get_args(Dtype))
     decoding_of(found)
-    for name, check in _CHECKS.items():
+    for name, check in CHECKS.items():
         check(found[name])
     return found
 
@@ -166,24 +160,15 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
         model=source,
         revision=revision,
         dtype=own.dtype,
-        sampler=parse_sampler(given["sampler"]),
-        cache=parse_cache(given["cache"]),
-        verifier=parse_verifier(given["verifier"], own.target),
-        blocks=parse_blocks(given["blocks"]),
         estimator=MonteCarlo(given["mc_num"]) if given["nll"] == "mc" else LeftToRight(),
         decoding=decoding_of(given),
         from_task=tuple(name for name, is_tasks in is_open.items() if is_tasks),
         batch_size=given["batch_size"],
+        **built(given, own.target),
     )
     # A tokenizer of transformers has all of it.
     return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
 
-
-_CHECKS: Mapping[str, Callable[[str], object]] = {
-    "sampler": parse_sampler, "cache": parse_cache, "blocks": parse_blocks,
-    "verifier": check_verifier,
-}  # fmt: skip
-"""By expression the function that refuses mistakes, before a model is loaded."""
 
 _KINDS: Mapping[str, Any] = {**OPTIONS, "mc_num": Positive, "batch_size": Positive}
 

@@ -100,6 +100,28 @@ def parse_blocks(text: str) -> BlockSchedule:
     return blocks.parse(_expression(text, "blocks"))
 
 
+CHECKS: Mapping[str, Callable[[str], object]] = {
+    "sampler": parse_sampler, "cache": parse_cache, "verifier": check_verifier,
+    "blocks": parse_blocks,
+}  # fmt: skip
+"""By part of a setting the function that refuses a mistyped expression before a model is loaded."""
+
+
+def built(
+    parts: Mapping[str, str], target: Callable[[str], CausalTarget] = no_target
+) -> dict[str, Any]:
+    """Builds sampler, cache, verifier and blocks from their expressions; returns them by name.
+
+    Raises ValueError if one is none. `target` loads a verifier's causal model.
+    """
+    return {
+        "sampler": parse_sampler(parts["sampler"]),
+        "cache": parse_cache(parts["cache"]),
+        "verifier": parse_verifier(parts["verifier"], target),
+        "blocks": parse_blocks(parts["blocks"]),
+    }
+
+
 DTYPES: Mapping[str | None, torch.dtype | None] = {
     None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
 }  # fmt: skip

@@ -13,14 +13,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.files import is_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import OPTIONS
-from eval.runs.plugins import (
-    check_verifier,
-    no_target,
-    parse_blocks,
-    parse_cache,
-    parse_sampler,
-    parse_verifier,
-)
+from eval.runs.plugins import CHECKS, built, no_target
 from eval.runs.prompts import Tokenizer
 from eval.runs.settings import Run, require_batches
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
@@ -65,20 +58,17 @@ class Loaded(NamedTuple):
 
         Raises ValueError if a part or an option is none.
         """
-        blocks = parse_blocks(parts.blocks)
+        plugins = built(vars(parts), self.target)
         return Run(
             model=self.model,
             tokenizer=self.tokenizer,
             selection=selection,
-            sampler=parse_sampler(parts.sampler),
-            cache=parse_cache(parts.cache),
-            verifier=parse_verifier(parts.verifier, self.target),
-            blocks=blocks,
-            decoding=decoding_of(selection, options, blocks),
+            decoding=decoding_of(selection, options, plugins["blocks"]),
             model_source=self.source or None,
             revision=self.revision or None,
             dtype=self.dtype,
             files=self.files,
+            **plugins,
         )
 
 
@@ -108,10 +98,10 @@ class Sweep:
     revision: str = ""
 
     def __post_init__(self) -> None:
+        axes = ("samplers", "caches", "verifiers", "blocks")
         parsers: dict[str, Callable[[str], object]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
-            "samplers": parse_sampler, "caches": parse_cache, "verifiers": check_verifier,
-            "blocks": parse_blocks,
+            **dict(zip(axes, CHECKS.values(), strict=True)),
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
