@@ -99,8 +99,7 @@ def _diagram(found: Shaped[np.ndarray, "N 3"]) -> Reliability:
 def what_if_proposed(records: Iterable[Record]) -> list[WhatIf]:
     """Returns for thresholds 0, 0.05, ... 0.95 what they would have committed in the same states.
 
-    Raises:
-        ValueError: As `reliability_of_proposals`.
+    Raises ValueError as `reliability_of_proposals`.
     """
     # Summed from the highest bin down: all proposals that reach a bin's lower end.
     reached = _proposals(records)[::-1].cumsum(0)[::-1]

@@ -48,10 +48,8 @@ class Generation:
         rounded up to whole blocks. It is fixed by default because it changes the answers of a
         diffusion model, and tasks' limits were chosen for models that stop by themselves.
         `temperature` is that of all answers; None takes the task's, by default 0, or 1 if the task
-        samples.
-
-        Raises:
-            ValueError: If an option is unknown, of the wrong kind, or would have no effect.
+        samples. Raises ValueError if an option is unknown, of the wrong kind, or would have no
+        effect.
         """
         for name, value in options.items():
             _check(name, value)

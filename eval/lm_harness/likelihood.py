@@ -64,8 +64,7 @@ class Likelihood:
     def score(self, pairs: Sequence[Pair]) -> list[ScoredAnswer]:
         """Returns the answers' log-likelihoods, in order; that of an empty answer is 0.
 
-        Raises:
-            ValueError: If a prompt is empty, or has [MASK], or an answer has.
+        Raises ValueError if a prompt is empty, or has [MASK], or an answer has.
         """
         for prompt, answer in pairs:
             _check(prompt, answer, self.model.mask_id)

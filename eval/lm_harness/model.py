@@ -172,8 +172,7 @@ class DecodeLM(TemplateLM):
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Takes the harness' store of answers, which knows a request but not the settings.
 
-        Raises:
-            ValueError: If the store has answers of other settings, or of something else.
+        Raises ValueError if the store has answers of other settings, or of something else.
         """
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:

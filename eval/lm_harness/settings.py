@@ -76,8 +76,7 @@ class LmSettings:
     def claim(self, store: MutableMapping[str, Any]) -> None:
         """Marks a store of answers as belonging to these settings.
 
-        Raises:
-            ValueError: If it has answers of other settings, or of something else.
+        Raises ValueError if it has answers of other settings, or of something else.
         """
         own = self.described()
         if len(store) and store.get(_STAMP) != own:
@@ -117,8 +116,7 @@ is "mc" with `mc_num` mask patterns, or "l2r"; `batch_size` is in rows. `gen_len
 def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `model_args` with their defaults; numbers may be texts.
 
-    Raises:
-        ValueError: If a name is unknown, or a value is wrong.
+    Raises ValueError if a name is unknown, or a value is wrong.
     """
     known = sorted(DEFAULTS.keys() | OPTIONS.keys())
     unknown = sorted(arguments.keys() - set(known))

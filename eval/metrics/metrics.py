@@ -27,10 +27,7 @@ def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> floa
     """Returns the sum of all answers' lengths over the sum of all their forwards.
 
     Lengths are in tokens, up to and including the first EOS. A mean of ratios would let short
-    answers decide.
-
-    Raises:
-        ValueError: If the lists differ in length or no forward was made.
+    answers decide. Raises ValueError if the lists differ in length or no forward was made.
     """
     return _ratio(lengths, nfe, "forward")
 
@@ -64,8 +61,7 @@ def pass_at(k: int, num_answers: int, num_right: int) -> float:
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
     https://arxiv.org/abs/2107.03374, equation 1 and figure 3.
 
-    Raises:
-        ValueError: If k is not from 1 to n, or c is not from 0 to n.
+    Raises ValueError if k is not from 1 to n, or c is not from 0 to n.
     """
     if not (1 <= k <= num_answers and 0 <= num_right <= num_answers):
         raise ValueError(

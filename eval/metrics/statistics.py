@@ -66,10 +66,8 @@ def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Bounds:
     https://doi.org/10.1080/01621459.1927.10502953.
 
     Partly right examples count as fractions. `z` is a quantile of the standard normal distribution,
-    by default that of 95 per cent, two-sided.
-
-    Raises:
-        ValueError: If there are no examples, or more right ones than examples.
+    by default that of 95 per cent, two-sided. Raises ValueError if there are no examples, or more
+    right ones than examples.
     """
     if num_examples < 1 or not 0 <= num_right <= num_examples:
         raise ValueError(
@@ -92,8 +90,7 @@ def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
     Source: McNemar 1947, "Note on the sampling error of the difference between correlated
     proportions or percentages", https://doi.org/10.1007/BF02295996.
 
-    Raises:
-        ValueError: If the lengths differ or a score is neither 0 nor 1.
+    Raises ValueError if the lengths differ or a score is neither 0 nor 1.
     """
     _require_pairs(first, second)
     if any(score not in (0, 1) for score in (*first, *second)):
@@ -114,8 +111,7 @@ def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions
     for the paired-sample design", https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8.
 
-    Raises:
-        ValueError: If the lengths differ or a score is neither 0 nor 1.
+    Raises ValueError if the lengths differ or a score is neither 0 nor 1.
     """
     test = mcnemar(first, second)
     n = len(first)
@@ -149,8 +145,7 @@ def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Diffe
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife",
     https://doi.org/10.1214/aos/1176344552; percentile interval.
 
-    Raises:
-        ValueError: If the lengths differ or there are no examples.
+    Raises ValueError if the lengths differ or there are no examples.
     """
     _require_pairs(first, second)
     differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
@@ -161,10 +156,8 @@ def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Diffe
 def bootstrap(values: Sequence[Number]) -> Bounds:
     """Returns the 95 per cent bootstrap interval of the mean over examples.
 
-    For counts of right and wrong use `wilson`. The interval of equal values is a point.
-
-    Raises:
-        ValueError: If there are no values.
+    For counts of right and wrong use `wilson`. The interval of equal values is a point. Raises
+    ValueError if there are no values.
     """
     return Bounds(*paired_bootstrap([0.0] * len(values), values)[1:])
 

@@ -19,8 +19,7 @@ _MAX_ENUMERATED = 1000
 def joint_of(task: Task, example: Example) -> Joint:
     """Returns the exact distribution over the right answers to an example, items only.
 
-    Raises:
-        ValueError: If the task's right answers are not known, or too many.
+    Raises ValueError if the task's right answers are not known, or too many.
     """
     if isinstance(task, LatinSquare):
         squares = latin_squares(task.order)
@@ -36,10 +35,8 @@ def joint_of(task: Task, example: Example) -> Joint:
 def accuracy(request: Request, sizes: Sequence[int]) -> Fraction:
     """Returns the accuracy of an exact model at temperature 1 that draws items in random order.
 
-    `sizes` are the numbers of items drawn in each step.
-
-    Raises:
-        ValueError: If there is no formula and too many answers to enumerate.
+    `sizes` are the numbers of items drawn in each step. Raises ValueError if there is no formula
+    and too many answers to enumerate.
     """
     length = sum(sizes)
     before = [sum(sizes[:step]) for step in range(len(sizes))]

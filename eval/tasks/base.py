@@ -135,8 +135,7 @@ class Task(ABC):
     def require_scorable(self) -> None:  # noqa: B027  # most tasks need nothing
         """Checks, before anything is decoded, that answers can be scored.
 
-        Raises:
-            ValueError: If scoring needs a permission or a machine that is not there.
+        Raises ValueError if scoring needs a permission or a machine that is not there.
         """
 
     def require(self, split: str, num_examples: int | None) -> None:
@@ -162,8 +161,7 @@ class GeneratedTask(Task):
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one example of a split, a function of the state of `rng`; prompts may repeat.
 
-        Raises:
-            ValueError: If there is no such split, or no example of it is found.
+        Raises ValueError if there is no such split, or no example of it is found.
         """
 
     def examples(
@@ -171,9 +169,8 @@ class GeneratedTask(Task):
     ) -> Sequence[Example]:
         """Draws `num_examples` examples with distinct ids, or 200; fewer if the split has no more.
 
-        Raises:
-            ValueError: If the split does not exist or has no example, `num_examples` is not
-                positive, or different prompts have one id.
+        Raises ValueError if the split does not exist or has no example, `num_examples` is not
+        positive, or different prompts have one id.
         """
         self.require(split, num_examples)
         wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples

@@ -48,8 +48,7 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
 def require_target_score(address: str, task: Task, example: Example) -> None:
     """Checks that a task scores the target of an example, and by 1 if `Task.scores_own_target`.
 
-    Raises:
-        ValueError: If the scorer raises, or does not return the scores that a task must.
+    Raises ValueError if the scorer raises, or does not return the scores that a task must.
     """
     asked = f"the target {shown(example.target)} of the example {example.id!r}"
     try:

@@ -78,8 +78,7 @@ class Source(NamedTuple):
 def sources(root: Path) -> dict[str, Source]:
     """Returns the tasks of a folder by name, such as `waiting_line/copy`.
 
-    Raises:
-        ValueError: If the folder does not exist, or holds no task.
+    Raises ValueError if the folder does not exist, or holds no task.
     """
     if not root.is_dir():
         raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")

@@ -31,8 +31,7 @@ class FileTask(Task):
     ) -> Sequence[Example]:
         """Returns the first examples of a split with seed 0; other seeds draw from the split.
 
-        Raises:
-            ValueError: If the split cannot be read, or has fewer than `num_examples`.
+        Raises ValueError if the split cannot be read, or has fewer than `num_examples`.
         """
         self.require(split, num_examples)
         found = self.read(split)
@@ -122,8 +121,7 @@ class DataSet(NamedTuple):
     def rows(self, path: str | None, split: str) -> list[Found]:
         """Returns the rows of a file or folder; those of the hub's split if the path is None.
 
-        Raises:
-            ValueError: If the file is missing or damaged, or the hub or `datasets` is not there.
+        Raises ValueError if the file is missing or damaged, or the hub or `datasets` is not there.
         """
         return self._hub_rows(split) if path is None else read_objects(self._file_of(path))
 

@@ -61,8 +61,7 @@ _OF_ANSWERS = (
 def run(options: argparse.Namespace) -> int:
     """Lets the model answer, trains it on its answers, and writes and judges what became of it.
 
-    Raises:
-        ValueError: If anything is wrong; as far as it can be known, before the first forward.
+    Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
     """
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -55,8 +55,7 @@ PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 def run(options: argparse.Namespace) -> int:
     """Collects examples, trains a filter on them, writes it and judges it.
 
-    Raises:
-        ValueError: If anything is wrong; as far as it can be known, before the first forward.
+    Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
     """
     require_output(Path(options.output), work_of(options))
     options.threshold = list(dict.fromkeys(options.threshold))

@@ -49,8 +49,7 @@ class Questions:
     ) -> Run:
         """Returns the run of a sampler on these questions, in batches of a size.
 
-        Raises:
-            ValueError: If the parts do not fit together, or a prompt cannot be decoded.
+        Raises ValueError if the parts do not fit together, or a prompt cannot be decoded.
         """
         decoder = new_decoder(loaded.model, sampler, cache=cache, config=config)
         for i, prompt in enumerate(self.encoded(loaded.tokenizer)):

@@ -23,9 +23,8 @@ _UNSET = "unset"
 def writing(folder: Path) -> Iterator[None]:
     """Makes the folder and gives it to this process alone.
 
-    Raises:
-        ValueError: If the folder holds something else, cannot be written, or is written by another
-            process.
+    Raises ValueError if the folder holds something else, cannot be written, or is written by
+    another process.
     """
     try:
         require_own(folder)
@@ -61,10 +60,8 @@ def claim(file: Path, settings: Mapping[str, Any]) -> None:
     """Keeps the settings of a run that begins, or checks that they are those of the run.
 
     `SETTINGS_FILE` has those of the answers that are collected first, `TRAINING_FILE` all others,
-    which may change until the training begins.
-
-    Raises:
-        ValueError: If the folder holds a run with other settings.
+    which may change until the training begins. Raises ValueError if the folder holds a run with
+    other settings.
     """
     wanted = json.loads(json.dumps(settings))
     if not file.exists():
@@ -97,9 +94,8 @@ def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str
 def on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:
     """Does something on the first of all processes; if that is refused, all of them end.
 
-    Raises:
-        ValueError: On the first process, if it is refused there.
-        SystemExit: On the others then, which would wait for the first one.
+    Raises ValueError on the first process, if it is refused there. SystemExit: On the others then,
+    which would wait for the first one.
     """
     refusals: list[str | None] = [None]
     if accelerator.is_main_process:

@@ -65,8 +65,7 @@ def read_answers(
 ) -> tuple[list[Demonstration], int]:
     """Reads all batches of a folder; returns what is learned, and how many are right.
 
-    Raises:
-        ValueError: If a file is damaged, or holds answers to other prompts, or nothing is left.
+    Raises ValueError if a file is damaged, or holds answers to other prompts, or nothing is left.
     """
     answers: list[Answer] = []
     for start in range(0, len(prompts), batch_size):
