@@ -22,7 +22,9 @@ def markdown_of(grid: Grid) -> str:
 def show_grid(
     console: Console, grid: Grid, *, styles: Sequence[str] = (), narrow: Sequence[int] = ()
 ) -> None:
-    """Shows a table: first the names of its rows, numbered, then the numbers under folded heads.
+    """Shows a table, in Markdown unless on a terminal.
+
+    There it shows the names of the rows, numbered, and then the numbers under folded heads.
 
     Args:
         console: Where to show the table.
@@ -30,6 +32,9 @@ def show_grid(
         styles: The style of each row, as rich takes it.
         narrow: Columns that are shown if there is no room for all.
     """
+    if not console.is_terminal:
+        console.print(markdown_of(grid), markup=False, soft_wrap=True)
+        return
     styles = styles or [""] * (len(grid) - 1)
     for number, (cells, style) in enumerate(zip(grid[1:], styles, strict=True), start=1):
         console.print(Text(f"{number}. {cells[0].strip('`')}", style=style), soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from eval.lm_harness.likelihood import Pair, ScoredAnswer
 from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.requests import LmJob
-from eval.metrics.metrics import tokens_per_forward, tokens_per_second
+from eval.metrics.metrics import tokens_per
 from eval.metrics.statistics import mean, percentile
 
 Key: TypeAlias = tuple[str, int, int, int, str]
@@ -78,9 +78,9 @@ def _summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {"num_answers": len(records), **means, "answers_per_second": 1 / mean(shares_s)}
     return {
         "num_answers": len(records),
-        "tokens_per_forward": tokens_per_forward(column("length"), column("nfe")),
+        "tokens_per_forward": tokens_per(column("length"), column("nfe")),
         **{name: mean(column(name)) for name in _GENERATED},
-        "tokens_per_second": tokens_per_second(column("length"), shares_s),
+        "tokens_per_second": tokens_per(column("length"), shares_s),
         "latency_s": {
             name: percentile(column("batch_s"), share)
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))

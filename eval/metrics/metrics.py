@@ -23,21 +23,16 @@ class TradeOff(NamedTuple):
     accuracy: float
 
 
-def tokens_per_forward(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
-    """Returns the sum of all answers' lengths over the sum of all their forwards.
+def tokens_per(lengths: Sequence[Number], costs: Sequence[Number]) -> float:
+    """Returns the sum of all answers' lengths over the sum of all their forwards, or seconds.
 
     Lengths are in tokens, up to and including the first EOS. A mean of ratios would let short
-    answers decide. Raises ValueError if the lists differ in length or no forward was made.
+    answers decide. The seconds of an example are the time of its batch over its rows, without
+    warm-up. Raises ValueError if there are no costs.
     """
-    return _ratio(lengths, nfe, "forward")
-
-
-def tokens_per_second(lengths: Sequence[Number], seconds_s: Sequence[Number]) -> float:
-    """Returns the sum of all answers' lengths over the sum of their seconds, without warm-up.
-
-    The seconds of an example are the time of its batch over its rows. Raises as above.
-    """
-    return _ratio(lengths, seconds_s, "second")
+    if not math.fsum(costs) > 0:
+        raise ValueError("Tokens per forward or second need at least one forward or second.")
+    return math.fsum(lengths) / math.fsum(costs)
 
 
 def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> float:
@@ -186,17 +181,6 @@ def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
 def mean_ratio(lengths: Sequence[Number], nfe: Sequence[Number]) -> float:
     """Returns the mean over examples of tokens per forward."""
     return mean([length / forwards for length, forwards in zip(lengths, nfe, strict=True)])
-
-
-def _ratio(numerators: Sequence[Number], denominators: Sequence[Number], unit: str) -> float:
-    if len(numerators) != len(denominators):
-        raise ValueError(
-            f"Each example has a length and a cost, got {len(numerators)} and {len(denominators)}."
-        )
-    total = math.fsum(denominators)
-    if not total > 0:
-        raise ValueError(f"Tokens per {unit} needs at least one {unit}, got {total}.")
-    return math.fsum(numerators) / total
 
 
 def _crossing(left: TradeOff, right: TradeOff, accuracy: float) -> float:

@@ -15,7 +15,7 @@ from eval.metrics.metrics import (
     mean_ratio,
     order_correlation,
     pass_at,
-    tokens_per_second,
+    tokens_per,
     wall_speedup,
 )
 from eval.metrics.statistics import (
@@ -172,15 +172,15 @@ def _speed(finished: Sequence[Record]) -> Row:
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
 
-    def tokens_per(costs: Sequence[float]) -> Row:
+    def ratio_to(costs: Sequence[float]) -> Row:
         return ratio_of_sums(own["length"], costs)._asdict()
 
-    per_forward = tokens_per(own["nfe"])
+    per_forward = ratio_to(own["nfe"])
     per_any, per_columns = per_forward, None
     if any(own["target_nfe"]):
-        per_any = tokens_per([a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)])
+        per_any = ratio_to([a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)])
     else:
-        per_columns = tokens_per([columns / 1000 for columns in own["query_positions"]])
+        per_columns = ratio_to([columns / 1000 for columns in own["query_positions"]])
     return {
         "tokens_per_forward": per_forward,
         "tokens_per_any_forward": per_any,
@@ -235,7 +235,7 @@ def _timing(finished: Sequence[Record]) -> Row:
     lengths = list(field(timed, "length").values())
     latencies = [record["batch_s"] for record in timed]
     return {
-        "tokens_per_second": tokens_per_second(lengths, list(_shares(timed, "batch_s").values())),
+        "tokens_per_second": tokens_per(lengths, list(_shares(timed, "batch_s").values())),
         "latency_s": {f"p{share}": percentile(latencies, share / 100) for share in (50, 90, 99)},
         "num_timed": len(timed),
         "is_warm": not any(record["warm_up"] for record in timed),

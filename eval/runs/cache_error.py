@@ -27,7 +27,7 @@ from dllm_decode.decoder import Decoder, Look
 from dllm_decode.settle import settle
 from dllm_decode.views import look
 from eval.files import require_file, write_json
-from eval.grid import markdown_of, show_grid
+from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
 from eval.runs.lines import ScoredExample
@@ -132,22 +132,15 @@ class CacheError:
     query_positions: float
 
 
-class Tally:
-    """Sums over the steps of a decode, one for each row."""
-
-    def __init__(self, num_rows: int) -> None:
-        zeros = torch.zeros(4, num_rows, dtype=torch.float64)
-        self.divergence, self.positions, self.changed, self.steps = zeros
-
-
 @dataclass(frozen=True)
 class Compared(Verifier):
     """Lets the sampler decide on the cached view, and notes its decision on the exact view.
 
-    The exact view costs a forward a step, which is not counted. The tally sums the differences.
+    The exact view costs a forward a step, which is not counted. `sums` are, for each row of the
+    decode, of divergences, of their positions, of changed decisions, and of steps.
     """
 
-    tally: Tally
+    sums: Float[Tensor, "4 B"]
 
     @property
     def gives(self) -> frozenset[Fact]:
@@ -167,11 +160,10 @@ class Compared(Verifier):
         expected, others = _decided(decoder, state, exact)
         divergence = _divergence(expected.logits, view.logits)
         divergence = divergence.masked_fill(~view.eligible, 0.0)
+        changed = (others != tokens).any(-1)
+        parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
         rows = [row.request.index for row in state.rows]
-        self.tally.divergence[rows] += divergence.sum(-1).cpu()
-        self.tally.positions[rows] += view.eligible.sum(-1).cpu()
-        self.tally.changed[rows] += (others != tokens).any(-1).cpu()
-        self.tally.steps[rows] += 1
+        self.sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
 
 
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
@@ -188,11 +180,11 @@ def error_of(run: Run) -> CacheError:
     answers: list[ScoredExample] = []
     for first in range(0, len(examples), run.batch_size):
         batch = examples[first : first + run.batch_size]
-        tally = Tally(len(batch))
-        compared = replace(run, verifier=Compared(tally), trace=False)
+        sums = torch.zeros(4, len(batch), dtype=torch.float64)
+        compared = replace(run, verifier=Compared(sums), trace=False)
         answers += answer(compared, batch, run.decoding)
-        divergences += (tally.divergence / tally.positions).tolist()
-        changes += (tally.changed / tally.steps).tolist()
+        divergences += (sums[0] / sums[1]).tolist()
+        changes += (sums[2] / sums[3]).tolist()
     primary = run.selection.task.primary
     # An answer whose scorer raised is wrong, as in a report.
     found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
@@ -234,10 +226,13 @@ def run(options: argparse.Namespace) -> int:
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
     )  # fmt: skip
     runs = [replace(one, cache=cache) for cache in caches]
+    examples = selection.examples()
     for each in runs:
-        each.check(selection.examples())
+        each.check(examples)
     errors = [error_of(each) for each in runs]
-    show(Console(highlight=False), errors)
+    console = Console(highlight=False)
+    console.print(f"n = {len(examples)} prompts; figures are followed by their standard error\n")
+    show_grid(console, grid_of(errors))
     if written:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
         settings = named | asdict(one.decoding)
@@ -264,16 +259,6 @@ def grid_of(errors: Sequence[CacheError]) -> list[list[str]]:
 
 def _told(value: float | None, stderr: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f} ({stderr:.{digits}f})"
-
-
-def show(console: Console, errors: Sequence[CacheError]) -> None:
-    """Shows a table, as Markdown unless on a terminal."""
-    count = errors[0].num_prompts
-    console.print(f"n = {count} prompts; figures are followed by their standard error\n")
-    if console.is_terminal:
-        show_grid(console, grid_of(errors))
-    else:
-        console.print(markdown_of(grid_of(errors)), markup=False, soft_wrap=True)
 
 
 def _divergence(

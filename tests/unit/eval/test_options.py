@@ -284,7 +284,7 @@ def test_a_table_fits_a_small_terminal() -> None:
     head = ("cache", "KL from exact, nats", "decisions changed", "accuracy", "NFE", "positions")
     long = "DualCache(before=16) " * 5
     row = (f"`{long}`", "0.0324 (0.0226)", "0.125 (0.072)", "0.125 (0.072)", "3", "133")
-    console = Console(width=80, file=io.StringIO())
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with console.capture() as captured:
         show_grid(console, [head, row])
     name, *table = captured.get().splitlines()

@@ -14,8 +14,7 @@ from eval.metrics.metrics import (
     pareto_front,
     pass_at,
     speed_at_accuracy,
-    tokens_per_forward,
-    tokens_per_second,
+    tokens_per,
     wall_speedup,
 )
 
@@ -87,14 +86,12 @@ def test_the_pareto_front_keeps_what_nothing_beats() -> None:
 
 
 def test_speeds_are_ratios_of_sums() -> None:
-    assert tokens_per_forward([100, 2], [10, 2]) == 8.5
+    assert tokens_per([100, 2], [10, 2]) == 8.5
     assert mean_ratio([100, 2], [10, 2]) == 5.5
-    assert tokens_per_second([100, 50], [2.0, 1.0]) == 50.0
+    assert tokens_per([100, 50], [2.0, 1.0]) == 50.0
     assert wall_speedup([2.0, 8.0], [1.0, 1.0]) == pytest.approx(4.0)
     with pytest.raises(ValueError, match="at least one forward"):
-        tokens_per_forward([], [])
-    with pytest.raises(ValueError, match="got 1 and 2"):
-        tokens_per_forward([1], [1, 2])
+        tokens_per([], [])
 
 
 def test_order_correlation_is_tau_b() -> None:
