@@ -41,6 +41,21 @@ from eval.tasks.base import Turn
 from samplers.facts import Fact
 from samplers.view import View
 
+CACHES: tuple[CachePolicy, ...] = (
+    NoCache(),
+    PrefixCache(),
+    DualCache(),
+    DualCache(refresh_every=8),
+    DualCache(before=16, after=16),
+    FreeCache("clean"),
+    FreeCache("official"),
+    DelayedCache(),
+)
+
+_SETTINGS = (
+    "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
+)  # fmt: skip
+
 
 class TokenIds:
     """A tokenizer for models without text: ids, separated by spaces."""
@@ -85,22 +100,6 @@ class TokenPrompts(Task):
 
     def score(self, example: Example, text: str) -> dict[str, float | None]:
         return {"answer": None}
-
-
-CACHES: tuple[CachePolicy, ...] = (
-    NoCache(),
-    PrefixCache(),
-    DualCache(),
-    DualCache(refresh_every=8),
-    DualCache(before=16, after=16),
-    FreeCache("clean"),
-    FreeCache("official"),
-    DelayedCache(),
-)
-
-_SETTINGS = (
-    "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,26 @@ from eval.tasks.jsonl import JsonLines
 from samplers.checks import shown
 from samplers.expression import import_class
 
+_READABLE = (tuple[str, ...], str, Path, bool, float, int)
+
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "word_problems": WordProblems,
+    "equations": Equations,
+    "ledgers": Ledgers,
+    "gsm8k": Gsm8k,
+    "humaneval": HumanEval,
+    "mbpp": Mbpp,
+    "puzzles/latin": LatinSquare,
+    "puzzles/sudoku4": Sudoku4,
+    "writing/words_to_sentence": WordsToSentence,
+}
+LISTS = "lists/"
+JSON_LINES = "jsonl:"
+PARALLEL_BENCH = "parallelbench:"
+SELECTION = ("split", "limit", "examples_seed")
+MAX_LIMIT = 1_000_000
+_EXAMPLE = "word_problems?split=test&limit=200"
+
 
 def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
     """Returns the name of an address, and its options in the order of their names.
@@ -110,27 +130,6 @@ def _require_readable(name: str, key: str, annotation: Any) -> None:
             f"tuple[str, ...], a Literal, or one of these and None, got {declared}. "
             "A value that no address gives is a class attribute, or a field with init=False."
         )
-
-
-_READABLE = (tuple[str, ...], str, Path, bool, float, int)
-
-TASKS: Mapping[str, Callable[..., Task]] = {
-    "word_problems": WordProblems,
-    "equations": Equations,
-    "ledgers": Ledgers,
-    "gsm8k": Gsm8k,
-    "humaneval": HumanEval,
-    "mbpp": Mbpp,
-    "puzzles/latin": LatinSquare,
-    "puzzles/sudoku4": Sudoku4,
-    "writing/words_to_sentence": WordsToSentence,
-}
-LISTS = "lists/"
-JSON_LINES = "jsonl:"
-PARALLEL_BENCH = "parallelbench:"
-SELECTION = ("split", "limit", "examples_seed")
-MAX_LIMIT = 1_000_000
-_EXAMPLE = "word_problems?split=test&limit=200"
 
 
 @dataclass(frozen=True)

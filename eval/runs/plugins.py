@@ -21,6 +21,10 @@ from samplers import Sampler, parse
 from samplers.checks import shown
 from samplers.expression import parse_plugin
 
+DTYPES: Mapping[str | None, torch.dtype | None] = {
+    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
+}  # fmt: skip
+_EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 TITLES = {"blocks": "block schedule"}
 """Names of parts of a setting in messages, where they differ from the part's own name."""
 
@@ -120,12 +124,6 @@ def built(
         "verifier": parse_verifier(parts["verifier"], target),
         "blocks": parse_blocks(parts["blocks"]),
     }
-
-
-DTYPES: Mapping[str | None, torch.dtype | None] = {
-    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
-}  # fmt: skip
-_EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 
 
 @dataclass(frozen=True)

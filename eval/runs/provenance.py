@@ -27,6 +27,12 @@ from eval.runs.plugins import parse_model
 from eval.runs.settings import Run
 
 PACKAGE = "dllm-decode"
+CODE_NOTE = "own_code.json"
+FILES_NOTE = "own_files.json"
+
+_PACKAGES = ("samplers", "dllm_decode", "eval")
+_NUM_PIECES = 1024
+_PIECE_BYTES = 16 * 1024
 _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
 
 
@@ -115,13 +121,6 @@ def _installed_commit() -> str | None:
     commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
     return str(commit) if commit else None
 
-
-CODE_NOTE = "own_code.json"
-FILES_NOTE = "own_files.json"
-
-_PACKAGES = ("samplers", "dllm_decode", "eval")
-_NUM_PIECES = 1024
-_PIECE_BYTES = 16 * 1024
 
 Digests: TypeAlias = Mapping[str, str]
 """By module or by file."""
